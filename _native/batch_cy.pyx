@@ -528,6 +528,31 @@ def find_timestamp(payload, header, int64_t wanted, int64_t begin):
         PyBuffer_Release(&view)
 
 
+def oldest_timestamp(payload, header):
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef int64_t count = header.record_count, base_timestamp = header.base_timestamp
+    cdef int64_t oldest = 0x7FFFFFFFFFFFFFFF, timestamp, _number
+    cdef Py_ssize_t stop
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _check_room(view.len, count)
+        c.p = <const uint8_t *>view.buf
+        c.position = 0
+        c.end = view.len
+        for _number in range(count):
+            stop = _begin(&c)
+            timestamp = _timestamp(&c, base_timestamp)
+            if timestamp != -1 and timestamp < oldest:
+                oldest = timestamp
+            c.position = stop
+            c.end = view.len
+        _end_payload(&c)
+        return oldest
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef int _walk(
     const uint8_t *p, Py_ssize_t size, int64_t base_timestamp, int32_t last, int64_t count, int64_t *largest,
     bint *keyed,

@@ -33,6 +33,7 @@ __all__ = [
     "find_timestamp",
     "index_entries",
     "index_floor",
+    "oldest_timestamp",
     "parse_header",
     "scan",
     "stamp",
@@ -561,6 +562,24 @@ def find_timestamp(payload: Buffer, header: BatchHeader, wanted: int, begin: int
         reader.pos, reader.end = stop, len(view)
     _end_payload(reader)
     return None
+
+
+def oldest_timestamp(payload: Buffer, header: BatchHeader) -> int:
+    """The smallest timestamp (ms) of a batch's records, those without one (-1) left out; 2^63 - 1 if none has one.
+
+    Walks the records without creating objects, and looks at no key, value or header. Raises CorruptBatch.
+    """
+    view = memoryview(payload)
+    reader = _checked_reader(view, header)
+    oldest = _INT64_MAX
+    for _ in range(header.record_count):
+        stop = _begin_record(reader)
+        timestamp = _timestamp(reader, header)
+        if timestamp != -1:
+            oldest = min(oldest, timestamp)
+        reader.pos, reader.end = stop, len(view)
+    _end_payload(reader)
+    return oldest
 
 
 def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:

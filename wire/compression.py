@@ -45,6 +45,9 @@ _CHUNK_BYTES = 256 * 1024
 _MAX_GZIP_MEMBERS = 1_000
 _MAX_XERIAL_BLOCKS = 50_000
 _MAX_ZSTD_FRAMES = 20_000
+_MAX_ZSTD_BLOCKS = 100_000
+_MEMBER_WORK, _BLOCK_WORK, _FRAME_WORK, _INNER_BLOCK_WORK = 10_000, 1_300, 1_400, 300
+_FED_BYTES = 64 * 1024
 
 
 class CodecError(ValueError):
@@ -63,9 +66,10 @@ def compress(codec: int, payload: bytes, level: int | None = None) -> bytes:
     return function(payload, level)
 
 
-def decompress(codec: int, payload: Buffer, limit: int) -> bytes | bytearray:
+def decompress(codec: int, payload: Buffer, limit: int, work: list[int] | None = None) -> bytes | bytearray:
     """Inflate ``payload`` to at most ``limit`` bytes.
 
+    To ``work[0]`` is added what pieces that hold little cost beside their bytes, in bytes that inflate in that time.
     Raises CodecError when the output would pass the limit, when the payload is damaged or cut short, and for an
     unknown codec. Never allocates more than about ``limit`` bytes for the output.
     """
@@ -73,7 +77,7 @@ def decompress(codec: int, payload: Buffer, limit: int) -> bytes | bytearray:
         function = _DECOMPRESSORS[codec]
     except KeyError:
         raise CodecError(f"unknown compression codec {codec}") from None
-    return function(payload, limit)
+    return function(payload, limit, [0] if work is None else work)
 
 
 def _too_large(codec: int, limit: int) -> CodecError:
@@ -88,7 +92,7 @@ def _plain_compress(payload: bytes, _level: int | None) -> bytes:
     return payload
 
 
-def _plain_decompress(payload: Buffer, limit: int) -> bytes:
+def _plain_decompress(payload: Buffer, limit: int, _work: list[int]) -> bytes:
     if len(payload) > limit:
         raise _too_large(NONE, limit)
     return bytes(payload)
@@ -99,31 +103,35 @@ def _gzip_compress(payload: bytes, level: int | None) -> bytes:
     return deflater.compress(payload) + deflater.flush()
 
 
-def _gzip_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
+def _gzip_decompress(payload: Buffer, limit: int, work: list[int]) -> bytes | bytearray:
     inflated, members = bytearray(), 1
-    rest: Buffer = payload
+    view, at = memoryview(payload), 0
+    rest: Buffer = b""
     inflater = zlib.decompressobj(wbits=31)
     while True:
+        if not rest:
+            rest = view[at : at + _FED_BYTES]  # what is not used of it is copied each time
+            at += len(rest)
         try:
             part = inflater.decompress(rest, min(limit - len(inflated) + 1, _CHUNK_BYTES))
         except zlib.error as wrong:
             raise CodecError(f"damaged gzip payload: {wrong}") from wrong
-        if inflater.eof and not inflated and not inflater.unused_data and len(part) <= limit:
+        rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+        fed = not rest and at >= len(view)
+        if inflater.eof and fed and not inflated and len(part) <= limit:
             return part
         inflated += part
         if len(inflated) > limit:
             raise _too_large(GZIP, limit)
         if inflater.eof:
-            rest = inflater.unused_data
-            if not rest:
+            if fed:
                 return inflated
             members += 1
+            work[0] += _MEMBER_WORK
             if members > _MAX_GZIP_MEMBERS:
                 raise _too_many(GZIP, "members", _MAX_GZIP_MEMBERS)
             inflater = zlib.decompressobj(wbits=31)
-        elif part:
-            rest = inflater.unconsumed_tail
-        else:
+        elif fed and not part:
             raise CodecError("gzip payload is cut short")
 
 
@@ -137,7 +145,7 @@ def _snappy_compress(payload: bytes, _level: int | None) -> bytes:
     return b"".join(parts)
 
 
-def _snappy_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
+def _snappy_decompress(payload: Buffer, limit: int, work: list[int]) -> bytes | bytearray:
     data = bytes(payload)
     if not data.startswith(_XERIAL_MAGIC):
         return _snappy_block(data, limit)
@@ -155,6 +163,7 @@ def _snappy_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
         inflated += _snappy_block(data[position : position + length], limit - len(inflated))
         position += length
         blocks += 1
+        work[0] += _BLOCK_WORK
         if blocks > _MAX_XERIAL_BLOCKS:
             raise _too_many(SNAPPY, "blocks", _MAX_XERIAL_BLOCKS)
     return inflated
@@ -200,7 +209,7 @@ def _lz4_compress(payload: bytes, level: int | None) -> bytes:
     return compressed
 
 
-def _lz4_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
+def _lz4_decompress(payload: Buffer, limit: int, _work: list[int]) -> bytes | bytearray:
     inflater = lz4.frame.LZ4FrameDecompressor()
     inflated = bytearray()
     rest: Buffer = payload
@@ -226,13 +235,13 @@ def _zstd_compress(payload: bytes, level: int | None) -> bytes:
     return zstandard.ZstdCompressor(level=3 if level is None else level).compress(payload)
 
 
-def _zstd_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
+def _zstd_decompress(payload: Buffer, limit: int, work: list[int]) -> bytes | bytearray:
     # A frame may name a window that the decoder has to hold in memory: limit it to what the output may need.
     window = min(max(limit, _ZSTD_MIN_WINDOW_BYTES), _ZSTD_MAX_WINDOW_BYTES)
     inflater = zstandard.ZstdDecompressor(max_window_size=1 << (window - 1).bit_length())
     inflated = bytearray()
     try:
-        declared = _zstd_check_frames(payload)
+        declared = _zstd_check_frames(payload, work)
         if declared > limit:
             raise _too_large(ZSTD, limit)
         with inflater.stream_reader(payload, read_across_frames=True) as reader:
@@ -245,17 +254,18 @@ def _zstd_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
     return inflated
 
 
-def _zstd_check_frames(data: Buffer) -> int:
+def _zstd_check_frames(data: Buffer, work: list[int]) -> int:
     """Walk the block headers of all frames (RFC 8878), because the library's reader accepts a cut frame.
 
     Returns the sum of the content sizes that the frames declare.
     """
-    declared = frames = 0
+    declared = frames = blocks = 0
     position = 0
     if not len(data):
         raise CodecError("zstd payload is empty")
     while position < len(data):
         frames += 1
+        work[0] += _FRAME_WORK
         if frames > _MAX_ZSTD_FRAMES:
             raise _too_many(ZSTD, "frames", _MAX_ZSTD_FRAMES)
         head = bytes(data[position : position + 18])
@@ -269,6 +279,10 @@ def _zstd_check_frames(data: Buffer) -> int:
         while not last:
             if position + 3 > len(data):
                 raise CodecError("zstd payload is cut short")
+            blocks += 1
+            work[0] += _INNER_BLOCK_WORK
+            if blocks > _MAX_ZSTD_BLOCKS:
+                raise _too_many(ZSTD, "blocks", _MAX_ZSTD_BLOCKS)
             block = int.from_bytes(data[position : position + 3], "little")
             last = bool(block & 1)
             position += 3 + (1 if (block >> 1) & 3 == _ZSTD_RLE_BLOCK else block >> 3)
@@ -285,7 +299,7 @@ _COMPRESSORS: dict[int, Callable[[bytes, int | None], bytes]] = {
     LZ4: _lz4_compress,
     ZSTD: _zstd_compress,
 }
-_DECOMPRESSORS: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {
+_DECOMPRESSORS: dict[int, Callable[[Buffer, int, list[int]], bytes | bytearray]] = {
     NONE: _plain_decompress,
     GZIP: _gzip_decompress,
     SNAPPY: _snappy_decompress,

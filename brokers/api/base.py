@@ -89,10 +89,6 @@ class Batching:
     batchable: bool = True
 
 
-PAUSE = object()
-"""What a generator yields that is to go on in another turn of the loop, however little it has done in this one."""
-
-
 class _Close:
     def __repr__(self) -> str:
         return "CLOSE"

@@ -14,15 +14,18 @@ import functools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from brokers.api.base import PAUSE, Context, Done, Outcome
+from brokers.api.base import Context, Done, Outcome
 from brokers.api.fetch_answers import slices_of
 from brokers.api.leaders import endpoints_of
-from brokers.api.produce_work import NONE, Work, Worked, last_offset_of, run_of
-from brokers.api.unpacking import PATIENCE, is_compressed
+from brokers.api.produce_work import NONE, Work, Worked, denied_transaction, last_offset_of, run_of
+from brokers.api.unpacking import is_compressed
 from brokers.replication.partition import Partition
 from wire.errors import ErrorCode
 from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest
 from wire.topic_pieces import produce_response_pieces
+
+LONG_PARTS = 256
+"""A Produce to more partitions is executed in slices: some milliseconds of work."""
 
 Answers = list[tuple[ProducePart, ProduceOutcome]]
 
@@ -30,7 +33,7 @@ Answers = list[tuple[ProducePart, ProduceOutcome]]
 def produce_in_slices(request: ProduceRequest, context: Context) -> Worked:
     """As ``brokers.api.produce.handle_produce``, with pauses."""
     work = _LongWork(run_of(request._replace(parts=[]), context), context)
-    yield from work.append_in_slices(request)
+    yield from work.append_in_slices(request, whole=len(request.parts) <= LONG_PARTS)
     return (yield from work.outcome_in_slices())
 
 
@@ -48,16 +51,23 @@ def _slices(parts: Sequence[ProducePart]) -> Iterator[Sequence[ProducePart]]:
 class _LongWork(Work):
     """The work of all slices. A partition that is named in several of them has a group in each."""
 
-    __slots__ = ()
+    __slots__ = ("epochs",)
 
-    def append_in_slices(self, request: ProduceRequest) -> Generator[Any, None, None]:
-        """Append what there is; what is behind a batch of its partition that must be verified is left, too."""
+    def append_in_slices(self, request: ProduceRequest, *, whole: bool) -> Generator[Any, None, None]:
+        """Append what there is; what is behind a batch of its partition that must be verified is left, too.
+
+        ``whole``: without a pause, as long as the turn has something left to be unpacked.
+        """
         stopped: set[Partition | None] = set()
+        batches = [[part.records] for part in request.parts if part.records is not None]
+        denied = denied_transaction(self.context, request.transactional_id, batches)
+        self.epochs: list[int] = []
         for parts in _slices(request.parts):
-            yield
+            if not whole:
+                yield
             if is_compressed(parts[0].records):
-                yield from self._share()
-            work = Work(run_of(request._replace(parts=list(parts)), self.context), self.context)
+                yield from self.context.services.unpacking.share()
+            work = Work(run_of(request._replace(parts=list(parts)), self.context), self.context, denied)
             work.terms = self.terms
             behind = [group for group, partition in enumerate(work.partitions) if partition in stopped]
             held = {group: work.partitions[group] for group in behind}
@@ -72,22 +82,15 @@ class _LongWork(Work):
             self.run.groups.extend(first + group for group in work.run.groups)
             self.partitions += work.partitions
             self.outcomes += work.outcomes
-            for group, batches in work.unverified.items():
-                self.unverified[first + group] = batches
+            self.epochs += work._epochs()
+            for group, left in work.unverified.items():
+                self.unverified[first + group] = left
                 stopped.add(self._led(first + group))
-
-    def _share(self) -> Iterator[object]:
-        """Pauses until the turn has something left to be unpacked."""
-        unpacking = self.context.services.unpacking
-        for _ in range(PATIENCE):
-            if not unpacking.exhausted:
-                break
-            yield PAUSE
 
     def outcome_in_slices(self) -> Worked:
         """What to answer; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
-            return self._verified()
+            return self._verified(self.epochs)
         acks = self.run.acks
         if acks == NONE:
             return Done(self.one_response((yield from self._answers({}))))
@@ -95,6 +98,7 @@ class _LongWork(Work):
         for groups in slices_of(range(len(self.partitions))):
             yield
             for group in groups:
+                self._disown(group, self.epochs[group])
                 partition = self.partitions[group]
                 if partition is not None:
                     last_offset = max(map(last_offset_of, self.outcomes[group]))
@@ -106,10 +110,14 @@ class _LongWork(Work):
         for some in slices_of(waits):
             yield
             for group, partition, last_offset in some:
-                partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
+                self._disown(group, self.epochs[group])
+                if self.partitions[group] is None:
+                    committed(group, ErrorCode.NONE)  # its outcome says that it is not
+                else:
+                    partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
         return delayed
 
-    async def _verified(self) -> Outcome | Worked:
+    async def _verified(self, epochs: Sequence[int]) -> Outcome | Worked:
         await self._verify()
         return self.outcome_in_slices()
 
@@ -127,4 +135,5 @@ class _LongWork(Work):
             yield
             for group in groups:
                 answers.append((self.run.parts[group], self.answer_of(group, next(turns[group]), errors.get(group))))
+        self._count_errors([outcome for _, outcome in answers])
         return answers

@@ -182,18 +182,18 @@ Spent = Callable[[float, float], None]
 """Gets when something began and ended, in seconds."""
 
 
-def timed_work(work: Generator[None, None, Any], spent: Spent, now: Callable[[], float]) -> Generator[None, None, Any]:
+def timed_work(work: Generator[Any, None, Any], spent: Spent, now: Callable[[], float]) -> Generator[Any, None, Any]:
     """The same paced work; the time of each step is measured."""
     try:
         while True:
             begun = now()
             try:
-                next(work)
+                place = next(work)
             except StopIteration as ended:
                 return ended.value
             finally:
                 spent(begun, now())
-            yield
+            yield place
     finally:
         work.close()
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
-from brokers.api.base import Context, Done, Outcome, Paced, through
+from brokers.api.base import Context, Done, Outcome, Paced
 from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
 from brokers.model import PROTECTED_TOPICS, TopicPartition
@@ -104,11 +104,11 @@ class _Listing:
             partition.when_confirmed(partial(joined.take, index))
         return joined
 
-    def answer(self) -> Any:
-        """What the logs say now."""
-        return through(self.paced()).response
+    def answer(self) -> Generator[Any, None, Any]:
+        """What the logs say now, partition by partition."""
+        return (yield from self.paced()).response
 
-    def paced(self) -> Generator[None, None, Done]:
+    def paced(self) -> Generator[Any, None, Done]:
         """The same, partition by partition."""
         topics = []
         for topic in self._request.topics:
@@ -116,6 +116,7 @@ class _Listing:
             answers = []
             for part in topic.partitions:
                 yield
+                yield from self._context.services.unpacking.share()
                 found = self._find(TopicPartition(topic.name, part.partition_index), part)
                 answers.append(
                     ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
@@ -142,10 +143,15 @@ class _Listing:
         partition, error = self._partition(tp, part.current_leader_epoch)
         if partition is None:
             return Found(error)
+        reader = partition.log.reader
+        worked = reader.worked
         try:
             found = _lookup(partition, part.timestamp, self._request)
         except (LogOffline, DiskError):
             return Found(ErrorCode.KAFKA_STORAGE_ERROR)
+        finally:
+            if reader.worked != worked:
+                self._context.services.unpacking.spend(reader.worked - worked)
         if found.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
         return found

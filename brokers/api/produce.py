@@ -12,13 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 from brokers.api.base import Batching, Context, Outcome
-from brokers.api.long_produce import produce_in_slices
+from brokers.api.long_produce import LONG_PARTS, produce_in_slices
 from brokers.api.produce_work import Worked, execute_produce, run_of
 from brokers.api.unpacking import is_compressed
 from wire.hot import ProduceRequest, ProduceRun, decode_produce_run
-
-LONG_PARTS = 256
-"""A Produce to more partitions is executed in slices (``brokers.api.long_produce``): some milliseconds of work."""
 
 
 def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Any] | Worked:

@@ -101,7 +101,7 @@ class Work:
 
     __slots__ = ("acks", "context", "outcomes", "partitions", "plain", "run", "terms", "unverified")
 
-    def __init__(self, run: ProduceRun, context: Context) -> None:
+    def __init__(self, run: ProduceRun, context: Context, denied: ErrorCode | None = None) -> None:
         self.run = run
         self.context = context
         version, acks, _, transactional_id, parts, batches, _, _, ends = run
@@ -121,9 +121,8 @@ class Work:
         services = context.services
         access = services.access
         guarded, peer = access.authorizer is not None, context.connection
-        denied = _NONE  # without a transactional id an append refuses batches that are transactional
-        if guarded and transactional_id is not None and _say_transactional(batches):
-            denied = context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)
+        if denied is None:
+            denied = denied_transaction(context, transactional_id, batches)
         for topic, topic_id, index, _ in parts:
             if topic_id is not None:
                 topic = services.metadata.topic_names.get(topic_id)
@@ -195,7 +194,7 @@ class Work:
     def append(self) -> None:
         """Append what there is for each partition."""
         acks, batches, terms = self.acks, self.run.batches, self.terms
-        unpacked = terms.unpacked
+        worked = terms.work
         for group, partition in enumerate(self.partitions):
             if partition is not None:
                 some = batches[group]
@@ -209,8 +208,8 @@ class Work:
                     if partition.figures is not None:
                         count(partition.figures, appended)
                     self.appended(group, outcomes, plain)
-        if terms.unpacked != unpacked:
-            self.context.services.unpacking.spend(terms.unpacked - unpacked)
+        if terms.work != worked:
+            self.context.services.unpacking.spend(terms.work - worked)
 
     def appended(self, group: int, outcomes: list[Any], plain: bool) -> None:
         """What became of a partition's batches; of fewer if the next one's transaction must be verified."""
@@ -222,12 +221,26 @@ class Work:
 
     # ---- verification
 
-    async def _verified(self) -> Outcome | Worked:
-        """Append what is verified now, and what to say."""
+    async def _verified(self, epochs: Sequence[int]) -> Outcome | Worked:
+        """Append what is verified now, and what to say; ``epochs`` are those in which the others were appended."""
         await self._verify()
+        for group, epoch in enumerate(epochs):
+            self._disown(group, epoch)
         outcome = self.outcome()
         assert isinstance(outcome, (Done, DelayedResponse)), "nothing is left to be verified"
         return outcome
+
+    def _epochs(self) -> list[int]:
+        """The leader epochs in which this broker leads the partitions now."""
+        return [-1 if partition is None else partition.leader_epoch for partition in self.partitions]
+
+    def _disown(self, group: int, epoch: int) -> None:
+        """Time has passed since the append in that leader epoch: what another leader may have cut is not promised."""
+        partition = self.partitions[group]
+        if partition is not None and not (partition.is_leader and partition.leader_epoch == epoch):
+            lost = refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER, partition.tp, self.context)
+            self.outcomes[group] = [lost] * len(self.outcomes[group])
+            self.partitions[group], self.plain = None, False
 
     async def _verify(self) -> None:
         """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
@@ -263,7 +276,9 @@ class Work:
             found = list(self.outcomes[group])
             for batch in batches:
                 late += 1
-                if late % VERIFIED_PER_YIELD == 0 or unpacking.exhausted:
+                if late % VERIFIED_PER_YIELD == 0:
+                    await asyncio.sleep(0)
+                while unpacking.exhausted:
                     await asyncio.sleep(0)
                 header = _header(batch)
                 why = header and refused.get((group, header.producer_id, header.producer_epoch))
@@ -271,10 +286,10 @@ class Work:
                     error, message = why
                     found.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
                     continue
-                unpacked = terms.unpacked
+                worked = terms.work
                 outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
-                if terms.unpacked != unpacked:
-                    unpacking.spend(terms.unpacked - unpacked)
+                if terms.work != worked:
+                    unpacking.spend(terms.work - worked)
                 if partition.figures is not None:
                     count(partition.figures, appended)
                 found += outcomes
@@ -317,7 +332,7 @@ class Work:
         """The answers; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
             self.run = self.run._replace(batches=[])  # a request that waits keeps no view of what was received
-            return self._verified()
+            return self._verified(self._epochs())
         acks, plain = self.acks, self.plain
         waits: list[tuple[int, Partition, int]] = []
         for group, partition in enumerate(self.partitions):
@@ -350,7 +365,8 @@ class Work:
 
         def committed(group: int, error: ErrorCode) -> None:
             missing.discard(group)
-            if error is not ErrorCode.NONE:
+            if error is not ErrorCode.NONE:  # what of it is committed is known now: later another may lead
+                self.outcomes[group] = [self.answer_of(group, one, error) for one in self.outcomes[group]]
                 errors[group] = error
             if not missing and not delayed.done:
                 delayed.complete(self._response(errors))
@@ -465,6 +481,18 @@ def _append_together(works: list[Work]) -> None:
             end = begin + len(work.run.batches[group])
             work.appended(group, outcomes[begin:end], plain)
             begin = end
+
+
+def denied_transaction(
+    context: Context, transactional_id: str | None, groups: Sequence[Sequence[bytes | memoryview]]
+) -> ErrorCode:
+    """Why nothing of a request with transactional batches is appended; NONE without such batches.
+
+    Without a transactional id an append refuses batches that are transactional.
+    """
+    if transactional_id is None or context.services.access.authorizer is None or not _say_transactional(groups):
+        return _NONE
+    return context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)
 
 
 def _say_transactional(groups: Sequence[Sequence[bytes | memoryview]]) -> bool:

@@ -8,9 +8,11 @@ by ``decompressed.request.max.bytes``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+PAUSE = object()
+"""What a generator yields that is to go on in another turn of the loop, however little it has done in this one."""
 BYTES_PER_TURN = 8 * 1024 * 1024
 """Some 8 ms of work. One batch may pass it: a batch is unpacked in one go."""
 PATIENCE = 8
@@ -34,13 +36,20 @@ class Unpacking:
         self._call_soon = call_soon
 
     def spend(self, size: int) -> None:
-        """So many bytes were unpacked."""
+        """So many bytes were unpacked, or what takes as long."""
         if self._call_soon is None:
             return
         if not self._spent:
             self._call_soon(self._next_turn)
         self._spent += size
         self.exhausted = self._spent >= BYTES_PER_TURN
+
+    def share(self) -> Iterator[object]:
+        """Pauses of paced work, until the turn has something left."""
+        for _ in range(PATIENCE):
+            if not self.exhausted:
+                break
+            yield PAUSE
 
     def _next_turn(self) -> None:
         self._spent, self.exhausted = 0, False

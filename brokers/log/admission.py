@@ -47,13 +47,14 @@ class Terms:
     batch. ``guards``: the verified producers' guards by producer id; None where nothing was verified yet, so that an
     append stops before a batch that must be. ``explain``: in batches of at most so many records the bad ones are named;
     the records of such batches are taken off it where ``shares`` says that the partitions of one request have it
-    together. ``unpack``: the compressed ones may unpack to so many bytes in all; ``unpacked`` is what they did so far.
+    together. ``unpack``: the compressed ones may unpack to so many bytes in all; ``unpacked`` is what they did so far,
+    ``work`` what it cost, in bytes that are unpacked in that time.
     ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890).
     """
 
     __slots__ = (
         "client", "explain", "guards", "origin", "shares", "transaction_version", "transactional", "unpack", "unpacked",
-        "whole_request", "zstd",
+        "whole_request", "work", "zstd",
     )  # fmt: skip
 
     def __init__(
@@ -78,7 +79,7 @@ class Terms:
         self.explain = explain
         self.shares = shares
         self.unpack = unpack
-        self.unpacked = 0
+        self.unpacked = self.work = 0
         self.transaction_version = transaction_version
 
     @property
@@ -89,9 +90,10 @@ class Terms:
             "decompressed.request.max.bytes bounds that"
         )
 
-    def unpack_more(self, size: int) -> None:
-        """A batch was unpacked to so many bytes."""
+    def unpack_more(self, size: int, work: int) -> None:
+        """A batch was unpacked to so many bytes; as many as ``work`` take the time that it took."""
         self.unpacked += size
+        self.work += work
 
     def explained(self, records: int) -> None:
         """A refused batch of so many records was looked at, record by record."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from _native.batch import HEADER_SIZE, find_timestamp, parse_header
+from _native.batch import HEADER_SIZE, BatchHeader, find_timestamp, parse_header
 from _native.errors import CorruptBatch
 from _native.files import FileSlice
 from _native.wire_tuples import HeldBytes
 from brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
+from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
 from brokers.log.passing import passed_over
 from brokers.log.segment import Segment
 from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
-from brokers.log.validation import records_of
+from brokers.log.validation import RECORD_WORK, records_of
 from wire.compression import CodecError
 
 _result = tuple.__new__
@@ -21,10 +22,12 @@ _result = tuple.__new__
 class LogReader:
     """The reading part of a log."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_log", "worked")
 
     def __init__(self, log: LogState) -> None:
         self._log = log
+        self.worked = 0
+        """What looking into batches has cost, in bytes that are unpacked in that time."""
 
     def read(self, offset: int, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> ReadResult:
         """Slices of whole batches from the one that holds ``offset``, up to ``max_bytes`` and below ``end_offset``.
@@ -110,11 +113,15 @@ class LogReader:
             for at, header in batches:
                 if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
                     continue
-                records = records_of(data, at, header, self._log.settings.inflate_limit)
-                found = find_timestamp(records, header, timestamp, begin)
+                found = find_timestamp(self._records(data, at, header), header, timestamp, begin)
                 if found is not None:
                     return *found, header.partition_leader_epoch
         return None
+
+    def _records(self, data: Buffer, at: int, header: BatchHeader) -> Buffer:
+        records = records_of(data, at, header, self._log.settings.inflate_limit)
+        self.worked += len(records) + RECORD_WORK * header.record_count
+        return records
 
     def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:
         """Where to start looking: at the time index's entry if the batch there confirms it, else at the start."""
@@ -157,6 +164,6 @@ class LogReader:
         header = parse_header(best.log.read(position, HEADER_SIZE))
         if header.is_log_append_time or not header.record_count:
             return header.last_offset, header.max_timestamp, header.partition_leader_epoch
-        records = records_of(best.log.read(position, header.size), 0, header, self._log.settings.inflate_limit)
+        records = self._records(best.log.read(position, header.size), 0, header)
         found = find_timestamp(records, header, largest, header.base_offset)
         return *(found or (header.last_offset, largest)), header.partition_leader_epoch

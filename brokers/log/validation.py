@@ -17,6 +17,7 @@ from _native.batch import (
     Record,
     crc32c,
     decode_records,
+    oldest_timestamp,
     parse_header,
     validate_batch,
     validate_records,
@@ -42,6 +43,8 @@ MAX_BATCH_RECORDS = 1_000_000
 MAX_EXPLAINED_RECORDS = 10_000
 """Records of refused batches that one request may have looked at, to name the bad ones: some 20 ms and 1 MB at most."""
 _MAX_RECORD_MESSAGES = 100
+RECORD_WORK = 40
+"""What looking at a record costs, in bytes that are unpacked in that time."""
 _MIN_PREFIX = 17
 _LENGTH_OVERHEAD = 12
 
@@ -161,14 +164,15 @@ def check_for_leader(
     compacted: bool,
     explain: int = MAX_EXPLAINED_RECORDS,
     payloads: list[Buffer] | None = None,
-    unpacked: Callable[[int], object] | None = None,
+    unpacked: Callable[[int, int], object] | None = None,
 ) -> Checked | Rejected:
     """Check what a leader is asked to append, and put it into the form the topic wants (codec, true timestamps).
 
     ``compacted`` says that records without a key are refused. ``explain`` is the number of records up to which the bad
     ones of a batch are named. ``payloads`` gets each batch's records, decompressed. ``unpacked`` hears to how
-    many bytes each one with a codec was decompressed, or could have been. The buffer returned is the given
-    one if it is writable and nothing had to change, else a new one. Offsets are not assigned yet.
+    many bytes each one with a codec was decompressed, or could have been, and how many take as long as what was done.
+    The buffer returned is the given one if it is writable and nothing had to change, else a new one. Offsets are not
+    assigned yet.
     """
     if not len(records):
         return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
@@ -185,7 +189,7 @@ def check_for_leader(
                 return rejected
             payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
             if header.codec:
-                payload = _unpacked(header.codec, payload, inflate_limit, unpacked)
+                payload = _unpacked(header, payload, inflate_limit, unpacked)
             if payloads is not None:
                 payloads.append(payload)
             batch = _check_records(records, position, header, payload, origin, config, now_ms, compacted, explain)
@@ -200,14 +204,16 @@ def check_for_leader(
         return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
 
 
-def _unpacked(codec: int, payload: Buffer, limit: int, unpacked: Callable[[int], object] | None) -> Buffer:
-    size = limit
+def _unpacked(
+    header: BatchHeader, payload: Buffer, limit: int, unpacked: Callable[[int, int], object] | None
+) -> Buffer:
+    size, work = limit, [0]
     try:
-        payload = compression.decompress(codec, payload, limit)
+        payload = compression.decompress(header.codec, payload, limit, work)
         size = len(payload)
     finally:
         if unpacked is not None:
-            unpacked(size)
+            unpacked(size, size + work[0] + RECORD_WORK * header.record_count)
     return payload
 
 
@@ -324,10 +330,12 @@ def _check_timestamps(
     latest = now_ms + config.message_timestamp_after_max_ms
     earliest = now_ms - config.message_timestamp_before_max_ms
     # The earliest is looked for only where it can matter: by default the bound lies before the epoch.
-    if max_timestamp <= latest and earliest <= 0:
+    oldest = oldest_timestamp(payload, header) if earliest > 0 else earliest
+    if max_timestamp <= latest and oldest >= earliest:
         return None
-    if max_timestamp > latest and header.record_count > explain:
-        return Rejected(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is after {latest}")
+    if header.record_count > explain:
+        wrong_one = f"{max_timestamp} is after {latest}" if max_timestamp > latest else f"{oldest} is before {earliest}"
+        return Rejected(ErrorCode.INVALID_TIMESTAMP, f"timestamp {wrong_one}")
     wrong = [
         (index, f"timestamp {record.timestamp} is outside [{earliest}, {latest}]")
         for index, record in enumerate(decode_records(payload, header))

@@ -362,13 +362,16 @@ class Dispatcher:
         """The records of a request are appended though its client has gone, and those of the requests behind it."""
         connection = reply.connection
         connection.lasting = True
+        cost, reply.slot.cost = reply.slot.cost, 0  # also when the connection has closed, the frame is held until then
 
         def done(found: Any) -> None:
             connection.lasting = False
+            self._budget.release(cost)
             self._settle(found, reply)
 
         def failed() -> None:
             connection.lasting = False
+            self._budget.release(cost)
             reply.failed()
 
         self._pacing.start(work, lambda: False, done, failed)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brokers.api.base import PAUSE
+from brokers.api.unpacking import PAUSE
 
 if TYPE_CHECKING:
     import asyncio

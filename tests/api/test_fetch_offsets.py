@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ def ask_offsets(
 
 
 def offsets_of(response: Any, version: int = 10) -> Any:
+    if inspect.isgenerator(response):  # paced, as the server does it
+        response = through(response)
     body = m.encode_response(response, 2, version)
     return m.decode_response(2, version, body).topics[0].partitions[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from brokers.api import unpacking
-from brokers.api.base import PAUSE
 from brokers.api.produce import handle_produce
-from brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, Unpacking, is_compressed
+from brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, PAUSE, Unpacking, is_compressed
+from brokers.log.validation import RECORD_WORK
 from tests.support.producing import answer, request
 from tests.support.stage import Stage
 from wire import compression
@@ -72,8 +71,8 @@ def test_what_was_unpacked_is_counted(stage: Stage, codec: int) -> None:
     damaged = stage.batch(attributes=codec)
     (bad,) = answer(stage, VERSION, request(("t", 0, damaged)))
     assert (ok.error_code, bad.error_code) == (0, ErrorCode.CORRUPT_MESSAGE)
-    assert SIZE < found[0] < SIZE + 100
-    assert found[1:] == [stage.config.decompressed_batch_max_bytes], "how far it came is unknown"
+    assert SIZE + RECORD_WORK <= found[0] < SIZE + RECORD_WORK + 10_000
+    assert found[1] >= stage.config.decompressed_batch_max_bytes, "how far it came is unknown"
 
 
 def test_others_have_their_turn_between_two_compressed_batches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +87,9 @@ def test_others_have_their_turn_between_two_compressed_batches(stage: Stage, mon
             pauses += 1
             stage.turn()
     assert ends[-1] == [1] * 8
-    appended = [sum(one) for one in ends]
-    assert max(after - before for before, after in itertools.pairwise(appended)) == 1
     assert pauses == 4, "five have a codec, and the first turn has something left for one of them"
+    at_pauses = [sum(one[number] for number in range(8) if number % 3) for one in ends[:pauses]]
+    assert at_pauses == [1, 2, 3, 4]
 
 
 def _steps(work: Any) -> Any:

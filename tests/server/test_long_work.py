@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import PAUSE, Context, Done
+from brokers.api.base import Context, Done
+from brokers.api.unpacking import PAUSE
 from brokers.server.framing import Blocks, FrameError, Framer
 from brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
 from tests.support.harness import RunningServer
