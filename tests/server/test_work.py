@@ -30,6 +30,7 @@ from tests.support import loopwatch
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
 from tests.support.waiting import eventually
+from wire import api_keys
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -251,8 +252,11 @@ def test_compressed_batches(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
         before = rss_mib(place.pid)
         with Canary(place.broker.port, place.figures) as canary:
-            costs = [place.cost(request) for request in work.compressed()]
+            requests = list(work.compressed())
+            costs = [place.cost(request) for request in requests]
             at_once = _at_once(place)
+            found = _offsets(place, requests)
+            assert [offset >= work.MILLION - 1 for offset in found] == [True] * 2, "the last of a million records"
         after = rss_mib(place.pid)
         report = f"canary p99 {p99(canary.cpu_ms):.0f} ms; {before:.0f} -> {after:.0f} MiB"
         print(report, *costs, f"{CROWD} at once: {at_once}", sep="\n")
@@ -261,6 +265,20 @@ def test_compressed_batches(tmp_path: Path) -> None:
         assert max(at_once) <= 2 * work.HELD_MS, "two batches in a turn at most: one arrived, one waited"
         assert p99(canary.cpu_ms) <= CANARY_MS, report
         assert after - before <= GROWTH_MIB, report
+
+
+def _offsets(place: Stand, requests: Iterable[work.Request]) -> list[int]:
+    """What the requests that look for a time find."""
+    found = []
+    for request in requests:
+        if request.key == api_keys.LIST_OFFSETS:
+            client = Client(place.broker.port)
+            client.raw(request.frame)
+            _, body = m.split_response(request.key, request.version, client.frame())
+            answer = m.decode_response(request.key, request.version, body)
+            found += [part.offset for topic in answer.topics for part in topic.partitions]
+            client.close()
+    return found
 
 
 def _at_once(place: Stand) -> list[float]:

@@ -289,7 +289,7 @@ def packed(codec: int, records: int) -> bytes:
 
 def compressed() -> Iterator[Request]:
     """Produce with batches that unpack to the most there may be, to one partition and to many; then, in the last such
-    batch, which has a million records, the last one by its time.
+    batch, which has a million records and is in a partition of its own, the last one by its time.
     """
     for codec in (compression.GZIP, compression.SNAPPY, compression.LZ4, compression.ZSTD):
         batch = packed(codec, 63)
@@ -299,9 +299,9 @@ def compressed() -> Iterator[Request]:
     yield _produce(batch, 1, "a million records")
     for timestamp in (parse_header(batch).max_timestamp, MAX_TIMESTAMP):
         topic = m.ListOffsetsRequest.ListOffsetsTopic
-        partition = topic.ListOffsetsPartition(partition_index=1, current_leader_epoch=-1, timestamp=timestamp)
+        partition = topic.ListOffsetsPartition(partition_index=3, current_leader_epoch=-1, timestamp=timestamp)
         asked = m.ListOffsetsRequest(
-            replica_id=-1, isolation_level=0, topics=[topic(name=TOPIC.format(1), partitions=[partition])]
+            replica_id=-1, isolation_level=0, topics=[topic(name=TOPIC.format(2), partitions=[partition])]
         )
         body = bytes(asked.encode(version=LIST_OFFSETS_VERSION))
         frame = m.frame_request(api_keys.LIST_OFFSETS, LIST_OFFSETS_VERSION, 1, "work", body)
