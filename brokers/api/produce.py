@@ -14,7 +14,7 @@ from typing import Any
 from brokers.api.base import Batching, Context, Outcome
 from brokers.api.long_produce import LONG_PARTS, produce_in_slices
 from brokers.api.produce_work import Worked, execute_produce, run_of
-from brokers.api.unpacking import is_compressed
+from brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
 from wire.hot import ProduceRequest, ProduceRun, decode_produce_run
 
 
@@ -30,8 +30,11 @@ def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Corou
 
 
 def _is_compressed(run: ProduceRun) -> bool:
-    """One with a codec is a run of one request."""
-    return len(run.ends) == 1 and is_compressed(run.batches[0][0])
+    """One with a codec is a run of one request. As :func:`is_compressed`, but asked of every run of several."""
+    if len(run[8]) > 1:
+        return False
+    records = run[5][0][0]
+    return len(records) > ATTRIBUTES_AT and records[ATTRIBUTES_AT] & CODEC_MASK != 0
 
 
 BATCHING = Batching(decode_produce_run, execute_produce, attrgetter("transactional_id"), _is_compressed)

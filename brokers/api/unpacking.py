@@ -17,7 +17,7 @@ BYTES_PER_TURN = 8 * 1024 * 1024
 """Some 8 ms of work. One batch may pass it: a batch is unpacked in one go."""
 PATIENCE = 8
 """Turns that a request waits for its share: after them it goes on, so that no traffic of others stops it."""
-_ATTRIBUTES_AT, _CODEC_MASK = 22, 0x07
+ATTRIBUTES_AT, CODEC_MASK = 22, 0x07
 
 
 class Unpacking:
@@ -57,4 +57,4 @@ class Unpacking:
 
 def is_compressed(records: bytes | memoryview | None) -> bool:
     """Whether a batch's header names a codec; what is no batch is refused before anything is unpacked."""
-    return records is not None and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_MASK != 0
+    return records is not None and len(records) > ATTRIBUTES_AT and records[ATTRIBUTES_AT] & CODEC_MASK != 0

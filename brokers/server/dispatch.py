@@ -258,7 +258,10 @@ class Dispatcher:
             if route is None or route.batch is None:
                 continue
             run = route.batch.decode(data, start, end, route.lowest, route.highest, most)
-            if run is None or (route.batch.alone is not None and route.batch.alone(run)):
+            if run is None:
+                continue
+            alone = route.batch.alone
+            if alone is not None and alone(run):
                 continue
             connection.batchable = route.batch.batchable and run.ends[0] - start < LARGE_FRAME
             keeps = route.batch.keeps is not None and route.batch.keeps(run) is not None
