@@ -103,6 +103,8 @@ def test_the_first_record_from_a_timestamp_on_is_found(
     found = both(lambda twin: twin.find_timestamp(raw[61:], header, wanted, begin))[1]
     fit = [(r.offset, r.timestamp) for r in decoded if r.timestamp >= wanted and r.offset >= begin]
     assert found == (fit[0] if fit else None)
+    oldest = both(lambda twin: twin.oldest_timestamp(raw[61:], header))[1]
+    assert oldest == min((r.timestamp for r in records if r.timestamp != -1), default=2**63 - 1)
 
 
 @given(records_strategy, st.integers(0, 2**40), st.integers(0, 1000), st.integers(-1, 2**41))
@@ -187,6 +189,7 @@ def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject
             both(lambda twin, s=sample, h=verdict[1]: twin.decode_records(s[61:], h))
             both(lambda twin, s=sample, h=verdict[1]: twin.validate_records(s[61:], h))
             both(lambda twin, s=sample, h=verdict[1]: twin.find_timestamp(s[61:], h, 3, 1))
+            both(lambda twin, s=sample, h=verdict[1]: twin.oldest_timestamp(s[61:], h))
 
 
 @given(st.binary(max_size=120), st.integers(0, 12))
