@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from _native.batch import Record, encode_batch
 from brokers.api import unpacking
+from brokers.api.metering import timed_work
 from brokers.api.produce import handle_produce
 from brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, PAUSE, Unpacking, is_compressed
+from brokers.log import validation
 from brokers.log.validation import RECORD_WORK
 from tests.support.producing import answer, request
 from tests.support.stage import Stage
@@ -129,3 +132,28 @@ def test_what_a_request_unpacks_to_is_bounded(tmp_path: Path) -> None:
     assert [one.error_code for one in found] == [0, 0, 0, too_large, too_large, 0]
     assert "decompressed.request.max.bytes" in found[3].error_message
     assert [one.error_code for one in answer(stage, VERSION, request(*parts[3:]))] == [0, 0], "each request has its own"
+
+
+def test_a_connection_with_a_quota_waits_as_the_others_do() -> None:
+    def work() -> Iterator[object]:
+        yield
+        yield PAUSE
+
+    spent: list[tuple[float, float]] = []
+    timed: Any = timed_work(work(), lambda begun, ended: spent.append((begun, ended)), lambda: 0.0)  # type: ignore[arg-type]
+    assert list(_steps(timed)) == [None, PAUSE]
+    assert len(spent) == 3
+
+
+@pytest.mark.parametrize("too_old", [False, True])
+def test_times_of_many_records_are_looked_at_without_objects(
+    stage: Stage, too_old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "decode_records", None)
+    stage.topic("aged", message_timestamp_before_max_ms="1000")
+    stamp = stage.clock.wall_ms() - (5_000 if too_old else 0)
+    count = validation.MAX_EXPLAINED_RECORDS + 1
+    rows = [Record(n, stamp, b"k", b"", ()) for n in range(count)]
+    (found,) = answer(stage, VERSION, request(("aged", 0, encode_batch(rows))))
+    assert found.error_code == (ErrorCode.INVALID_TIMESTAMP if too_old else 0)
+    assert too_old == ("is before" in (found.error_message or ""))
