@@ -465,10 +465,7 @@ def decode_records(payload, header):
     cdef list headers
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        _check_room(view.len, count)
-        c.p = <const uint8_t *>view.buf
-        c.position = 0
-        c.end = view.len
+        _open(&c, <const uint8_t *>view.buf, view.len, count)
         for _number in range(count):
             stop = _begin(&c)
             timestamp = _timestamp(&c, base_timestamp)
@@ -508,10 +505,7 @@ def find_timestamp(payload, header, int64_t wanted, int64_t begin):
     cdef Py_ssize_t stop
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        _check_room(view.len, count)
-        c.p = <const uint8_t *>view.buf
-        c.position = 0
-        c.end = view.len
+        _open(&c, <const uint8_t *>view.buf, view.len, count)
         for _number in range(count):
             stop = _begin(&c)
             timestamp = _timestamp(&c, base_timestamp)
@@ -536,10 +530,7 @@ def oldest_timestamp(payload, header):
     cdef Py_ssize_t stop
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        _check_room(view.len, count)
-        c.p = <const uint8_t *>view.buf
-        c.position = 0
-        c.end = view.len
+        _open(&c, <const uint8_t *>view.buf, view.len, count)
         for _number in range(count):
             stop = _begin(&c)
             timestamp = _timestamp(&c, base_timestamp)
@@ -563,10 +554,7 @@ cdef int _walk(
     cdef Py_ssize_t stop, length, start = 0
     largest[0] = -1
     keyed[0] = True
-    _check_room(size, count)
-    c.p = p
-    c.position = 0
-    c.end = size
+    _open(&c, p, size, count)
     for _number in range(count):
         stop = _begin(&c)
         timestamp = _timestamp(&c, base_timestamp)

@@ -268,10 +268,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
         appended = header.is_log_append_time
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
-            _check_room(view.len, count)
-            c.p = <const uint8_t *>view.buf
-            c.position = 0
-            c.end = view.len
+            _open(&c, <const uint8_t *>view.buf, view.len, count)
             for _n in range(count):
                 stop = _begin(&c)
                 timestamp = _timestamp(&c, base_timestamp)

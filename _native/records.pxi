@@ -49,9 +49,13 @@ cdef inline Py_ssize_t _span(Cursor *c, Py_ssize_t *start) except -2:
     return <Py_ssize_t>length
 
 
-cdef inline int _check_room(Py_ssize_t size, int64_t count) except -1:
+cdef inline int _open(Cursor *c, const uint8_t *p, Py_ssize_t size, int64_t count) except -1:
+    """Stand before the first of ``count`` records, if so many can be there."""
     if count > size // MIN_RECORD:
         raise CorruptBatch(f"{count} records cannot fit into {size} bytes", 0)
+    c.p = p
+    c.position = 0
+    c.end = size
     return 0
 
 
