@@ -14,7 +14,7 @@ import functools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from brokers.api.base import Context, Done, Outcome
+from brokers.api.base import Context, Done
 from brokers.api.fetch_answers import slices_of
 from brokers.api.leaders import endpoints_of
 from brokers.api.produce_work import NONE, Work, Worked, denied_transaction, last_offset_of, run_of
@@ -59,7 +59,7 @@ class _LongWork(Work):
         ``whole``: without a pause, as long as the turn has something left to be unpacked.
         """
         stopped: set[Partition | None] = set()
-        batches = [[part.records] for part in request.parts if part.records is not None]
+        batches = ((part.records,) for part in request.parts if part.records is not None)
         denied = denied_transaction(self.context, request.transactional_id, batches)
         self.epochs: list[int] = []
         for parts in _slices(request.parts):
@@ -90,7 +90,7 @@ class _LongWork(Work):
     def outcome_in_slices(self) -> Worked:
         """What to answer; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
-            return self._verified(self.epochs)
+            return self._verified_in_slices()
         acks = self.run.acks
         if acks == NONE:
             return Done(self.one_response((yield from self._answers({}))))
@@ -117,7 +117,7 @@ class _LongWork(Work):
                     partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
         return delayed
 
-    async def _verified(self, epochs: Sequence[int]) -> Outcome | Worked:
+    async def _verified_in_slices(self) -> Worked:
         await self._verify()
         return self.outcome_in_slices()
 
@@ -133,7 +133,7 @@ class _LongWork(Work):
         answers: Answers = []
         for groups in slices_of(self.run.groups):
             yield
-            for group in groups:
-                answers.append((self.run.parts[group], self.answer_of(group, next(turns[group]), errors.get(group))))
-        self._count_errors([outcome for _, outcome in answers])
+            outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in groups]
+            self._count_errors(groups, outcomes)
+            answers += zip((self.run.parts[group] for group in groups), outcomes, strict=True)
         return answers

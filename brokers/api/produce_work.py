@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
 from _native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
@@ -221,7 +221,7 @@ class Work:
 
     # ---- verification
 
-    async def _verified(self, epochs: Sequence[int]) -> Outcome | Worked:
+    async def _verified(self, epochs: Sequence[int]) -> Outcome:
         """Append what is verified now, and what to say; ``epochs`` are those in which the others were appended."""
         await self._verify()
         for group, epoch in enumerate(epochs):
@@ -386,7 +386,7 @@ class Work:
             return [encode_produce_run(run, starts, self.outcomes)]
         turns = [iter(found) for found in self.outcomes]
         outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in run.groups]
-        self._count_errors(outcomes)
+        self._count_errors(run.groups, outcomes)
         parts = [(run.parts[group], outcome) for group, outcome in zip(run.groups, outcomes, strict=True)]
         if not run.ends:
             return self.one_response(parts)
@@ -396,9 +396,9 @@ class Work:
             frames += framed(encode_response_header(PRODUCE, run.version, correlation_id), [body])
         return [b"".join(frames)]
 
-    def _count_errors(self, outcomes: list[ProduceOutcome]) -> None:
+    def _count_errors(self, groups: Sequence[int], outcomes: Sequence[ProduceOutcome]) -> None:
         services, run = self.context.services, self.run
-        for group, outcome in zip(run.groups, outcomes, strict=True):
+        for group, outcome in zip(groups, outcomes, strict=True):
             if outcome.error is not _NONE:
                 services.metrics.failed("Produce", outcome.error)
                 partition = self.partitions[group]
@@ -484,7 +484,7 @@ def _append_together(works: list[Work]) -> None:
 
 
 def denied_transaction(
-    context: Context, transactional_id: str | None, groups: Sequence[Sequence[bytes | memoryview]]
+    context: Context, transactional_id: str | None, groups: Iterable[Sequence[bytes | memoryview]]
 ) -> ErrorCode:
     """Why nothing of a request with transactional batches is appended; NONE without such batches.
 
@@ -495,7 +495,7 @@ def denied_transaction(
     return context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)
 
 
-def _say_transactional(groups: Sequence[Sequence[bytes | memoryview]]) -> bool:
+def _say_transactional(groups: Iterable[Sequence[bytes | memoryview]]) -> bool:
     """Whether one of the batches says so in its header; an append refuses what is no batch, whatever it says."""
     for batches in groups:
         for batch in batches:
