@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -254,7 +254,7 @@ def test_compressed_batches(tmp_path: Path) -> None:
         with Canary(place.broker.port, place.figures) as canary:
             requests = list(work.compressed())
             costs = [place.cost(request) for request in requests]
-            at_once = _at_once(place)
+            at_once = _at_once(place, next(one for one in requests if one.size == "zstd in 1 partitions"))
             found = _offsets(place, requests)
             assert [offset >= work.MILLION - 1 for offset in found] == [True] * 2, "the last of a million records"
         after = rss_mib(place.pid)
@@ -274,18 +274,21 @@ def _offsets(place: Stand, requests: Iterable[work.Request]) -> list[int]:
         if request.key == api_keys.LIST_OFFSETS:
             client = Client(place.broker.port)
             client.raw(request.frame)
-            _, body = m.split_response(request.key, request.version, client.frame())
-            answer = m.decode_response(request.key, request.version, body)
+            answer = _answer(request, client)
             found += [part.offset for topic in answer.topics for part in topic.partitions]
             client.close()
     return found
 
 
-def _at_once(place: Stand) -> list[float]:
+def _answer(request: work.Request, client: Client) -> Any:
+    _, body = m.split_response(request.key, request.version, client.frame())
+    return m.decode_response(request.key, request.version, body)
+
+
+def _at_once(place: Stand, request: work.Request) -> list[float]:
     """How long the loop was held, CPU ms at least, by clients that send such a batch at once, and by one that sends as
     many requests in one go.
     """
-    frame = next(one.frame for one in work.compressed() if one.size == "zstd in 1 partitions")
     held = []
     for each, repeated in ((1, CROWD), (CROWD, 1)):
         found = []
@@ -294,10 +297,10 @@ def _at_once(place: Stand) -> list[float]:
             place.figures.reset()
             for client in clients:
                 client.sock.settimeout(ANSWER_S)
-                client.raw(frame * each)
+                client.raw(request.frame * each)
             for client in clients:
                 for _ in range(each):
-                    answer = m.decode_response(0, work.PRODUCE_VERSION, client.frame()[5:])
+                    answer = _answer(request, client)
                     assert [part.error_code for topic in answer.responses for part in topic.partition_responses] == [0]
                 client.close()
             place.figures.reset_after_a_turn()
