@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
 from brokers.api.base import Context, Done, Outcome, Paced
+from brokers.api.unpacking import Unpacking
 from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
+from brokers.log.read import LogReader
 from brokers.model import PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import LedPartition
@@ -117,7 +119,7 @@ class _Listing:
             for part in topic.partitions:
                 yield
                 yield from self._context.services.unpacking.share()
-                found = self._find(TopicPartition(topic.name, part.partition_index), part)
+                found = yield from self._find(TopicPartition(topic.name, part.partition_index), part)
                 answers.append(
                     ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
                         partition_index=part.partition_index,
@@ -130,7 +132,7 @@ class _Listing:
             topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return Done(ListOffsetsResponse(version=self._context.api_version, topics=topics))
 
-    def _find(self, tp: TopicPartition, part: Any) -> Found:
+    def _find(self, tp: TopicPartition, part: Any) -> Generator[object, None, Found]:
         version = self._context.api_version
         if tp.topic in self._denied:
             return Found(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -143,15 +145,10 @@ class _Listing:
         partition, error = self._partition(tp, part.current_leader_epoch)
         if partition is None:
             return Found(error)
-        reader = partition.log.reader
-        worked = reader.worked
         try:
-            found = _lookup(partition, part.timestamp, self._request)
+            found = yield from _lookup(partition, part.timestamp, self._request, self._context.services.unpacking)
         except (LogOffline, DiskError):
             return Found(ErrorCode.KAFKA_STORAGE_ERROR)
-        finally:
-            if reader.worked != worked:
-                self._context.services.unpacking.spend(reader.worked - worked)
         if found.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
         return found
@@ -176,7 +173,14 @@ def _named_twice(request: ListOffsetsRequest) -> set[TopicPartition]:
     return twice
 
 
-def _lookup(partition: Partition, timestamp: int, request: ListOffsetsRequest) -> Found:
+def _lookup(
+    partition: Partition, timestamp: int, request: ListOffsetsRequest, unpacking: Unpacking
+) -> Generator[object, None, Found]:
+    """What the client may see: nothing that is not committed.
+
+    A search may take long. Its answer is that of the moment at which it began, when this broker led: what was committed
+    then stays where it is under another leader, too.
+    """
     log = partition.log
     consumer = request.replica_id == CONSUMER
     limit = log.high_watermark if consumer else log.log_end_offset
@@ -191,11 +195,27 @@ def _lookup(partition: Partition, timestamp: int, request: ListOffsetsRequest) -
         if behind:
             return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
         return Found(offset=limit, leader_epoch=partition.leader_epoch)
-    found = log.reader.max_timestamp() if timestamp == MAX_TIMESTAMP else log.reader.offset_for_timestamp(timestamp)
+    found = yield from _search(log.reader, timestamp, unpacking)
     if found is None or found[0] >= limit:
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if behind else Found()
     offset, stamp, leader_epoch = found
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
+
+
+def _search(
+    reader: LogReader, timestamp: int, unpacking: Unpacking
+) -> Generator[Any, None, tuple[int, int, int] | None]:
+    """Offset, timestamp and leader epoch of the record that is asked for by its time."""
+    if timestamp == MAX_TIMESTAMP:
+        return reader.max_timestamp(unpacking.spend)
+    steps = reader.search_timestamp(timestamp, unpacking.spend)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        yield
+        yield from unpacking.share()
 
 
 def handle_delete_records(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+
 from _native.batch import HEADER_SIZE, BatchHeader, find_timestamp, parse_header
 from _native.errors import CorruptBatch
 from _native.files import FileSlice
@@ -22,12 +24,10 @@ _result = tuple.__new__
 class LogReader:
     """The reading part of a log."""
 
-    __slots__ = ("_log", "worked")
+    __slots__ = ("_log",)
 
     def __init__(self, log: LogState) -> None:
         self._log = log
-        self.worked = 0
-        """What looking into batches has cost, in bytes that are unpacked in that time."""
 
     def read(self, offset: int, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> ReadResult:
         """Slices of whole batches from the one that holds ``offset``, up to ``max_bytes`` and below ``end_offset``.
@@ -94,33 +94,56 @@ class LogReader:
         indexes = [segment.txn_index for segment in self._log.segments]
         return tuple(index.path if index.kept is None else bytes(index.kept) for index in indexes)
 
+    def search_timestamp(
+        self, timestamp: int, spend: Callable[[int], None]
+    ) -> Generator[None, None, tuple[int, int, int] | None]:
+        """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none.
+
+        Times may be in any order, so a segment may have to be walked from an index's entry to its end. It yields after
+        each run of batches, while which the log may change, and ``spend`` gets what each step cost, in bytes that are
+        unpacked in that time.
+        """
+        offset = self._log.log_start_offset
+        while True:
+            found, behind = self._search_from(offset, timestamp, spend)
+            if behind is None:
+                return found
+            offset = behind
+            yield
+
     @guarded
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none."""
-        for segment in self._log.segments.from_offset(self._log.log_start_offset):
-            if segment.max_timestamp[0] >= timestamp:
-                found = self._find_timestamp(segment, timestamp)
-                if found is not None:
-                    return found
-        return None
-
-    def _find_timestamp(self, segment: Segment, timestamp: int) -> tuple[int, int, int] | None:
+    def _search_from(
+        self, offset: int, timestamp: int, spend: Callable[[int], None]
+    ) -> tuple[tuple[int, int, int] | None, int | None]:
+        """What the run of batches from ``offset`` on has, and the offset behind it; None where the search ends."""
         begin = self._log.log_start_offset
-        position = self._time_index_position(segment, timestamp)
-        if position is None:
-            return None
-        for _, data, batches in segment.chunks(position):
-            for at, header in batches:
-                if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
-                    continue
-                found = find_timestamp(self._records(data, at, header), header, timestamp, begin)
-                if found is not None:
-                    return *found, header.partition_leader_epoch
-        return None
+        offset = max(offset, begin)
+        for segment in self._log.segments.from_offset(offset):
+            if not self._may_hold(segment, timestamp):
+                continue
+            starts = offset <= max(segment.base_offset, begin)
+            position = self._time_index_position(segment, timestamp) if starts else segment.position_of(offset)
+            if position is None:
+                continue
+            for _, data, batches in segment.chunks(position):
+                spend(len(data))  # the headers of small batches take as long as unpacking so much
+                for at, header in batches:
+                    if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
+                        continue
+                    records = self._records(data, at, header, spend)
+                    found = find_timestamp(records, header, timestamp, begin)
+                    if found is not None:
+                        return (*found, header.partition_leader_epoch), None
+                return None, batches[-1][1].last_offset + 1
+        return None, None
 
-    def _records(self, data: Buffer, at: int, header: BatchHeader) -> Buffer:
+    @staticmethod
+    def _may_hold(segment: Segment, timestamp: int) -> bool:
+        return segment.max_timestamp[0] >= timestamp
+
+    def _records(self, data: Buffer, at: int, header: BatchHeader, spend: Callable[[int], None]) -> Buffer:
         records = records_of(data, at, header, self._log.settings.inflate_limit)
-        self.worked += len(records) + RECORD_WORK * header.record_count
+        spend(len(records) + RECORD_WORK * header.record_count)
         return records
 
     def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:
@@ -149,8 +172,11 @@ class LogReader:
         return -1
 
     @guarded
-    def max_timestamp(self) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734)."""
+    def max_timestamp(self, spend: Callable[[int], None]) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734).
+
+        ``spend`` gets the cost as in ``search_timestamp``.
+        """
         best: Segment | None = None
         for segment in self._log.segments:
             if segment.size and (best is None or segment.max_timestamp[0] > best.max_timestamp[0]):
@@ -164,6 +190,6 @@ class LogReader:
         header = parse_header(best.log.read(position, HEADER_SIZE))
         if header.is_log_append_time or not header.record_count:
             return header.last_offset, header.max_timestamp, header.partition_leader_epoch
-        records = self._records(best.log.read(position, header.size), 0, header)
+        records = self._records(best.log.read(position, header.size), 0, header, spend)
         found = find_timestamp(records, header, largest, header.base_offset)
         return *(found or (header.last_offset, largest)), header.partition_leader_epoch

@@ -87,6 +87,30 @@ def test_the_latest_offset_of_committed_reading_is_the_stable_one(stage: Stage) 
     assert list_offsets(stage, stage.clock.now_ms - 1, isolation=1).offset == 0
 
 
+def test_a_long_search_by_time_answers_as_of_its_begin(stage: Stage) -> None:
+    stage.topic("t", replicas=BOTH, epoch=1)
+    for number in range(400):
+        stage.append("t", timestamp=1000 + 500 * (number == 350) + 2000 * (number == 399), size=500)
+    stage.fetched("t", OTHER, 351)
+    pauses = 0
+
+    def between() -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 4:
+            stage.fetched("t", OTHER, 400)
+            stage.topic("t", replicas=BOTH, leader=OTHER, epoch=2)
+
+    stage.between = between
+    assert list_offsets(stage, 2000).offset == -1, "not committed when it began"
+    assert pauses > 4
+    stage.topic("t", replicas=BOTH, epoch=3)
+    stage.fetched("t", OTHER, 400)
+    pauses = 0
+    assert list_offsets(stage, 1200).offset == 350, "committed when it began, and its leader has gone"
+    assert pauses > 4
+
+
 def test_what_list_offsets_refuses(stage: Stage) -> None:
     assert list_offsets(stage, -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     stage.topic("t", epoch=2)

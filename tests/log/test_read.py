@@ -8,15 +8,18 @@ import pytest
 
 from _native.batch import Record, encode_batch, scan
 from brokers.log import LogOffline, OffsetOutOfRange, Origin, SliceGone
+from brokers.log.retention import delete_old_segments
 from tests.support.logs import (
     NOW,
     append,
     append_txn,
     batch,
+    by_time,
     config,
     content,
     end_txn,
     forty_batches,
+    latest,
     marker,
     open_log,
     records,
@@ -140,7 +143,7 @@ def test_offset_for_timestamp_equals_a_search(log):
     rows = records(log)
     for timestamp in range(NOW - 50, NOW + 4200, 37):
         want = next(((r.offset, r.timestamp) for r in rows if r.timestamp >= timestamp), None)
-        found = log.reader.offset_for_timestamp(timestamp)
+        found = by_time(log, timestamp)
         assert (found[:2] if found else None) == want
 
 
@@ -153,27 +156,66 @@ def test_offset_for_timestamp_with_disorder(tmp_path):
     rows = records(log)
     for timestamp in range(NOW - 5, NOW + 510, 5):
         want = next(((r.offset, r.timestamp) for r in rows if r.timestamp >= timestamp), None)
-        found = log.reader.offset_for_timestamp(timestamp)
+        found = by_time(log, timestamp)
         assert (found[:2] if found else None) == want
     largest = max(r.timestamp for r in rows)
-    found = log.reader.max_timestamp()
+    found = latest(log)
     assert found is not None
     assert found[:2] == next((r.offset, r.timestamp) for r in rows if r.timestamp == largest)
 
 
+def one_late_record(directory):
+    """Segments of records with one time, and one record that is later by 5 ms.
+
+    No index leads to what is later by 3 ms: it has the first record of each time.
+    """
+    log = open_log(directory, config=config(segment_bytes=400_000, index_interval_bytes=0))
+    for n in range(3_000):
+        append(log, batch(1, timestamp=NOW + 5 * (n == 1_900), value=b"x" * 300))
+    return log
+
+
+def _finding(search, found):
+    found.append((yield from search))
+
+
+def test_a_search_through_batches_of_one_time_pauses_every_64_kib(tmp_path):
+    log = one_late_record(tmp_path / "e-0")
+    costs, found = [], []
+    pauses = len(list(_finding(log.reader.search_timestamp(NOW + 3, costs.append), found)))
+    assert found == [(1_900, NOW + 5, 0)]
+    assert 2 <= pauses < 10, "only the segment that holds it is walked"
+    assert all(cost > 64 * 1024 - 1_000 for cost in costs[:-2])
+    assert max(costs) <= 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"), [(1_000, (1_900, NOW + 5, 0)), (1_899, (1_900, NOW + 5, 0)), (1_901, None)]
+)
+def test_a_search_goes_on_in_a_log_that_changes(tmp_path, start, wanted):
+    log = one_late_record(tmp_path / "e-0")
+    search = log.reader.search_timestamp(NOW + 3, lambda _: None)
+    next(search)
+    log.truncation.delete_records_before(start)
+    delete_old_segments(log, NOW)
+    found = []
+    list(_finding(search, found))
+    assert found == [wanted]
+
+
 def test_time_below_the_log_start_is_skipped(log):
     log.truncation.delete_records_before(30)
-    assert log.reader.offset_for_timestamp(0)[0] == 30
+    assert by_time(log, 0)[0] == 30
 
 
 def test_no_time_in_an_empty_log(tmp_path):
     log = open_log(tmp_path / "e-0")
-    assert log.reader.offset_for_timestamp(0) is None
-    assert log.reader.max_timestamp() is None
+    assert by_time(log, 0) is None
+    assert latest(log) is None
 
 
 def test_a_wrong_time_index_does_no_harm(log, tmp_path):
-    want = [log.reader.offset_for_timestamp(NOW + n * 100) for n in range(40)]
+    want = [by_time(log, NOW + n * 100) for n in range(40)]
     log.close()
     for file in (tmp_path / "events-0").glob("*.timeindex"):
         data = bytearray(file.read_bytes())
@@ -181,15 +223,15 @@ def test_a_wrong_time_index_does_no_harm(log, tmp_path):
             data[at + 11] = (data[at + 11] + 1) % 7
         file.write_bytes(data)
     again = open_log(tmp_path / "events-0", clean=True, config=log.config)
-    assert [again.reader.offset_for_timestamp(NOW + n * 100) for n in range(40)] == want
+    assert [by_time(again, NOW + n * 100) for n in range(40)] == want
 
 
 def test_asking_for_times_loads_no_index_of_segments_that_do_not_matter(log, tmp_path):
     end = log.log_end_offset
     log.close()
     again = open_log(tmp_path / "events-0", clean=True, config=log.config)
-    assert again.reader.offset_for_timestamp(NOW + 3900) is not None
-    assert again.reader.max_timestamp()[0] == end - 1
+    assert by_time(again, NOW + 3900) is not None
+    assert latest(again)[0] == end - 1
     loaded = [segment for segment in again.segments if segment.time_index.loaded]
     assert len(loaded) <= 2 < len(again.segments)
 

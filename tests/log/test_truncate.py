@@ -10,6 +10,7 @@ from tests.support.logs import (
     append,
     append_txn,
     batch,
+    by_time,
     config,
     content,
     end_txn,
@@ -52,8 +53,8 @@ def test_truncation_cuts_the_indexes(tmp_path):
     for n in range(4):
         append(log, batch(1, timestamp=NOW + 21 + n))
     assert log.segments.active.max_timestamp == (NOW + 24, 6)
-    assert [log.reader.offset_for_timestamp(NOW + at)[0] for at in (0, 20, 21, 22, 23, 24)] == [0, 2, 3, 4, 5, 6]
-    assert log.reader.offset_for_timestamp(NOW + 25) is None
+    assert [by_time(log, NOW + at)[0] for at in (0, 20, 21, 22, 23, 24)] == [0, 2, 3, 4, 5, 6]
+    assert by_time(log, NOW + 25) is None
 
 
 def test_after_a_truncation_readers_start_at_batches_of_now(tmp_path):

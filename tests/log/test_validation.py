@@ -13,6 +13,7 @@ from tests.support.logs import (
     NOW,
     append,
     batch,
+    by_time,
     config,
     content,
     headers,
@@ -164,7 +165,7 @@ def test_log_append_time(tmp_path):
     assert header.is_log_append_time
     assert header.max_timestamp == NOW + 77
     assert [r.timestamp for r in records(log)] == [NOW + 77] * 2
-    assert log.reader.offset_for_timestamp(NOW) == (0, NOW + 77, 0)
+    assert by_time(log, NOW) == (0, NOW + 77, 0)
     # a far future is no mistake here: the producer's time is not used
     assert append(log, batch(1, timestamp=NOW * 2)).error == ErrorCode.NONE
 

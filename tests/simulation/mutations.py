@@ -262,22 +262,16 @@ def _watches_for_replicas_only(original: Any, self: Any, part: Any) -> None:
         original(self, part)
 
 
-def _finds_what_is_not_committed(original: Any, partition: Any, timestamp: int, request: Any) -> Any:
-    found = original(partition, timestamp, request)
-    log = partition.log
+def _finds_what_is_not_committed(original: Any, partition: Any, timestamp: int, request: Any, unpacking: Any) -> Any:
+    found = yield from original(partition, timestamp, request, unpacking)
     if timestamp < 0 or found.offset >= 0:
         return found
-    behind = log.reader.offset_for_timestamp(timestamp)
+    behind = yield from offsets._search(partition.log.reader, timestamp, unpacking)
     return found if behind is None else offsets.Found(ErrorCode.NONE, behind[1], behind[0], behind[2])
 
 
-def _trusts_the_time_index(self: Any, timestamp: int) -> Any:
-    for segment in self._log.segments.from_offset(self._log.log_start_offset):
-        if segment.time_index.last()[0] >= timestamp:
-            found = self._find_timestamp(segment, timestamp)
-            if found is not None:
-                return found
-    return None
+def _trusts_the_time_index(segment: Any, timestamp: int) -> Any:
+    return segment.time_index.last()[0] >= timestamp
 
 
 # ---- requests that come together
@@ -475,7 +469,7 @@ MUTATIONS = (
     Mutation("a consumer's session is not marked after it was served", (instead(FetchSession.settled, _watches_for_replicas_only),), 0),
     Mutation("a follower serves beyond its high watermark", (instead(PartitionReader.read, _follower_reads_up_to_the_end),), 2),
     Mutation("a lookup by time returns what is not committed", (instead(offsets._lookup, _finds_what_is_not_committed),), 124),
-    Mutation("a lookup by time takes the first segment's time index for exact", (instead(LogReader.offset_for_timestamp, _trusts_the_time_index),), 11),
+    Mutation("a lookup by time takes the first segment's time index for exact", (instead(LogReader._may_hold, _trusts_the_time_index),), 11),
     # ---- requests that come together
     Mutation("a run over two partitions is acknowledged when the first has committed it", (
         instead(produce_work.Work._wait, lambda original, self, waits: original(self, waits[:1])),

@@ -143,6 +143,21 @@ def records(log: Log, start: int | None = None, end: int | None = None) -> list[
     ]
 
 
+def by_time(log: Log, timestamp: int) -> tuple[int, int, int] | None:
+    """What a search by time finds when nothing interrupts it."""
+    search = log.reader.search_timestamp(timestamp, lambda _: None)
+    while True:
+        try:
+            next(search)
+        except StopIteration as ended:
+            return ended.value
+
+
+def latest(log: Log) -> tuple[int, int, int] | None:
+    """The record with the largest timestamp."""
+    return log.reader.max_timestamp(lambda _: None)
+
+
 def headers(log: Log):
     data = content(log)
     return [header for _, header in scan(data)]

@@ -188,10 +188,17 @@ class Run:
             sum(float(one) for one in re.findall(r"^fleetlog_dedup_dropped_records\{.*\} (\S+)$", text, re.MULTILINE))
         )
 
-    def cpu_s(self) -> float:
-        """Processor time of all that runs now; without ZooKeeper, which has next to nothing to do."""
-        brokers = [broker.process.pid for broker in self.cluster.running if broker.process is not None]
-        return sum(map(cpu_s, brokers)) + sum(cpu_s(one) for part in self.parts for one in part.processes())
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of what runs now, by part; without ZooKeeper, which has next to nothing to do."""
+        executors = set(self.query.executors())
+        groups = {
+            "brokers": [broker.process.pid for broker in self.cluster.running if broker.process is not None],
+            "writer": self.writer.processes(),
+            "reader": self.reader.processes(),
+            "executors": executors,
+            "driver": set(self.query.processes()) - executors,
+        }
+        return {name: sum(map(cpu_s, group)) for name, group in groups.items()}
 
     def close(self) -> None:
         for part in self.parts:
@@ -213,7 +220,8 @@ class Run:
         self.rest(stop - time.monotonic())
         until = now_us()
         seconds = (until - since) / 1e6
-        cores = {"own": round((self.cpu_s() - own) / seconds, 2), "all": round((busy_s() - all_cores) / seconds, 2)}
+        cores = {name: round((used - own[name]) / seconds, 2) for name, used in self.cpu_s().items()}
+        cores["machine"] = round((busy_s() - all_cores) / seconds, 2)
         ending = time.monotonic()
         sent = self.end()
         rows = figures.load(self.figures)
