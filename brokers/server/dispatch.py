@@ -450,8 +450,11 @@ class Reply:
             meter.measure(self.connection, self.started, time.perf_counter())
 
     def spent(self, meter: Meter, started_s: float, ended_s: float) -> None:
-        """A step of work that goes on. A broker's request costs nothing, which its handler may say in the first one."""
-        if not self.context.exempted:
+        """A step of work that goes on; :meth:`measure` has those before it.
+
+        A broker's request costs nothing, which its handler may say in the first one.
+        """
+        if self.meter is None and not self.context.exempted:
             meter.spent(self.connection, started_s, ended_s)
 
     def send(self, response: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import wire.messages as m
 from brokers.api.base import Context, Done
 from brokers.api.unpacking import PAUSE
+from brokers.server.dispatch import Reply
 from brokers.server.framing import Blocks, FrameError, Framer
 from brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
 from tests.support.harness import RunningServer
@@ -125,6 +128,32 @@ def test_work_that_raises_fails_alone() -> None:
     while loop.soon:
         loop.turn()
     assert (bad.failed, bad.found, good.found) == (True, [], ["done"])
+
+
+class Spending:
+    """In place of a connection's meter: the seconds that it was told of."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def spent(self, _: object, began: float, ended: float) -> None:
+        self.seconds.append(ended - began)
+
+    measure = spent
+
+
+def test_each_slice_is_charged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter: Any = Spending()
+    unused: Any = None
+    context: Any = SimpleNamespace(exempted=False)
+    reply = Reply(unused, context, unused, unused, started=1.0)
+    reply.meter = meter
+    reply.spent(meter, 1.5, 2.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: 2.0)
+    reply.measure()
+    assert meter.seconds == [1.0], "the first slice is a part of what the request took until it waits"
+    reply.spent(meter, 7.0, 7.25)
+    assert meter.seconds == [1.0, 0.25]
 
 
 def test_others_are_answered_between_the_rows_of_a_long_answer() -> None:
