@@ -55,19 +55,32 @@ class Batch(NamedTuple):
 
 def produce_body(transactional_id: str | None, acks: int, timeout_ms: int, tp: TopicPartition, records: bytes) -> bytes:
     """A Produce of one batch, version 9 to 12."""
-    name = tp.topic.encode()
-    size = len(records) + 1
-    length = bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    length.append(size)
+    return produce_bodies(transactional_id, acks, timeout_ms, tp.topic, [(tp.partition, records)])
+
+
+def produce_bodies(
+    transactional_id: str | None, acks: int, timeout_ms: int, topic: str, parts: Sequence[tuple[int, bytes]]
+) -> bytes:
+    """The same with a batch for each of several partitions."""
+    name = topic.encode()
     transaction = b"\0" if transactional_id is None else bytes([len(transactional_id) + 1]) + transactional_id.encode()
     head = struct.pack(">hi", acks, timeout_ms)
-    topic = b"\2" + bytes([len(name) + 1]) + name
-    return b"".join(
-        (transaction, head, topic, b"\2", tp.partition.to_bytes(4, "big"), bytes(length), records, b"\0", b"\0", b"\0")
+    begin = b"\2" + bytes([len(name) + 1]) + name + bytes([len(parts) + 1])
+    each = (
+        piece
+        for partition, records in parts
+        for piece in (partition.to_bytes(4, "big"), _varint(len(records) + 1), records, b"\0")
     )
+    return b"".join((transaction, head, begin, *each, b"\0", b"\0"))
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
 
 
 class Client:

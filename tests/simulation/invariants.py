@@ -49,7 +49,7 @@ INVARIANTS = (
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
     "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
-    *LOGINS,
+    "spread", *LOGINS,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"

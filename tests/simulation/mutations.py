@@ -292,6 +292,20 @@ def _each_gets_the_offsets_of_the_first(original: Any, works: Any) -> None:
         original(works)
 
 
+SPREADS = ("spreads", "clock")
+
+
+def _decides_when_the_last_is_known(original: Any, self: Any, missing: Any) -> Any:
+    delayed, committed = original(self, missing)
+
+    def decided_later(group: int, error: Any) -> None:
+        outcomes = self.outcomes[group]
+        committed(group, error)
+        self.outcomes[group] = outcomes
+
+    return delayed, decided_later
+
+
 def _remembers_one_batch(original: Any, known: Any, batches: Any, now_ms: int) -> Any:
     entry = original(known, batches, now_ms)
     return entry._replace(batches=entry.batches[-1:])
@@ -503,6 +517,7 @@ MUTATIONS = (
     ), 8),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(retained.delete_horizon, lambda header: 0),), 21),
+    Mutation("what of a request is committed is looked at when its last partition is", (instead(produce_work.Work.waiting, _decides_when_the_last_is_known),), 26, SPREADS),
     # ---- rights
     Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),

@@ -18,7 +18,7 @@ from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartiti
 from brokers.peers.calls import PeerUnavailable
 from coordination import changes
 from coordination.store import StoreError
-from tests.simulation import repeating
+from tests.simulation import repeating, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -55,8 +55,8 @@ SEEN_S = 5.0
 """Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
-LOGINS = "logins"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS)
+LOGINS, SPREADS = "logins", "spreads"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -117,7 +117,8 @@ class World:
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
-    "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``.
+    "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``, "spreads" the producers of
+    ``spreading``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -165,9 +166,12 @@ class World:
         """``min.insync.replicas`` of the topic."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
         self.duration_s = rng.uniform(1.5, 4.5)
-        logins = LOGINS in kinds or (
-            seed >= NOTED_SEEDS and random.Random(f"{seed}/logins").random() < 0.25 and DRIVERS not in kinds
-        )
+
+        def later(what: str) -> bool:
+            drawn = seed >= NOTED_SEEDS and random.Random(f"{seed}/{what}").random() < 0.25 and DRIVERS not in kinds
+            return drawn or what in kinds
+
+        logins = later(LOGINS)
         self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins)
         self.loop = self.fleet.loop
         self.network = self.fleet.network
@@ -184,10 +188,8 @@ class World:
         self.table = TableWriter(self, "table writer") if tables else None
         self.officer = Officer(self, "officer") if rights else None
         self.registrar = Registrar(self, "registrar") if logins else None
-        repeats = REPEATS in kinds or (
-            seed >= NOTED_SEEDS and random.Random(f"{seed}/repeats").random() < 0.25 and DRIVERS not in kinds
-        )
-        self.repeating = repeating.writers(self) if repeats else []
+        self.repeating = repeating.writers(self) if later(REPEATS) else []
+        self.spreading = spreading.clients(self) if later(SPREADS) else []
 
     # ---- what others ask
 
@@ -290,6 +292,10 @@ class World:
             await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
             clients += [(writer, writer.write()) for writer in self.repeating]
             partitions = [*partitions, repeating.TP]
+        if self.spreading:
+            await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
+            clients += self.spreading
+            partitions = [*partitions, *spreading.PARTITIONS]
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
