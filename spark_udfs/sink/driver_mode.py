@@ -9,6 +9,7 @@ this one, so the fence that is read afterwards stays valid until the commit.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -24,19 +25,26 @@ from spark_udfs.client.settings import DRIVER_NAMES, connection_settings, librdk
 from spark_udfs.sink import driver_fence
 from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
+from spark_udfs.sink.foreach_batch import is_active
 from spark_udfs.sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _IPC_BYTES = 4 << 20
 _STATE_TIMEOUT_S = 10.0
+LOOK_S = 5.0
+"""How often it is looked whether the query still runs, whose clients are open."""
 
 log = logging.getLogger(__name__)
 
 
 class DriverMode:
-    """Writes a query's batches through the driver. Keeps its producer, and closes it after any failure."""
+    """Writes a query's batches through the driver.
+
+    Keeps its clients, and closes them after any failure and when the query has ended: nothing else tells the function
+    of foreachBatch, and librdkafka goes on connecting, and logging in, from threads of its own.
+    """
 
     def __init__(self, options: SinkOptions, report: ReportStage) -> None:
         check_effect(options.kafka, DRIVER_NAMES, "a sink in driver mode")
@@ -46,6 +54,7 @@ class DriverMode:
         self._consumer: Consumer | None = None
         self._undelivered: list[tuple[str, int, str]] = []
         """Topic, partition and error of the first row that was not written, if there is one."""
+        self._writing = threading.Lock()
 
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
@@ -55,6 +64,21 @@ class DriverMode:
 
         Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
         """
+        with self._writing:
+            opens = self._producer is None
+            committed = self._write(rows, query_id, batch_id)
+        if opens:
+            threading.Thread(target=self._close_after, args=(rows.sparkSession, query_id), daemon=True).start()
+        return committed
+
+    def _close_after(self, session: SparkSession, query_id: str) -> None:
+        while self._producer is not None:
+            time.sleep(LOOK_S)
+            with self._writing:
+                if not is_active(session, query_id):
+                    self._close()
+
+    def _write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
         began = time.monotonic()
         self._undelivered.clear()
         try:
@@ -116,14 +140,17 @@ class DriverMode:
 
     def _discard(self) -> None:
         """Abort the transaction if possible; the next batch's producer has a new epoch in any case."""
-        producer, self._producer = self._producer, None
-        consumer, self._consumer = self._consumer, None
-        if producer is not None:
+        if self._producer is not None:
             try:
-                producer.purge()
-                producer.abort_transaction(5.0)
+                self._producer.purge()
+                self._producer.abort_transaction(5.0)
             except KafkaException as exc:
                 log.info("the failed transaction could not be aborted: %s", exc)
+        self._close()
+
+    def _close(self) -> None:
+        self._producer = None  # a producer is closed with its last reference
+        consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
 

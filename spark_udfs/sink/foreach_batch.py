@@ -21,7 +21,7 @@ from spark_udfs.sink.modes import choose_mode
 from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
         raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")
     jvm, jsession = session._jvm, session._jsparkSession
     assert jvm is not None
-    execution = jsession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+    execution = _execution(session, query_id)
     if execution is None:
         raise FenceError(f"Spark does not list query {query_id} among its running ones")
     if execution.outputMode().toString().lower() == "complete":
@@ -165,6 +165,23 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
             f"checkpointLocation is {checkpoint}: give both the same one, or a restart would be taken for a new query"
         )
     return str(query_id)
+
+
+def is_active(session: SparkSession, query_id: str) -> bool:
+    """Whether a query with that id runs, in whichever session of the application; not when Spark has been stopped."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return _execution(session, query_id) is not None
+    except (Py4JError, OSError):
+        return False
+
+
+def _execution(session: SparkSession, query_id: str) -> Any:
+    jvm = session._jvm
+    assert jvm is not None
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    return running.get(jvm.java.util.UUID.fromString(query_id))
 
 
 def compute_only(rows: DataFrame) -> None:

@@ -13,10 +13,12 @@ from confluent_kafka.admin import NewTopic
 
 from spark_udfs import Fence, FenceConflict, read_fence, reset_fence, write_stream
 from spark_udfs.client.failures import OptionError
+from spark_udfs.sink import driver_mode
 from spark_udfs.sink.events import SinkEvent
 from spark_udfs.sink.foreach_batch import exactly_once_batch
 from tests.spark.conftest import Cluster, run_to_end
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -89,6 +91,20 @@ def test_every_column_arrives(job: Job, read_stream: Read) -> None:
     assert (first.key(), first.value(), first.headers()) == (b"a", None, [("h", b"a"), ("n", None)])
     (second,) = job.cluster.read(other)
     assert (second.key(), second.value(), second.partition()) == (b"b", b"b", 2)
+
+
+def test_its_clients_are_closed_when_the_query_has_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_mode, "LOOK_S", 0.1)
+
+    def threads() -> int:
+        return sum(path.read_text().startswith("rdk") for path in Path("/proc/self/task").glob("*/comm"))
+
+    job.send("a")
+    before, during = threads(), []
+    job.on_event = lambda event: during.append(threads())
+    job.run()
+    assert min(during) > before
+    eventually(threads, "no thread of librdkafka is left", good=lambda left: left <= before)
 
 
 def test_replayed_batch_is_skipped(job: Job) -> None:
