@@ -25,8 +25,8 @@ from spark_udfs.client.settings import DRIVER_NAMES, connection_settings, librdk
 from spark_udfs.sink import driver_fence
 from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
-from spark_udfs.sink.foreach_batch import is_active
 from spark_udfs.sink.options import SinkOptions
+from spark_udfs.sink.running import is_active
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import FenceError, OptionError
+from spark_udfs.client.failures import OptionError
 from spark_udfs.client.settings import kafka_python_settings
 from spark_udfs.functions.routing import repartition_by_key
 from spark_udfs.sink.events import ReportStage, SinkEvent
 from spark_udfs.sink.executor_mode import ExecutorMode
 from spark_udfs.sink.modes import choose_mode
 from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
+from spark_udfs.sink.running import refuse_connect, running_query
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -118,70 +119,6 @@ def exactly_once_batch(
     Raises OptionError here; the function raises FenceConflict, FenceLost and errors of the clients.
     """
     return ExactlyOnceBatch(SinkOptions.parse(options), on_event)
-
-
-# -- checks of the query -----------------------------------------------------------------------------------------------
-
-
-def is_connect(session: Any) -> bool:
-    """Whether a session is one of Spark Connect: its Python has no JVM."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
-
-
-def refuse_connect(session: Any) -> None:
-    """Raises FenceError for a session of Spark Connect, where a function of foreachBatch has no access to its query."""
-    if is_connect(session):
-        raise FenceError(
-            "write_stream and exactly_once_batch need a classic Spark session: over Spark Connect a function of "
-            "foreachBatch has no access to the id of its query. There write_stream(..., by_format=True) works, and "
-            "df.writeStream.format('fleetlog')"
-        )
-
-
-def running_query(df: DataFrame, checkpoint: str) -> str:
-    """The id of the query that runs this batch, as its checkpoint keeps it.
-
-    Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
-    """
-    session = df.sparkSession
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not query_id:
-        raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")
-    jvm, jsession = session._jvm, session._jsparkSession
-    assert jvm is not None
-    execution = _execution(session, query_id)
-    if execution is None:
-        raise FenceError(f"Spark does not list query {query_id} among its running ones")
-    if execution.outputMode().toString().lower() == "complete":
-        raise FenceError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
-    wanted = jvm.org.apache.hadoop.fs.Path(checkpoint)
-    filesystem = wanted.getFileSystem(jsession.sessionState().newHadoopConf())
-    if (
-        filesystem.makeQualified(wanted).toString()
-        != filesystem.makeQualified(jvm.org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot())).toString()
-    ):
-        raise FenceError(
-            f"the query keeps its checkpoint in {execution.resolvedCheckpointRoot()}, and the sink's option "
-            f"checkpointLocation is {checkpoint}: give both the same one, or a restart would be taken for a new query"
-        )
-    return str(query_id)
-
-
-def is_active(session: SparkSession, query_id: str) -> bool:
-    """Whether a query with that id runs, in whichever session of the application; not when Spark has been stopped."""
-    from py4j.protocol import Py4JError
-
-    try:
-        return _execution(session, query_id) is not None
-    except (Py4JError, OSError):
-        return False
-
-
-def _execution(session: SparkSession, query_id: str) -> Any:
-    jvm = session._jvm
-    assert jvm is not None
-    running = session._jsparkSession.sharedState().activeStreamingQueries()
-    return running.get(jvm.java.util.UUID.fromString(query_id))
 
 
 def compute_only(rows: DataFrame) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from spark_udfs.client.failures import OptionError
 from spark_udfs.sink.events import SinkEvent
-from spark_udfs.sink.foreach_batch import exactly_once_batch, is_connect, prepared_rows, refuse_connect
+from spark_udfs.sink.foreach_batch import exactly_once_batch, prepared_rows
 from spark_udfs.sink.options import WriteOptions
+from spark_udfs.sink.running import is_connect, refuse_connect
 from spark_udfs.versions import require_data_sources, session_class
 
 if TYPE_CHECKING:
