@@ -20,6 +20,7 @@ from brokers.replication.figures import (
     follower_families,
     partition_rows,
     replica_families,
+    silent_transactions,
     states_in_slices,
 )
 from brokers.topic_figures import OTHER_TOPICS, TopicTable
@@ -47,6 +48,7 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
 
     metrics.register(BROKER_PAGE, families)
     metrics.register(BROKER_PAGE, lambda: follower_families(replicas, services.clock))
+    metrics.register(BROKER_PAGE, lambda: silent_transactions(replicas, services.clock))
     if topics is not None:
         metrics.register(BROKER_PAGE, topics.collect)
     if services.config.metrics_partitions_enable:

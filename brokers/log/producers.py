@@ -382,6 +382,10 @@ class ProducerState:
             del self.entries[producer_id]
         return len(idle)
 
+    def silent_ms(self, now_ms: int) -> int:
+        """For how long the open transaction that is silent for longest has got no record; 0 where none is open."""
+        return max((now_ms - self.entries[producer_id].last_seen_ms for producer_id in self.open), default=0)
+
     def clear(self) -> None:
         """Forget everything, guards too."""
         self.entries.clear()

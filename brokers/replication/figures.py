@@ -113,6 +113,23 @@ def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric
         yield family
 
 
+def silent_transactions(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric | None]:
+    """Of the logs that this broker leads: a coordinator may know nothing of what holds one up."""
+    silent_ms = 0
+    for some in in_slices(replicas.all(), LONG_SLICE):
+        now_ms = clock.wall_ms()
+        for partition in some:
+            producers = partition.log.producers
+            if producers.open and partition.is_leader and not partition.deleted:
+                silent_ms = max(silent_ms, producers.silent_ms(now_ms))
+        yield None
+    yield GaugeMetricFamily(
+        "fleetlog_silent_transaction_seconds",
+        "For how long a transaction that is open in a log led here has got no record, of the longest; 0: none is open.",
+        silent_ms / 1000,
+    )
+
+
 def bytes_from(log: Log, offset: int) -> int:
     """Bytes of the log from an offset on, in proportion within the segment that has it: no file is read."""
     if offset >= log.log_end_offset:

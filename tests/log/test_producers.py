@@ -319,6 +319,18 @@ def test_idle_producers_expire_but_never_with_an_open_transaction(log):
     assert set(log.producers.entries) == {2, 3}
 
 
+def test_the_longest_silence_of_an_open_transaction(log):
+    producers = log.producers
+    assert producers.silent_ms(NOW + 5_000) == 0
+    append(log, batch(1))
+    append_txn(log, 1, 0, 0, 2)
+    append_txn(log, 2, 0, 0, 1)
+    assert producers.silent_ms(NOW + 5_000) == 5_000
+    end_txn(log, 1, 0, commit=True)
+    end_txn(log, 2, 0, commit=False)
+    assert producers.silent_ms(NOW + 9_000) == 0
+
+
 def test_old_timestamps_do_not_expire_a_busy_producer(log):
     append(log, produced(1, 0, 0, timestamp=1_357_000_000_000))
     assert log.producers.expire(NOW + 1000) == 0

@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -287,6 +287,19 @@ def test_a_follower_that_is_away_is_behind_and_its_return_is_counted(fleet: Flee
     numbers = {sample.name: sample.value for sample in page(two, "/metrics") if not sample.labels}
     assert numbers["fleetlog_start_logs_done"] >= 2
     assert numbers["fleetlog_start_logs_left"] == numbers["fleetlog_shortened_logs"] == 0
+
+
+def test_a_silent_transaction_is_seen_by_the_leader_of_its_log(fleet: Fleet) -> None:
+    name = "fleetlog_silent_transaction_seconds"
+    assert total(fleet, "/metrics", name) == 0
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": "silent"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"v", partition=0)
+    assert producer.flush(60) == 0
+    eventually(lambda: total(fleet, "/metrics", name) > 1, "it is silent")
+    producer.commit_transaction(60)
+    eventually(lambda: total(fleet, "/metrics", name) == 0, "it has ended")
 
 
 @pytest.mark.parametrize(
