@@ -3,6 +3,10 @@
 
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint64_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef extern from *:
+    int _leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
 
 cdef enum:
     CLASSES = 33
@@ -26,11 +30,7 @@ cdef class Tally:
         return [self._sizes[n] for n in range(CLASSES)]
 
     cdef inline void _count(self, int64_t records, int64_t size) noexcept:
-        cdef int bits = 0
-        cdef uint64_t left = <uint64_t>size
-        while left:
-            bits += 1
-            left >>= 1
+        cdef int bits = 64 - _leading_zeros(<uint64_t>size) if size else 0
         self.records_in += records
         self.bytes_in += size
         self.batches_in += 1
@@ -94,13 +94,22 @@ cdef class Times:
         for n in range(BOUNDS + 1):
             self._counts[n] = counts[n]
 
-    def observe(self, double seconds, int64_t count=1):
-        """Count one, or several that took the same time."""
+    cdef inline void _observe(self, double seconds, int64_t count) noexcept:
         cdef int n = 0
         while n < BOUNDS and seconds > _bounds[n]:
             n += 1
         self._counts[n] += count
         self.total += seconds * count
+
+    def observe(self, double seconds, int64_t count=1):
+        """Count one, or several that took the same time."""
+        self._observe(seconds, count)
+
+    def since(self, double started, int64_t count=1):
+        """Count what began at that moment of ``time.perf_counter``, and ends now."""
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        self._observe(now.tv_sec + now.tv_nsec * 1e-9 - started, count)
 
 
 def count_fetched(found, bint follower):

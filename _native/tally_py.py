@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
@@ -81,6 +82,10 @@ class Times:
         """Count one, or several that took the same time."""
         self._counts[bisect_left(TIME_BOUNDS_S, seconds)] += count
         self.total += seconds * count
+
+    def since(self, started: float, count: int = 1) -> None:
+        """Count what began at that moment of ``time.perf_counter``, and ends now."""
+        self.observe(time.perf_counter() - started, count)
 
 
 def count_fetched(found: Iterable[tuple[Any, Any]], follower: bool) -> int:

@@ -156,13 +156,13 @@ def _check(frames: list[Frame], answers: memoryview) -> None:
 
 def _plant(histogram: Any, rounds: int) -> None:
     """A regression: every request does something for nothing. Whatever way it takes, its time is observed."""
-    observe = histogram.observe
+    since = histogram.since
 
-    def slower(self: Any, seconds: float, count: int = 1) -> None:
-        observe(self, seconds, count)
+    def slower(self: Any, started: float, count: int = 1) -> None:
+        since(self, started, count)
         spend(rounds * count)
 
-    histogram.observe = slower
+    histogram.since = slower
 
 
 def spend(rounds: int) -> None:

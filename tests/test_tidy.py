@@ -34,6 +34,7 @@ RIM = (
     "_native/__init__.py",
     "_native/files",
     "_native/io",
+    "_native/tally",
 )
 WORLD = {"time", "random", "threading", "socket", "os"}
 

@@ -62,7 +62,8 @@ class Route:
     highest: int
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
-    observe: Callable[[float, int], None]
+    since: Callable[[float, int], None]
+    """Counts so many requests that began then, and are answered now."""
     delayed: Callable[[float, float, int], None]
     pacing: Pacing
     batch: Batching | None
@@ -107,7 +108,7 @@ class Dispatcher:
             api.max_version,
             handler,
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
-            metrics.request_seconds.labels(api.name).observe,
+            metrics.request_seconds.labels(api.name).since,
             metrics.delayed.labels(api.name).observe,
             self._pacing,
             BATCHING.get(api.key) if handlers is None else None,
@@ -239,7 +240,7 @@ class Dispatcher:
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:
             connection.deliver(key, outcome[0])
             if route.counting:
-                route.observe(time.perf_counter() - started, len(ends))
+                route.since(started, len(ends))
             return ends[-1]
         self._answer_run(route, connection, context, outcome, len(ends), reserved, started)
         return ends[-1]
@@ -319,7 +320,7 @@ class Dispatcher:
             if type(outcome) is Done and type(outcome[0]) is list:
                 connection.deliver(route.api.key, outcome[0])
                 if route.counting:
-                    route.observe(time.perf_counter() - started, count)
+                    route.since(started, count)
                 return
             reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=count)
             if reserved and inspect.iscoroutine(outcome):
@@ -463,10 +464,10 @@ class Reply:
             self.measure()
         route = self.route
         if route.counting:
-            now = time.perf_counter()
-            route.observe(now - self.started, self.requests)
+            route.since(self.started, self.requests)
             if self.delayed_s:
-                route.delayed(self.delayed_s - self.started, now - self.delayed_s, self.requests)
+                waited_s = time.perf_counter() - self.delayed_s
+                route.delayed(self.delayed_s - self.started, waited_s, self.requests)
         self.connection.marks.answered_key = route.api.key
         if response is CLOSE:
             self.refuse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -76,3 +77,12 @@ def test_both_twins_count_the_same_times(times: list[tuple[float, int]]) -> None
             twin.counts = [1, 2]
     assert found[0] == found[1]
     assert sum(found[0][0]) == sum(count for _, count in times)
+
+
+def test_both_twins_read_the_clock_that_python_reads() -> None:
+    kernel = importlib.import_module("_native.tally_cy")
+    for twin in (Times(), kernel.Times()):
+        begun = time.perf_counter()
+        twin.since(begun - 3600.0, 2)
+        assert twin.counts == [0] * len(TIME_BOUNDS_S) + [2]
+        assert 0 <= twin.total / 2 - 3600.0 <= time.perf_counter() - begun + 1e-6
