@@ -65,6 +65,17 @@ def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Outcom
     return listing.delay(unconfirmed).outcome()
 
 
+class _View(NamedTuple):
+    """A partition at the moment for which an answer is true: this broker leads, by its lease or its followers' word."""
+
+    limit: int
+    """The offset behind what the client may see."""
+    behind: bool
+    """Whether this leader does not know yet how far its predecessor had committed."""
+    leader: tuple[bool, int]
+    """Whether this broker leads, and in which epoch."""
+
+
 class _Listing:
     """One ListOffsets, possibly waiting for followers to confirm that this broker leads."""
 
@@ -72,6 +83,7 @@ class _Listing:
         self._request = request
         self._context = context
         self._refused: dict[TopicPartition, ErrorCode] = {}
+        self._confirmed: dict[TopicPartition, _View] = {}
         self._twice = _named_twice(request)
         self._denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in request.topics))
 
@@ -97,8 +109,11 @@ class _Listing:
         wait_ms = min(timeout_ms, CONFIRM_MAX_MS) if timeout_ms > 0 else CONFIRM_MS
 
         def render(errors: list[ErrorCode]) -> Any:
-            found = zip(partitions, errors, strict=True)
-            self._refused = {tp: error for tp, error in found if error is not ErrorCode.NONE}
+            for (tp, partition), error in zip(partitions.items(), errors, strict=True):
+                if error is ErrorCode.NONE:
+                    self._confirmed[tp] = _view(partition, self._request)
+                else:
+                    self._refused[tp] = error
             return self.answer()
 
         joined = JoinedResponse([ErrorCode.NOT_LEADER_OR_FOLLOWER] * len(partitions), render, wait_ms)
@@ -145,9 +160,14 @@ class _Listing:
         partition, error = self._partition(tp, part.current_leader_epoch)
         if partition is None:
             return Found(error)
+        view = self._confirmed.get(tp) or _view(partition, self._request)
+        if tp not in self._confirmed and self._request.replica_id == CONSUMER and not partition.lease_valid():
+            return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it had its lease when the request came
         try:
-            found = yield from _lookup(partition, part.timestamp, self._request, self._context.services.unpacking)
+            found = yield from _lookup(partition, part.timestamp, view, self._context.services.unpacking)
         except (LogOffline, DiskError):
+            if self._partition(tp, part.current_leader_epoch).partition is not partition:
+                return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # deleted meanwhile, or moved
             return Found(ErrorCode.KAFKA_STORAGE_ERROR)
         if found.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
@@ -173,31 +193,32 @@ def _named_twice(request: ListOffsetsRequest) -> set[TopicPartition]:
     return twice
 
 
-def _lookup(
-    partition: Partition, timestamp: int, request: ListOffsetsRequest, unpacking: Unpacking
-) -> Generator[object, None, Found]:
-    """What the client may see: nothing that is not committed.
-
-    A search may take long. Its answer is that of the moment at which it began, when this broker led: what was committed
-    then stays where it is under another leader, too.
-    """
+def _view(partition: Partition, request: ListOffsetsRequest) -> _View:
+    """A replica, which is no consumer, sees what is not committed."""
     log = partition.log
-    consumer = request.replica_id == CONSUMER
-    limit = log.high_watermark if consumer else log.log_end_offset
-    if consumer and request.isolation_level == READ_COMMITTED:
-        limit = log.last_stable_offset
+    leader = partition.is_leader, partition.leader_epoch
+    if request.replica_id != CONSUMER:
+        return _View(log.log_end_offset, False, leader)
+    limit = log.last_stable_offset if request.isolation_level == READ_COMMITTED else log.high_watermark
+    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader)
+
+
+def _lookup(partition: Partition, timestamp: int, view: _View, unpacking: Unpacking) -> Generator[object, None, Found]:
+    """The answer as of the view; a search may take long."""
+    log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp == LATEST_TIERED:
         return Found()  # nothing is tiered
-    behind = consumer and log.high_watermark < partition.epoch_start_offset
     if timestamp == LATEST:
-        if behind:
+        if view.behind:
             return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
-        return Found(offset=limit, leader_epoch=partition.leader_epoch)
+        return Found(offset=view.limit, leader_epoch=view.leader[1])
     found = yield from _search(log.reader, timestamp, unpacking)
-    if found is None or found[0] >= limit:
-        return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if behind else Found()
+    if (partition.is_leader, partition.leader_epoch) != view.leader:
+        return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # what was searched may have been cut meanwhile
+    if found is None or found[0] >= view.limit:
+        return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if view.behind else Found()
     offset, stamp, leader_epoch = found
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
 

@@ -114,7 +114,11 @@ class Log(LogState):
         self.abandon()
 
     def abandon(self) -> None:
-        """Give all descriptors back without writing anything."""
+        """Give all descriptors back without writing anything. Its methods raise LogOffline from now on.
+
+        A read would open the files by their paths again, where there may be another log by then.
+        """
+        self.offline = True
         for segment in self.segments:
             segment.log.close()
             segment.offset_index.close()

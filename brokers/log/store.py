@@ -487,7 +487,7 @@ class LogStore:
 
     def _disk_failed(self, log: LogState, wrong: DiskFailed) -> None:
         directory = self._homes.get(log.topic_partition)
-        if directory is not None:
+        if directory is not None and self._logs.get(log.topic_partition) is log:  # not one that was deleted
             self.take_offline(directory)
 
     def _failed(self, directory: LogDirectory, wrong: DiskError) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +90,84 @@ def test_the_latest_offset_of_committed_reading_is_the_stable_one(stage: Stage) 
     assert list_offsets(stage, stage.clock.now_ms - 1, isolation=1).offset == 0
 
 
-def test_a_long_search_by_time_answers_as_of_its_begin(stage: Stage) -> None:
+def at_pause(stage: Stage, wanted: int, happens: Callable[[], object]) -> None:
+    """Let it happen when paced work is interrupted for the ``wanted`` time."""
+    pauses = count(1)
+    stage.between = lambda: next(pauses) == wanted and happens()
+
+
+def long_log(stage: Stage) -> None:
+    """400 records of some 600 bytes, all of the time 1000 but one of 1500 and the last, of 3000, not committed."""
     stage.topic("t", replicas=BOTH, epoch=1)
     for number in range(400):
         stage.append("t", timestamp=1000 + 500 * (number == 350) + 2000 * (number == 399), size=500)
-    stage.fetched("t", OTHER, 351)
-    pauses = 0
+    stage.fetched("t", OTHER, 399)
 
-    def between() -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 4:
-            stage.fetched("t", OTHER, 400)
-            stage.topic("t", replicas=BOTH, leader=OTHER, epoch=2)
 
-    stage.between = between
-    assert list_offsets(stage, 2000).offset == -1, "not committed when it began"
-    assert pauses > 4
-    stage.topic("t", replicas=BOTH, epoch=3)
-    stage.fetched("t", OTHER, 400)
-    pauses = 0
-    assert list_offsets(stage, 1200).offset == 350, "committed when it began, and its leader has gone"
-    assert pauses > 4
+def test_a_long_search_by_time_answers_as_of_its_begin(stage: Stage) -> None:
+    long_log(stage)
+    assert list_offsets(stage, 1200).offset == 350
+    at_pause(stage, 4, lambda: stage.fetched("t", OTHER, 400))
+    assert list_offsets(stage, 2000).offset == -1
+    assert list_offsets(stage, 2000).offset == 399
+
+
+def test_a_leader_that_goes_during_a_search_does_not_know_what_it_would_have_found(stage: Stage) -> None:
+    long_log(stage)
+
+    def deposed() -> None:
+        stage.topic("t", replicas=BOTH, leader=OTHER, epoch=2)
+        stage.partition("t").log.truncation.restart_at(340)
+
+    at_pause(stage, 4, deposed)
+    assert list_offsets(stage, 1200).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_is_deleted_during_a_search_harms_no_other(stage: Stage, again: bool) -> None:
+    """Of the same name there may be another one already, which has no file of the second segment's name."""
+    stage.topic("t", epoch=1, segment_bytes="300000")
+    for number in range(1000):
+        stage.append("t", timestamp=1000 + 500 * (number == 900), size=500)
+    stage.topic("other")
+    stage.append("other")
+
+    def deleted() -> None:
+        stage.topic("t", epoch=1, topic_id=uuid.uuid4()) if again else stage.delete("t")
+        if again:
+            stage.append("t", 5)
+
+    at_pause(stage, 4, deleted)
+    assert list_offsets(stage, 1200).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert not stage.logs.offline_directories
+    assert stage.partition("other").log.offline is False
+    if again:
+        assert list_offsets(stage, -1).offset == 5
+
+
+def test_a_lease_that_ends_during_a_search_is_not_used_for_the_next_partition(stage: Stage) -> None:
+    long_log(stage)
+    stage.topic("u", replicas=BOTH, epoch=1)
+    stage.append("u", 5)
+    stage.fetched("u", OTHER, 5)
+
+    def ended() -> None:
+        stage.lease = False
+
+    at_pause(stage, 4, ended)
+    topic = m.ListOffsetsRequest.ListOffsetsTopic
+    asked = [
+        topic(
+            name=name, partitions=[topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=at)]
+        )
+        for name, at in (("t", 1200), ("u", -1))
+    ]
+    message = m.ListOffsetsRequest(version=10, replica_id=-1, isolation_level=0, timeout_ms=0, topics=asked)
+    outcome = stage.start(offsets.handle_list_offsets, 2, 10, message)
+    assert isinstance(outcome, Done)
+    answer = m.decode_response(2, 10, m.encode_response(outcome.response, 2, 10))
+    found = [(part.error_code, part.offset) for one in answer.topics for part in one.partitions]
+    assert found == [(0, 350), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
 
 
 def test_what_list_offsets_refuses(stage: Stage) -> None:

@@ -262,8 +262,8 @@ def _watches_for_replicas_only(original: Any, self: Any, part: Any) -> None:
         original(self, part)
 
 
-def _finds_what_is_not_committed(original: Any, partition: Any, timestamp: int, request: Any, unpacking: Any) -> Any:
-    found = yield from original(partition, timestamp, request, unpacking)
+def _finds_what_is_not_committed(original: Any, partition: Any, timestamp: int, view: Any, unpacking: Any) -> Any:
+    found = yield from original(partition, timestamp, view, unpacking)
     if timestamp < 0 or found.offset >= 0:
         return found
     behind = yield from offsets._search(partition.log.reader, timestamp, unpacking)
@@ -485,6 +485,7 @@ MUTATIONS = (
     Mutation("a lookup by time returns what is not committed", (instead(offsets._lookup, _finds_what_is_not_committed),), 124),
     Mutation("a lookup by time takes the first segment's time index for exact", (instead(LogReader._may_hold, _trusts_the_time_index),), 11),
     # ---- requests that come together
+    Mutation("what of a request is committed is looked at when its last partition is", (instead(produce_work.Work.waiting, _decides_when_the_last_is_known),), 26, SPREADS),
     Mutation("a run over two partitions is acknowledged when the first has committed it", (
         instead(produce_work.Work._wait, lambda original, self, waits: original(self, waits[:1])),
     ), 2),
@@ -517,7 +518,6 @@ MUTATIONS = (
     ), 8),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(retained.delete_horizon, lambda header: 0),), 21),
-    Mutation("what of a request is committed is looked at when its last partition is", (instead(produce_work.Work.waiting, _decides_when_the_last_is_known),), 26, SPREADS),
     # ---- rights
     Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),
