@@ -116,7 +116,7 @@ def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric
 def silent_transactions(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric | None]:
     """Of the logs that this broker leads: a coordinator may know nothing of what holds one up."""
     silent_ms = 0
-    for some in in_slices(replicas.all(), LONG_SLICE):
+    for some in in_weighed_slices(replicas.all(), lambda one: 1 + len(one.log.producers.open), LONG_SLICE):
         now_ms = clock.wall_ms()
         for partition in some:
             producers = partition.log.producers

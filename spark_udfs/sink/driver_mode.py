@@ -65,16 +65,22 @@ class DriverMode:
         Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
         """
         with self._writing:
-            opens = self._producer is None
+            before = self._producer
             committed = self._write(rows, query_id, batch_id)
-        if opens:
-            threading.Thread(target=self._close_after, args=(rows.sparkSession, query_id), daemon=True).start()
+            opened = self._producer
+        if opened is not before:
+            watch = threading.Thread(target=self._close_after, args=(rows.sparkSession, query_id, id(opened)))
+            watch.daemon = True
+            watch.start()
         return committed
 
-    def _close_after(self, session: SparkSession, query_id: str) -> None:
-        while self._producer is not None:
+    def _close_after(self, session: SparkSession, query_id: str, producer: int) -> None:
+        """Close that producer when the query has ended; it may be replaced before."""
+        while True:
             time.sleep(LOOK_S)
             with self._writing:
+                if id(self._producer) != producer:
+                    return
                 if not is_active(session, query_id):
                     self._close()
 
@@ -140,19 +146,24 @@ class DriverMode:
 
     def _discard(self) -> None:
         """Abort the transaction if possible; the next batch's producer has a new epoch in any case."""
-        if self._producer is not None:
-            try:
+        try:
+            if self._producer is not None:
                 self._producer.purge()
                 self._producer.abort_transaction(5.0)
-            except KafkaException as exc:
-                log.info("the failed transaction could not be aborted: %s", exc)
-        self._close()
+        except KafkaException as exc:
+            log.info("the failed transaction could not be aborted: %s", exc)
+        finally:
+            self._close()
 
     def _close(self) -> None:
-        self._producer = None  # a producer is closed with its last reference
+        producer, self._producer = self._producer, None
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
+        # Spark keeps the exception of a failed batch, and its traceback has the producer, whose last reference would
+        # close it; the oldest confluent-kafka knows no other way.
+        if producer is not None and hasattr(producer, "close"):
+            producer.close()
 
 
 def _not_written(producer: Producer, topic: str, partition: int, error: str) -> str:
