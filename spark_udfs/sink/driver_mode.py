@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ class DriverMode:
             if self._undelivered and self._producer is not None:
                 problem.add_note(f"sink {self._options.sink_id}: {_not_written(self._producer, *self._undelivered[0])}")
             self._discard()
+            traceback.clear_frames(problem.__traceback__)  # Spark keeps the exception, and with it the producer
             # confluent-kafka's flush ends with a SystemError where rows are purged since their transaction was aborted
             if isinstance(problem, KafkaException | SystemError) and took_ms > allowed_ms:
                 raise FenceError(
@@ -156,14 +158,10 @@ class DriverMode:
             self._close()
 
     def _close(self) -> None:
-        producer, self._producer = self._producer, None
+        self._producer = None  # closed with its last reference: its method waits for the end of an open transaction
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
-        # Spark keeps the exception of a failed batch, and its traceback has the producer, whose last reference would
-        # close it; the oldest confluent-kafka knows no other way.
-        if producer is not None and hasattr(producer, "close"):
-            producer.close()
 
 
 def _not_written(producer: Producer, topic: str, partition: int, error: str) -> str:

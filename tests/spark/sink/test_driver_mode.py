@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Callable
@@ -93,18 +94,29 @@ def test_every_column_arrives(job: Job, read_stream: Read) -> None:
     assert (second.key(), second.value(), second.partition()) == (b"b", b"b", 2)
 
 
-def test_its_clients_are_closed_when_the_query_has_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_its_clients_are_closed_when_the_query_has_ended(
+    job: Job, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     monkeypatch.setattr(driver_mode, "LOOK_S", 0.1)
+    during: list[int] = []
 
     def threads() -> int:
         return sum(path.read_text().startswith("rdk") for path in Path("/proc/self/task").glob("*/comm"))
 
+    def seen(event: SinkEvent) -> None:
+        during.append(threads())
+        if fails and event.stage == "written":
+            raise ValueError("a failure that is planned")
+
     job.send("a")
-    before, during = threads(), []
-    job.on_event = lambda event: during.append(threads())
-    job.run()
+    before = threads()
+    job.on_event = seen
+    with pytest.raises(Exception, match="is planned") if fails else contextlib.nullcontext() as kept:
+        job.run()
     assert min(during) > before
     eventually(threads, "no thread of librdkafka is left", good=lambda left: left <= before)
+    assert fails == (kept is not None), "as long as the error is kept"
 
 
 def test_replayed_batch_is_skipped(job: Job) -> None:
