@@ -90,6 +90,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="how long records are sent after the first one came")
     parser.add_argument("--warm", type=float, default=20, help="of these, seconds before it is measured or killed")
     parser.add_argument("--rate", type=int, default=2000, help="records a second into the source")
+    parser.add_argument("--linger", type=float, default=5, help="milliseconds that the writer waits for a batch")
     parser.add_argument("--kills", type=int, default=10, help="SIGKILLs, at most")
     parser.add_argument("--batch", type=int, default=8, help="seconds of a batch, 5 at least")
     parser.add_argument("--seed", type=int, default=1, help="of what is killed, and when")

@@ -57,7 +57,7 @@ class Run:
         self.reader = self.traffic("read", bootstrap, "target", str(self.figures))
         self.start_query()
         eventually(lambda: self.query.runs or self.query.ended, "the query runs", START_S)
-        self.writer = self.traffic("write", bootstrap, "source", str(self.options.rate))
+        self.writer = self.traffic("write", bootstrap, "source", str(self.options.rate), str(self.options.linger))
 
     def traffic(self, *arguments: str) -> Part:
         made = Part("traffic", *arguments, log=self.directory / f"{arguments[0]}.log")

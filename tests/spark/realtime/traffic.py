@@ -1,6 +1,6 @@
 """What surrounds the query, each a process of its own: a writer of the source and a reader of the target.
 
-    python -m tests.spark.realtime.traffic write bootstrap topic rate        until standard input ends; says how many.
+    python -m tests.spark.realtime.traffic write bootstrap topic rate linger until standard input ends; says how many.
                                              Slowly at first, until a line comes
     python -m tests.spark.realtime.traffic read bootstrap topic figures      until standard input ends
 
@@ -42,7 +42,7 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def write(bootstrap: str, topic: str, rate: int) -> None:
+def write(bootstrap: str, topic: str, rate: int, linger_ms: str) -> None:
     """``rate`` records a second, evenly; a record that was due late has the time at which it was due."""
     from confluent_kafka import KafkaError, Message, Producer
 
@@ -52,7 +52,7 @@ def write(bootstrap: str, topic: str, rate: int) -> None:
         failures.append(str(error))
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 300_000,
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": linger_ms, "message.timeout.ms": 300_000,
          "delivery.report.only.error": True, "queue.buffering.max.messages": 5_000_000,
          "queue.buffering.max.kbytes": 2_000_000, "on_delivery": failed,
          "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500, "retry.backoff.ms": 50}
@@ -118,6 +118,6 @@ def read(bootstrap: str, topic: str, target: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "write":
-        write(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        write(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
     else:
         read(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
