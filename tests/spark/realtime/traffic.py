@@ -52,8 +52,8 @@ def write(bootstrap: str, topic: str, rate: int, linger_ms: str) -> None:
         failures.append(str(error))
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": linger_ms, "message.timeout.ms": 300_000,
-         "delivery.report.only.error": True, "queue.buffering.max.messages": 5_000_000,
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": linger_ms,
+         "message.timeout.ms": 300_000, "delivery.report.only.error": True, "queue.buffering.max.messages": 5_000_000,
          "queue.buffering.max.kbytes": 2_000_000, "on_delivery": failed,
          "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500, "retry.backoff.ms": 50}
     )  # fmt: skip
