@@ -139,6 +139,7 @@ class Work:
     def small_batches(self, given: Command) -> dict[str, Any]:
         """Micro-batches of ten rows, one after the other: the median of Spark's figure for a whole trigger, in ms.
 
+        Kind "collect" takes the rows to Python and does nothing else: what any function of foreachBatch costs.
         ``phases``: the medians of all that Spark's progress says of it (``durationMs``). ``cpu_ms``: CPU of this
         process and all that it started, for each batch.
         """
@@ -154,6 +155,9 @@ class Work:
                     rows, bootstrap_servers=given["bootstrap"], topic=given["topic"], sink_id=sink,
                     checkpoint_location=checkpoint, options=given["options"],
                 )  # fmt: skip
+            elif given["kind"] == "collect":
+                writer = rows.writeStream.option("checkpointLocation", checkpoint)
+                query = writer.foreachBatch(_collect).start()
             else:
                 options = {**common, "checkpointLocation": checkpoint, **given["options"]}
                 options |= {"sinkId": sink} if given["kind"] == "fleetlog" else {}
@@ -178,6 +182,10 @@ class Work:
         (first, before), (last, after) = used[0], used[-1]
         cpu_ms = (after - before) * 1000 / (last - first) if last > first else None
         return {"p50_ms": phases["triggerExecution"], "cpu_ms": cpu_ms, "batches": len(times), "phases": phases}
+
+
+def _collect(rows: DataFrame, _: int) -> None:
+    rows.collect()
 
 
 def _plain(settings: dict[str, Any], how: WriteSettings, batches: Iterator[pa.RecordBatch]) -> int:

@@ -193,7 +193,7 @@ def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[
     assert len(after) == 3
     assert not before & after, "each broker was restarted"
     (*_, read) = commands["A broker crashes"][-1].splitlines()
-    assert found.run(read).splitlines() == ["one book"]
+    assert found.run(read).splitlines()[-1] == "one book"
 
     follow("Removal")
     assert found.said("pgrep -u fleetlog") == ""
