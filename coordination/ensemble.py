@@ -6,10 +6,10 @@ wheel, in this order. Blocking code, for command lines and fixtures; never for a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,6 +25,9 @@ MAX_HEAP = "-Xmx64m"
 TICK_MS = 500
 """The smallest session timeout is two ticks."""
 MAX_SESSION_TIMEOUT_MS = 60_000
+FIRST_PORT, USUAL_OUTGOING = 10_000, 32_768
+"""Of a server here; and where Linux usually begins with the ports of outgoing connections."""
+TRIES_PER_PORT = 100
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR_STEMS = (
@@ -80,12 +83,24 @@ def find_classpath() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
+    """Different ports of the loopback that are free now.
+
+    They are below those that the kernel gives to outgoing connections: one of these could have a server's port while
+    the server is restarted. Raises OSError where there are none.
+    """
+    try:
+        end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        end = USUAL_OUTGOING
+    chance = random.SystemRandom()  # a seed that tests share would make them take the same ones
+    found: set[int] = set()
+    for _ in range(TRIES_PER_PORT * count):
+        port = chance.randrange(FIRST_PORT, end if end > FIRST_PORT else USUAL_OUTGOING)
+        if port not in found and is_free(port):
+            found.add(port)
+            if len(found) == count:
+                return list(found)
+    raise OSError(f"no {count} ports of 127.0.0.1 above {FIRST_PORT} are free")
 
 
 def is_free(port: int) -> bool:

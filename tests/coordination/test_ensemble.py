@@ -59,6 +59,12 @@ def test_free_ports_are_free_and_different() -> None:
     assert all(is_free(port) for port in ports)
 
 
+def test_no_outgoing_connection_is_given_a_free_port() -> None:
+    """A server that is restarted finds its port free."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(free_ports(100)) < first_outgoing
+
+
 @pytest.mark.zookeeper
 @on_loop
 async def test_it_listens_on_loopback_only_and_data_survives_a_kill(own_zookeeper: ZooKeeperNode) -> None:
