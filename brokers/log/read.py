@@ -14,7 +14,7 @@ from brokers.log.indexes import AbortedTxn
 from brokers.log.passing import passed_over
 from brokers.log.segment import Segment
 from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
-from brokers.log.validation import RECORD_WORK, records_of
+from brokers.log.validation import cost_of_looking, records_of
 from wire.compression import CodecError
 
 _result = tuple.__new__
@@ -143,7 +143,7 @@ class LogReader:
 
     def _records(self, data: Buffer, at: int, header: BatchHeader, spend: Callable[[int], None]) -> Buffer:
         records = records_of(data, at, header, self._log.settings.inflate_limit)
-        spend(len(records) + RECORD_WORK * header.record_count)
+        spend(cost_of_looking(len(records), header.record_count))
         return records
 
     def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:

@@ -43,8 +43,7 @@ MAX_BATCH_RECORDS = 1_000_000
 MAX_EXPLAINED_RECORDS = 10_000
 """Records of refused batches that one request may have looked at, to name the bad ones: some 20 ms and 1 MB at most."""
 _MAX_RECORD_MESSAGES = 100
-RECORD_WORK = 40
-"""What looking at a record costs, in bytes that are unpacked in that time."""
+_RECORD_WORK = 40
 _MIN_PREFIX = 17
 _LENGTH_OVERHEAD = 12
 
@@ -213,8 +212,13 @@ def _unpacked(
         size = len(payload)
     finally:
         if unpacked is not None:
-            unpacked(size, size + work[0] + RECORD_WORK * header.record_count)
+            unpacked(size, work[0] + cost_of_looking(size, header.record_count))
     return payload
+
+
+def cost_of_looking(size: int, records: int) -> int:
+    """What it costs to unpack so many bytes and look at their records, in bytes that are unpacked in that time."""
+    return size + _RECORD_WORK * records
 
 
 def _wrong_magic(records: Buffer) -> Rejected | None:
