@@ -27,7 +27,7 @@ TICK_MS = 500
 MAX_SESSION_TIMEOUT_MS = 60_000
 FIRST_PORT, USUAL_OUTGOING = 10_000, 32_768
 """Of a server here; and where Linux usually begins with the ports of outgoing connections."""
-TRIES_PER_PORT = 100
+TRIES_PER_PORT, ENOUGH_PORTS = 100, 5_000
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR_STEMS = (
@@ -95,7 +95,7 @@ def free_ports(count: int) -> list[int]:
     chance = random.SystemRandom()  # a seed that tests share would make them take the same ones
     found: set[int] = set()
     for _ in range(TRIES_PER_PORT * count):
-        port = chance.randrange(FIRST_PORT, end if end > FIRST_PORT else USUAL_OUTGOING)
+        port = chance.randrange(FIRST_PORT, end if end - FIRST_PORT >= ENOUGH_PORTS else USUAL_OUTGOING)
         if port not in found and is_free(port):
             found.add(port)
             if len(found) == count:

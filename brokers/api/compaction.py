@@ -31,6 +31,7 @@ def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Pa
     for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, ALTER)):
         yield
         code, message = ErrorCode.NONE, None
+        log = _still(store, tp, log)
         if isinstance(log, ErrorCode):
             code = log
         else:
@@ -53,6 +54,7 @@ def handle_describe_compaction(request: DescribeCompactionRequest, context: Cont
     for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, DESCRIBE)):
         yield
         code, report = ErrorCode.NONE, None
+        log = _still(store, tp, log)
         if isinstance(log, ErrorCode):
             code = log
         else:
@@ -74,6 +76,11 @@ def _named(
         refusal = context.refusal(operation, TOPIC, tp.topic)
         found.append((tp, refusal or logs.get(tp) or ErrorCode.REPLICA_NOT_AVAILABLE))
     return found
+
+
+def _still(store: LogStore, tp: TopicPartition, log: Log | ErrorCode) -> Log | ErrorCode:
+    """The log, unless it was deleted meanwhile."""
+    return log if isinstance(log, ErrorCode) or store.get(tp) is log else ErrorCode.REPLICA_NOT_AVAILABLE
 
 
 def _report(store: LogStore, log: Log, now_ms: int) -> CleaningReport | None:

@@ -74,6 +74,8 @@ class _View(NamedTuple):
     """Whether this leader does not know yet how far its predecessor had committed."""
     leader: tuple[bool, int]
     """Whether this broker leads, and in which epoch."""
+    partition: Partition
+    """Whose view it is: another topic of that name has another one."""
 
 
 class _Listing:
@@ -161,10 +163,12 @@ class _Listing:
         if partition is None:
             return Found(error)
         view = self._confirmed.get(tp) or _view(partition, self._request)
+        if view.partition is not partition:
+            return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if tp not in self._confirmed and self._request.replica_id == CONSUMER and not partition.lease_valid():
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it had its lease when the request came
         try:
-            found = yield from _lookup(partition, part.timestamp, view, self._context.services.unpacking)
+            found = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
             if self._partition(tp, part.current_leader_epoch).partition is not partition:
                 return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # deleted meanwhile, or moved
@@ -198,14 +202,14 @@ def _view(partition: Partition, request: ListOffsetsRequest) -> _View:
     log = partition.log
     leader = partition.is_leader, partition.leader_epoch
     if request.replica_id != CONSUMER:
-        return _View(log.log_end_offset, False, leader)
+        return _View(log.log_end_offset, False, leader, partition)
     limit = log.last_stable_offset if request.isolation_level == READ_COMMITTED else log.high_watermark
-    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader)
+    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader, partition)
 
 
-def _lookup(partition: Partition, timestamp: int, view: _View, unpacking: Unpacking) -> Generator[object, None, Found]:
+def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[object, None, Found]:
     """The answer as of the view; a search may take long."""
-    log = partition.log
+    partition, log = view.partition, view.partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp == LATEST_TIERED:
@@ -271,6 +275,9 @@ def handle_delete_records(
 
 def _saved(answer: Any, partition: Partition) -> bool:
     """Whether a killed process would find the log's new start again; otherwise the answer says so."""
+    if partition.deleted:
+        answer.error_code, answer.low_watermark = ErrorCode.NOT_LEADER_OR_FOLLOWER, -1
+        return False
     try:
         partition.log.truncation.save_start()
     except (LogOffline, DiskError) as problem:

@@ -228,8 +228,8 @@ class LogStore:
             )
         better = _reach(log) > _reach(known)
         lesser, where = (known, home) if better else (log, directory)
-        lesser.abandon()
         aside = self._renamed(lesser, where, "stray")
+        lesser.abandon()
         self._disk.sync_directory(where.path)
         report.set_aside.append(f"{tp} is in two log directories; the copy that ends at offset"
                                 f" {lesser.log_end_offset} is now {aside}")  # fmt: skip

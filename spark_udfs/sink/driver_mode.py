@@ -56,6 +56,8 @@ class DriverMode:
         self._undelivered: list[tuple[str, int, str]] = []
         """Topic, partition and error of the first row that was not written, if there is one."""
         self._writing = threading.Lock()
+        self._opened = 0
+        """How many producers there were. Only ``_producer`` may hold one: an exception keeps what frames hold."""
 
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
@@ -66,21 +68,20 @@ class DriverMode:
         Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
         """
         with self._writing:
-            before = self._producer
+            watched = self._opened
             committed = self._write(rows, query_id, batch_id)
-            opened = self._producer
-        if opened is not before:
-            watch = threading.Thread(target=self._close_after, args=(rows.sparkSession, query_id, id(opened)))
-            watch.daemon = True
-            watch.start()
+            opened = self._opened
+        if opened != watched:
+            given = rows.sparkSession, query_id, opened
+            threading.Thread(target=self._close_after, args=given, daemon=True).start()
         return committed
 
-    def _close_after(self, session: SparkSession, query_id: str, producer: int) -> None:
-        """Close that producer when the query has ended; it may be replaced before."""
+    def _close_after(self, session: SparkSession, query_id: str, opened: int) -> None:
+        """Close the producer when the query has ended, unless it was closed or replaced before."""
         while True:
             time.sleep(LOOK_S)
             with self._writing:
-                if id(self._producer) != producer:
+                if self._producer is None or self._opened != opened:
                     return
                 if not is_active(session, query_id):
                     self._close()
@@ -139,6 +140,7 @@ class DriverMode:
             producer = Producer({**_producer_settings(options), "on_delivery": self._not_delivered})
             driver_fence.retrying(producer.init_transactions)
             self._producer = producer
+            self._opened += 1
         return self._producer, self._consumer
 
     def _not_delivered(self, error: Any, message: Any) -> None:

@@ -170,6 +170,30 @@ def test_a_lease_that_ends_during_a_search_is_not_used_for_the_next_partition(st
     assert found == [(0, 350), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
 
 
+def test_what_followers_confirmed_says_nothing_of_another_topic_of_that_name(stage: Stage) -> None:
+    for topic in "tu":
+        stage.topic(topic, replicas=BOTH, epoch=1)
+        stage.append(topic, 5)
+        stage.fetched(topic, OTHER, 5)
+    stage.lease = False
+    kind = m.ListOffsetsRequest.ListOffsetsTopic
+    partition = kind.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+    asked = [kind(name=name, partitions=[partition]) for name in "tu"]
+    message = m.ListOffsetsRequest(version=10, replica_id=-1, isolation_level=0, timeout_ms=0, topics=asked)
+    question = stage.start(offsets.handle_list_offsets, 2, 10, message)
+    assert isinstance(question, DelayedResponse)
+    answers: list[Any] = []
+    question.on_done(answers.append)
+    stage.lease = True
+    for topic in "tu":
+        stage.partition(topic).confirmations.check()
+    assert answers
+    at_pause(stage, 3, lambda: stage.topic("u", replicas=BOTH, epoch=1, topic_id=uuid.uuid4()))
+    answer = m.decode_response(2, 10, m.encode_response(stage.made(answers[0]), 2, 10))
+    found = [(part.error_code, part.offset) for one in answer.topics for part in one.partitions]
+    assert found == [(0, 5), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
+
+
 def test_what_list_offsets_refuses(stage: Stage) -> None:
     assert list_offsets(stage, -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     stage.topic("t", epoch=2)

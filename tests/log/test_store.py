@@ -703,6 +703,27 @@ def test_a_disk_that_comes_back_with_an_old_copy(tmp_path, old_disk, behind):
     assert aside.exists(), "a person decides what becomes of it"
 
 
+def test_an_old_copy_that_cannot_be_set_aside_is_served(tmp_path, monkeypatch):
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for disk, count in zip(disks, (2, 3), strict=True):
+        store = _started([disk])
+        append(_create(store, A), batch(count))
+        store.close(broker_epoch=1)
+    store = _store(disks)
+
+    def rename(self, source, target):
+        raise DiskFull(source, "no room for a longer name")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "rename", rename)
+        store.load()
+    log = store.get(A)
+    assert log.log_end_offset == 2
+    assert len(records(log)) == 2
+    assert append(log, batch(1)).error == ErrorCode.NONE
+    store.close(broker_epoch=2)
+
+
 def test_two_disks_with_two_topics_of_one_name_are_refused(tmp_path):
     disks = [tmp_path / "one", tmp_path / "two"]
     for number, disk in enumerate(disks):

@@ -262,11 +262,11 @@ def _watches_for_replicas_only(original: Any, self: Any, part: Any) -> None:
         original(self, part)
 
 
-def _finds_what_is_not_committed(original: Any, partition: Any, timestamp: int, view: Any, unpacking: Any) -> Any:
-    found = yield from original(partition, timestamp, view, unpacking)
+def _finds_what_is_not_committed(original: Any, view: Any, timestamp: int, unpacking: Any) -> Any:
+    found = yield from original(view, timestamp, unpacking)
     if timestamp < 0 or found.offset >= 0:
         return found
-    behind = yield from offsets._search(partition.log.reader, timestamp, unpacking)
+    behind = yield from offsets._search(view.partition.log.reader, timestamp, unpacking)
     return found if behind is None else offsets.Found(ErrorCode.NONE, behind[1], behind[0], behind[2])
 
 
