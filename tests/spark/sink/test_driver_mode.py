@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from spark_udfs import Fence, FenceConflict, read_fence, reset_fence, write_stream
@@ -98,27 +100,28 @@ def test_every_column_arrives(job: Job, read_stream: Read) -> None:
 def test_its_clients_are_closed_when_the_query_has_ended(
     job: Job, monkeypatch: pytest.MonkeyPatch, fails: int | None
 ) -> None:
-    """With its last batch, or with one that fails, the first or a later one."""
-    monkeypatch.setattr(driver_mode, "LOOK_S", 0.1)
-    during: list[int] = []
+    """With its last batch, or with one that fails. A producer closes with its last reference."""
 
-    def threads() -> int:
-        return sum(path.read_text().startswith("rdk") for path in Path("/proc/self/task").glob("*/comm"))
+    class Seen(Producer):  # type: ignore[misc]
+        def __init__(self, settings: dict[str, Any]) -> None:
+            super().__init__(settings)
+            made.append(weakref.ref(self))
 
-    def seen(event: SinkEvent) -> None:
-        during.append(threads())
+    def fail(event: SinkEvent) -> None:
         if (event.stage, event.batch_id) == ("written", fails):
             raise ValueError("a failure that is planned")
 
+    made: list[weakref.ref[Any]] = []
+    monkeypatch.setattr(driver_mode, "Producer", Seen)
+    monkeypatch.setattr(driver_mode, "LOOK_S", 0.1)
     for value in "abc":
         job.send(value)
-    before = threads()
-    job.on_event = seen
+    job.on_event = fail
     rows = job.read_stream(subscribe=job.source, maxOffsetsPerTrigger=1).select("key", "value")
     with pytest.raises(Exception, match="is planned") if fails is not None else contextlib.nullcontext() as kept:
         job.run(rows)
-    assert min(during) > before
-    eventually(threads, "no thread of librdkafka is left", good=lambda left: left <= before)
+    eventually(lambda: [one() is None for one in made], "no producer is left", good=all)
+    assert len(made) == 1
     assert (fails is None) == (kept is None), "as long as the error is kept"
 
 
