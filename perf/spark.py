@@ -216,7 +216,7 @@ class Suite:
     def small_batches(self, kafka: Cluster, fleetlog: Cluster) -> None:
         """Micro-batches of ten rows; fleetlog's by the driver's own member of the transaction, and by tasks.
 
-        Rows that are only collected are written nowhere.
+        Rows that are only collected, or go to a format without a sink, are written nowhere.
         """
         small = {"sink.small.batch.rows": "1000"}
         ways: list[tuple[str, str, Cluster, dict[str, str]]] = [
@@ -225,6 +225,7 @@ class Suite:
             ("by tasks", "foreach", fleetlog, {}),
             ("format", "fleetlog", fleetlog, {}),
             ("collected", "collect", fleetlog, {}),
+            ("no sink", "nothing", fleetlog, {}),
         ]
         for round_ in range(-1, self.rounds):  # the first is not kept: the JVM compiles what each way uses
             for target, kind, cluster, options in ways if round_ % 2 == 0 else reversed(ways):

@@ -139,7 +139,8 @@ class Work:
     def small_batches(self, given: Command) -> dict[str, Any]:
         """Micro-batches of ten rows, one after the other: the median of Spark's figure for a whole trigger, in ms.
 
-        Kind "collect" takes the rows to Python and does nothing else: what any function of foreachBatch costs.
+        Kinds "collect" and "nothing" take the rows to Python and do nothing else: what any function of foreachBatch, or
+        any data source in Python, costs.
         ``phases``: the medians of all that Spark's progress says of it (``durationMs``). ``cpu_ms``: CPU of this
         process and all that it started, for each batch.
         """
@@ -158,6 +159,9 @@ class Work:
             elif given["kind"] == "collect":
                 writer = rows.writeStream.option("checkpointLocation", checkpoint)
                 query = writer.foreachBatch(_collect).start()
+            elif given["kind"] == "nothing":
+                self._spark.dataSource.register(_nothing())
+                query = rows.writeStream.format("nothing").option("checkpointLocation", checkpoint).start()
             else:
                 options = {**common, "checkpointLocation": checkpoint, **given["options"]}
                 options |= {"sinkId": sink} if given["kind"] == "fleetlog" else {}
@@ -182,6 +186,27 @@ class Work:
         (first, before), (last, after) = used[0], used[-1]
         cpu_ms = (after - before) * 1000 / (last - first) if last > first else None
         return {"p50_ms": phases["triggerExecution"], "cpu_ms": cpu_ms, "batches": len(times), "phases": phases}
+
+
+def _nothing() -> type[Any]:
+    """A data source whose writer takes the rows, and leaves it at that."""
+    from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+    class Writer(DataSourceStreamArrowWriter):
+        def write(self, iterator: Any) -> Any:
+            for _ in iterator:
+                pass
+            return WriterCommitMessage()
+
+    class Nothing(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "nothing"
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+            return Writer()
+
+    return Nothing
 
 
 def _collect(rows: DataFrame, _: int) -> None:

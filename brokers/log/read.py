@@ -100,8 +100,8 @@ class LogReader:
         """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none.
 
         Times may be in any order, so a segment may have to be walked from an index's entry to its end. It yields after
-        each run of batches, while which the log may change, and ``spend`` gets what each step cost, in bytes that are
-        unpacked in that time.
+        each run of batches, and the log may change until it goes on. ``spend`` gets what each step cost, in bytes that
+        are unpacked in that time. Raises LogOffline, also where the log was deleted or closed meanwhile.
         """
         offset = self._log.log_start_offset
         while True:
