@@ -31,9 +31,9 @@ def shell(fleet: Fleet) -> Shell:
 
 @pytest.fixture(scope="module")
 def filled(shell: Shell, fleet: Fleet) -> str:
-    """Three partitions of numbered records, a second apart."""
+    """Three partitions of numbered records, a second apart, of years ago: retention would delete them."""
     name = f"console-{uuid.uuid4().hex[:8]}"
-    shell.run("topics", "create", name, "-p", "3", "-r", "3")
+    shell.run("topics", "create", name, "-p", "3", "-r", "3", "--config", "retention.ms=-1")
     producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20})
     for number in range(RECORDS):
         value = json.dumps({"number": number, "even": number % 2 == 0})

@@ -14,7 +14,8 @@ from tests.support.clients import CLIENTS, Client, Confluent, Message
 pytestmark = pytest.mark.interop
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-T0 = 1_700_000_000_000
+T0 = (int(time.time()) - 3_600) * 1000
+"""Of this day: a broker deletes records that are older than ``retention.ms`` at one of its rounds."""
 
 
 def _payloads(count: int) -> list[Message]:
