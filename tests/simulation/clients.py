@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wire.messages as m
 from _native.batch import Record, encode_batch, scan
+from _native.byte_reader import varint_bytes
 from _native.wire import FetchPart, encode_fetch_request
 from brokers.log.validation import batch_records
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -53,6 +54,14 @@ class Batch(NamedTuple):
     records: list[Record]
 
 
+class NewBatch(NamedTuple):
+    """One that a producer sends, with its first sequence."""
+
+    values: list[str]
+    data: bytes
+    sequence: int
+
+
 def produce_body(transactional_id: str | None, acks: int, timeout_ms: int, tp: TopicPartition, records: bytes) -> bytes:
     """A Produce of one batch, version 9 to 12."""
     return produce_bodies(transactional_id, acks, timeout_ms, tp.topic, [(tp.partition, records)])
@@ -69,18 +78,9 @@ def produce_bodies(
     each = (
         piece
         for partition, records in parts
-        for piece in (partition.to_bytes(4, "big"), _varint(len(records) + 1), records, b"\0")
+        for piece in (partition.to_bytes(4, "big"), varint_bytes(len(records) + 1), records, b"\0")
     )
     return b"".join((transaction, head, begin, *each, b"\0", b"\0"))
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
 
 
 class Client:
@@ -220,18 +220,28 @@ class Producer(Client):
     """An idempotent producer: each batch is sent again until it is acknowledged."""
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
-        producer_id = await self.new_producer_id()
-        sequences = dict.fromkeys(partitions, 0)
-        number = 0
+        await self.begin(partitions)
         while not self.world.closing:
             tp = self.rng.choice(partitions)
-            values = [f"{self.name}-{number + i}" for i in range(self.rng.randint(1, 4))]
-            number += len(values)
-            data = self.batch(values, producer_id, 0, sequences[tp])
-            sequences[tp] += len(values)
-            self.world.oracle.sending(tp, values)
-            await self.deliver(tp, data, values)
+            batch = self.next_batch(tp, 4)
+            await self.deliver(tp, batch.data, batch.values)
             await self.pause(*self.world.pace)
+
+    async def begin(self, partitions: Sequence[TopicPartition]) -> None:
+        """Get a producer id, for :meth:`next_batch`."""
+        self._producer_id = await self.new_producer_id()
+        self._sequences = dict.fromkeys(partitions, 0)
+        self._made = 0
+
+    def next_batch(self, tp: TopicPartition, most: int) -> NewBatch:
+        """Of at most so many new records, which the oracle expects from now on."""
+        values = [f"{self.name}-{self._made + i}" for i in range(self.rng.randint(1, most))]
+        self._made += len(values)
+        sequence = self._sequences[tp]
+        data = self.batch(values, self._producer_id, 0, sequence)
+        self._sequences[tp] += len(values)
+        self.world.oracle.sending(tp, values)
+        return NewBatch(values, data, sequence)
 
     def batch(self, values: Sequence[str], producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
         now_ms = self.world.wall_ms() - self.rng.choice((0, 0, 1, 50, 1_000))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import wire.messages as m
-from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, Producer, produce_body
+from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, NewBatch, Producer, produce_body
 from tests.simulation.network import Broken
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -17,35 +16,22 @@ TICK_S = 0.1
 """Some rounds of all such producers begin at the same moments, so that their requests come to a broker together."""
 
 
-class _Batch(NamedTuple):
-    values: list[str]
-    data: bytes
-    sequence: int
-
-
 class PipelinedProducer(Producer):
     """Sends a round of batches at once, and those that failed again, from the first one on, until none is left."""
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
-        producer_id = await self.new_producer_id()
-        sequences = dict.fromkeys(partitions, 0)
-        number = 0
+        await self.begin(partitions)
         while not self.world.closing:
-            round_of: dict[TopicPartition, list[_Batch]] = {}
+            round_of: dict[TopicPartition, list[NewBatch]] = {}
             for _ in range(self.rng.randint(1, IN_FLIGHT)):
                 tp = self.rng.choice(partitions)
-                values = [f"{self.name}-{number + i}" for i in range(self.rng.randint(1, 3))]
-                number += len(values)
-                data = self.batch(values, producer_id, 0, sequences[tp])
-                round_of.setdefault(tp, []).append(_Batch(values, data, sequences[tp]))
-                sequences[tp] += len(values)
-                self.world.oracle.sending(tp, values)
+                round_of.setdefault(tp, []).append(self.next_batch(tp, 3))
             await asyncio.gather(*(self.push(tp, batches) for tp, batches in round_of.items()))
             await self.pause(0.0, self.world.pace[1])
             if self.rng.random() < 0.7:
                 await asyncio.sleep(TICK_S - self.loop.time() % TICK_S)
 
-    async def push(self, tp: TopicPartition, left: list[_Batch]) -> None:
+    async def push(self, tp: TopicPartition, left: list[NewBatch]) -> None:
         """Send them all until all are acknowledged. None of them has a reason to be out of order: what is behind a
         batch that was refused is refused as that one was.
         """
@@ -56,7 +42,7 @@ class PipelinedProducer(Producer):
                 (batch, wire.send(PRODUCE, PRODUCE_VERSION, produce_body(None, -1, 800, tp, batch.data)))
                 for batch in left
             ]
-            failed: list[_Batch] = []
+            failed: list[NewBatch] = []
             for batch, flight in flights:
                 error = await self.outcome(tp, batch, flight)
                 if error in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -74,7 +60,9 @@ class PipelinedProducer(Producer):
             if left:
                 await self.lost_leader(tp)
 
-    async def outcome(self, tp: TopicPartition, batch: _Batch, flight: asyncio.Future[memoryview]) -> ErrorCode | None:
+    async def outcome(
+        self, tp: TopicPartition, batch: NewBatch, flight: asyncio.Future[memoryview]
+    ) -> ErrorCode | None:
         """What became of it; None if that is not known."""
         try:
             raw = await flight

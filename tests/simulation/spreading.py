@@ -7,11 +7,12 @@ at its offset. So the topic's partitions change hands all the while.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import wire.messages as m
 from tests.simulation.admin import Admin
-from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, Producer, produce_bodies
+from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, NewBatch, Producer, produce_bodies
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -26,29 +27,17 @@ TIMEOUT_MS, PATIENCE_S = 4_000, 5.0
 """Longer than most troubles last."""
 
 
-class _Batch(NamedTuple):
-    values: list[str]
-    data: bytes
-
-
 class SpreadingProducer(Producer):
     """Sends a batch for each of some partitions; what a broker leads of them comes to it in one request."""
 
-    async def main(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
+    async def main(self, partitions: Sequence[TopicPartition]) -> None:
         """Until the run closes; each batch is sent again until it is acknowledged."""
-        producer_id = await self.new_producer_id()
-        sequences = dict.fromkeys(partitions, 0)
-        number = 0
+        await self.begin(partitions)
         while not self.world.closing:
-            left: dict[TopicPartition, _Batch] = {}
-            for tp in self.rng.sample(partitions, self.rng.choice((2, 3, 4, 4))):
-                values = [f"{self.name}-{number + i}" for i in range(self.rng.randint(1, 3))]
-                number += len(values)
-                left[tp] = _Batch(values, self.batch(values, producer_id, 0, sequences[tp]))
-                sequences[tp] += len(values)
-                self.world.oracle.sending(tp, values)
+            chosen = self.rng.sample(partitions, self.rng.choice((2, 3, 4, 4)))
+            left = {tp: self.next_batch(tp, 3) for tp in chosen}
             while left:
-                by_leader: dict[int, dict[TopicPartition, _Batch]] = {}
+                by_leader: dict[int, dict[TopicPartition, NewBatch]] = {}
                 for tp, batch in left.items():
                     by_leader.setdefault(await self.leader(tp), {})[tp] = batch
                 done = await asyncio.gather(*(self.push(leader, some) for leader, some in by_leader.items()))
@@ -58,7 +47,7 @@ class SpreadingProducer(Producer):
                     await self.lost_leader(next(iter(left)))
             await self.pause(0.0, 0.05)
 
-    async def push(self, leader: int, batches: dict[TopicPartition, _Batch]) -> list[TopicPartition]:
+    async def push(self, leader: int, batches: dict[TopicPartition, NewBatch]) -> list[TopicPartition]:
         """The partitions whose batches are acknowledged now."""
         parts = [(tp.partition, batch.data) for tp, batch in batches.items()]
         body = produce_bodies(None, -1, TIMEOUT_MS, WIDE, parts)
