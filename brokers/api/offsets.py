@@ -162,11 +162,13 @@ class _Listing:
         partition, error = self._partition(tp, part.current_leader_epoch)
         if partition is None:
             return Found(error)
-        view = self._confirmed.get(tp) or _view(partition, self._request)
-        if view.partition is not partition:
+        view = self._confirmed.get(tp)
+        if view is None:
+            if self._request.replica_id == CONSUMER and not partition.lease_valid():
+                return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it had its lease when the request came
+            view = _view(partition, self._request)
+        elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if tp not in self._confirmed and self._request.replica_id == CONSUMER and not partition.lease_valid():
-            return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it had its lease when the request came
         try:
             found = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
