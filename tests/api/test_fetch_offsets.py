@@ -145,6 +145,24 @@ def test_a_topic_that_is_deleted_during_a_search_harms_no_other(stage: Stage, ag
         assert list_offsets(stage, -1).offset == 5
 
 
+def ask_of_both(stage: Stage, first: int, second: int) -> Done | DelayedResponse:
+    """For the topics t and u in one request."""
+    topic = m.ListOffsetsRequest.ListOffsetsTopic
+    asked = [
+        topic(
+            name=name, partitions=[topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=at)]
+        )
+        for name, at in (("t", first), ("u", second))
+    ]
+    message = m.ListOffsetsRequest(version=10, replica_id=-1, isolation_level=0, timeout_ms=0, topics=asked)
+    return stage.start(offsets.handle_list_offsets, 2, 10, message)
+
+
+def found_of_both(response: Any) -> list[tuple[int, int]]:
+    answer = m.decode_response(2, 10, m.encode_response(response, 2, 10))
+    return [(part.error_code, part.offset) for one in answer.topics for part in one.partitions]
+
+
 def test_a_lease_that_ends_during_a_search_is_not_used_for_the_next_partition(stage: Stage) -> None:
     long_log(stage)
     stage.topic("u", replicas=BOTH, epoch=1)
@@ -155,19 +173,9 @@ def test_a_lease_that_ends_during_a_search_is_not_used_for_the_next_partition(st
         stage.lease = False
 
     at_pause(stage, 4, ended)
-    topic = m.ListOffsetsRequest.ListOffsetsTopic
-    asked = [
-        topic(
-            name=name, partitions=[topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=at)]
-        )
-        for name, at in (("t", 1200), ("u", -1))
-    ]
-    message = m.ListOffsetsRequest(version=10, replica_id=-1, isolation_level=0, timeout_ms=0, topics=asked)
-    outcome = stage.start(offsets.handle_list_offsets, 2, 10, message)
+    outcome = ask_of_both(stage, 1200, -1)
     assert isinstance(outcome, Done)
-    answer = m.decode_response(2, 10, m.encode_response(outcome.response, 2, 10))
-    found = [(part.error_code, part.offset) for one in answer.topics for part in one.partitions]
-    assert found == [(0, 350), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
+    assert found_of_both(outcome.response) == [(0, 350), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
 
 
 def test_what_followers_confirmed_says_nothing_of_another_topic_of_that_name(stage: Stage) -> None:
@@ -176,11 +184,7 @@ def test_what_followers_confirmed_says_nothing_of_another_topic_of_that_name(sta
         stage.append(topic, 5)
         stage.fetched(topic, OTHER, 5)
     stage.lease = False
-    kind = m.ListOffsetsRequest.ListOffsetsTopic
-    partition = kind.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
-    asked = [kind(name=name, partitions=[partition]) for name in "tu"]
-    message = m.ListOffsetsRequest(version=10, replica_id=-1, isolation_level=0, timeout_ms=0, topics=asked)
-    question = stage.start(offsets.handle_list_offsets, 2, 10, message)
+    question = ask_of_both(stage, -1, -1)
     assert isinstance(question, DelayedResponse)
     answers: list[Any] = []
     question.on_done(answers.append)
@@ -189,9 +193,7 @@ def test_what_followers_confirmed_says_nothing_of_another_topic_of_that_name(sta
         stage.partition(topic).confirmations.check()
     assert answers
     at_pause(stage, 3, lambda: stage.topic("u", replicas=BOTH, epoch=1, topic_id=uuid.uuid4()))
-    answer = m.decode_response(2, 10, m.encode_response(stage.made(answers[0]), 2, 10))
-    found = [(part.error_code, part.offset) for one in answer.topics for part in one.partitions]
-    assert found == [(0, 5), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
+    assert found_of_both(stage.made(answers[0])) == [(0, 5), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
 
 
 def test_what_list_offsets_refuses(stage: Stage) -> None:

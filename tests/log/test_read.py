@@ -7,6 +7,7 @@ import random
 import pytest
 
 from _native.batch import Record, encode_batch, scan
+from brokers.api.base import through
 from brokers.log import LogOffline, OffsetOutOfRange, Origin, SliceGone
 from brokers.log.retention import delete_old_segments
 from tests.support.logs import (
@@ -198,9 +199,7 @@ def test_a_search_goes_on_in_a_log_that_changes(tmp_path, start, wanted):
     next(search)
     log.truncation.delete_records_before(start)
     delete_old_segments(log, NOW)
-    found = []
-    list(_finding(search, found))
-    assert found == [wanted]
+    assert through(search) == wanted
 
 
 def test_time_below_the_log_start_is_skipped(log):

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 from _native.batch import Record, control_batch, encode_batch, parse_header, scan
+from brokers.api.base import through
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import Log, Origin, RealDisk, Terms, guards_of
 from brokers.log.append import Appender
@@ -145,12 +146,7 @@ def records(log: Log, start: int | None = None, end: int | None = None) -> list[
 
 def by_time(log: Log, timestamp: int) -> tuple[int, int, int] | None:
     """What a search by time finds when nothing interrupts it."""
-    search = log.reader.search_timestamp(timestamp, lambda _: None)
-    while True:
-        try:
-            next(search)
-        except StopIteration as ended:
-            return ended.value
+    return through(log.reader.search_timestamp(timestamp, lambda _: None))
 
 
 def latest(log: Log) -> tuple[int, int, int] | None:
