@@ -91,11 +91,13 @@ def free_ports(count: int) -> list[int]:
     try:
         end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
+        end = 0
+    if end < FIRST_PORT + ENOUGH_PORTS:
         end = USUAL_OUTGOING
     chance = random.SystemRandom()  # a seed that tests share would make them take the same ones
     found: set[int] = set()
     for _ in range(TRIES_PER_PORT * count):
-        port = chance.randrange(FIRST_PORT, end if end - FIRST_PORT >= ENOUGH_PORTS else USUAL_OUTGOING)
+        port = chance.randrange(FIRST_PORT, end)
         if port not in found and is_free(port):
             found.add(port)
             if len(found) == count:

@@ -159,10 +159,9 @@ class Work:
             elif given["kind"] == "collect":
                 writer = rows.writeStream.option("checkpointLocation", checkpoint)
                 query = writer.foreachBatch(_collect).start()
-            elif given["kind"] == "nothing":
-                self._spark.dataSource.register(_nothing())
-                query = rows.writeStream.format("nothing").option("checkpointLocation", checkpoint).start()
             else:
+                if given["kind"] == "nothing":
+                    self._spark.dataSource.register(_nothing())
                 options = {**common, "checkpointLocation": checkpoint, **given["options"]}
                 options |= {"sinkId": sink} if given["kind"] == "fleetlog" else {}
                 query = rows.writeStream.format(given["kind"]).options(**options).start()

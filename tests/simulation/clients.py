@@ -220,14 +220,14 @@ class Producer(Client):
     """An idempotent producer: each batch is sent again until it is acknowledged."""
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
-        await self.begin(partitions)
+        await self.prepare(partitions)
         while not self.world.closing:
             tp = self.rng.choice(partitions)
             batch = self.next_batch(tp, 4)
             await self.deliver(tp, batch.data, batch.values)
             await self.pause(*self.world.pace)
 
-    async def begin(self, partitions: Sequence[TopicPartition]) -> None:
+    async def prepare(self, partitions: Sequence[TopicPartition]) -> None:
         """Get a producer id, for :meth:`next_batch`."""
         self._producer_id = await self.new_producer_id()
         self._sequences = dict.fromkeys(partitions, 0)

@@ -20,7 +20,7 @@ class PipelinedProducer(Producer):
     """Sends a round of batches at once, and those that failed again, from the first one on, until none is left."""
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
-        await self.begin(partitions)
+        await self.prepare(partitions)
         while not self.world.closing:
             round_of: dict[TopicPartition, list[NewBatch]] = {}
             for _ in range(self.rng.randint(1, IN_FLIGHT)):

@@ -32,7 +32,7 @@ class SpreadingProducer(Producer):
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
         """Until the run closes; each batch is sent again until it is acknowledged."""
-        await self.begin(partitions)
+        await self.prepare(partitions)
         while not self.world.closing:
             chosen = self.rng.sample(partitions, self.rng.choice((2, 3, 4, 4)))
             left = {tp: self.next_batch(tp, 3) for tp in chosen}
