@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
@@ -20,14 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from coordination.ports import free_ports
+
 MAX_HEAP = "-Xmx64m"
 """Enough for some thousand partitions; with 10,000 ZooKeeper's log thread fails, and the server does not answer."""
 TICK_MS = 500
 """The smallest session timeout is two ticks."""
 MAX_SESSION_TIMEOUT_MS = 60_000
-FIRST_PORT, USUAL_OUTGOING = 10_000, 32_768
-"""Of a server here; and where Linux usually begins with the ports of outgoing connections."""
-TRIES_PER_PORT, ENOUGH_PORTS = 100, 5_000
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR_STEMS = (
@@ -80,41 +78,6 @@ def find_classpath() -> str:
     if not any(Path(jar).name.startswith("zookeeper-3.") for jar in found):
         raise EnsembleError(f"no ZooKeeper jar in {jars}; a complete pyspark wheel has one")
     return ":".join(found)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback that are free now.
-
-    They are below those that the kernel gives to outgoing connections: one of these could have a server's port while
-    the server is restarted. Raises OSError where there are none.
-    """
-    try:
-        end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        end = 0
-    if end < FIRST_PORT + ENOUGH_PORTS:
-        end = USUAL_OUTGOING
-    chance = random.SystemRandom()  # a seed that tests share would make them take the same ones
-    found: set[int] = set()
-    for _ in range(TRIES_PER_PORT * count):
-        port = chance.randrange(FIRST_PORT, end)
-        if port not in found and is_free(port):
-            found.add(port)
-            if len(found) == count:
-                return list(found)
-    raise OSError(f"no {count} ports of 127.0.0.1 above {FIRST_PORT} are free")
-
-
-def is_free(port: int) -> bool:
-    """Whether the loopback's port is free now."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("127.0.0.1", port))
-            sock.listen(1)  # several sockets may be bound to a port as long as none listens
-        except OSError:
-            return False
-        return True
 
 
 class ZooKeeperNode:

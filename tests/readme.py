@@ -10,8 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordination.ensemble import is_free
-from tests.support.ports import first_free
+from coordination.ports import free_row, is_free
 
 ROOT = Path(__file__).parents[1]
 FIRST_PORT = 9092
@@ -29,7 +28,7 @@ def snippets(heading: str, language: str = "", page: str = "README.md") -> list[
 
 def own_port() -> int:
     """The first port that pages print, or the first of three others in a row that are free."""
-    return FIRST_PORT if all(map(is_free, range(FIRST_PORT, FIRST_PORT + 3))) else first_free(3)
+    return FIRST_PORT if all(map(is_free, range(FIRST_PORT, FIRST_PORT + 3))) else free_row(3)[0]
 
 
 class PageReader:

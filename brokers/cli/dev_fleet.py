@@ -26,11 +26,10 @@ from coordination.ensemble import (
     ZooKeeperNode,
     find_classpath,
     find_java,
-    free_ports,
-    is_free,
     spawn,
     start_local,
 )
+from coordination.ports import free_ports, is_free
 
 BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordination.ensemble import free_ports, spawn
+from coordination.ensemble import spawn
+from coordination.ports import free_ports
 from perf.generator.frames import fetch_frame
 from wire import messages
 

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from coordination import ensemble
+from coordination.ports import free_ports
 from perf.build import ROOT
 from perf.targets.base import HOST, Broker, Cluster
 
@@ -37,7 +38,7 @@ class Fleetlog(Cluster):
         super().__init__(brokers, directory)
         self.tree, self.native = tree, native
         self.zookeeper: ensemble.ZooKeeperNode | None = None
-        self._admin_ports = dict(enumerate(ensemble.free_ports(brokers), start=1))
+        self._admin_ports = dict(enumerate(free_ports(brokers), start=1))
         self.settings: dict[str, object] = {name.replace("_", "."): value for name, value in settings.items()}
 
     def start(self) -> None:

@@ -20,7 +20,7 @@ from brokers.cli.output import CliError
 from brokers.security.tls_contexts import server_context
 from brokers.security.tls_settings import TlsSettings
 from brokers.setting_kinds import ConfigError
-from coordination.ensemble import free_ports
+from coordination.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.fleet import Fleet
 from tests.support.secured import PASSWORD, PLAIN_MODULE, USER, jaas, secured_fleet

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.cli.main import cli
 from coordination import ensemble
-from tests.support.ports import first_free
+from coordination.ports import free_row
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -38,7 +38,7 @@ class Host:
     def __init__(self, directory: Path, count: int = COUNT) -> None:
         self.count = count
         self.zookeeper = ensemble.start_local(directory / "zookeeper")
-        self.port = first_free(2 * (count + 2))
+        self.port = free_row(2 * (count + 2))[0]
         self.admin = self.port + count
         self.config = directory / "host.properties"
         self.log = directory / "host.out"

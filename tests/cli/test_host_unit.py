@@ -17,7 +17,7 @@ from brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
 from brokers.cli.host_unit import Unit
 from brokers.cli.options import settings_text
 from brokers.server.service_manager import ServiceManager
-from coordination.ensemble import free_ports
+from coordination.ports import free_ports
 from tests.support.waiting import eventually_async
 
 TALKS = [sys.executable, "-c", "import sys; sys.stderr.write(('x' * 99 + chr(10)) * 20_000)"]

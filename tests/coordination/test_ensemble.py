@@ -16,10 +16,9 @@ from coordination.ensemble import (
     ZooKeeperNode,
     find_classpath,
     find_java,
-    free_ports,
-    is_free,
     start_local,
 )
+from coordination.ports import free_ports
 from tests.support.stores import Stores, on_loop
 from tests.support.waiting import eventually
 
@@ -51,18 +50,6 @@ def test_java_comes_from_java_home_then_path_then_the_wheel(tmp_path: Path, monk
     for find in (find_java, find_classpath):
         with pytest.raises(EnsembleError, match=r"pip install 'fleetlog\[spark\]'"):
             find()
-
-
-def test_free_ports_are_free_and_different() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert all(is_free(port) for port in ports)
-
-
-def test_no_outgoing_connection_is_given_a_free_port() -> None:
-    """A server that is restarted finds its port free."""
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert max(free_ports(100)) < first_outgoing
 
 
 @pytest.mark.zookeeper

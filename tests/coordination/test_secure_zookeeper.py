@@ -17,8 +17,8 @@ from brokers.security.tls_contexts import server_context
 from brokers.security.tls_settings import TlsSettings
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from coordination.connect import CannotConnect, ConnectionSecurity
-from coordination.ensemble import free_ports
 from coordination.loop_handler import LoopHandler
+from coordination.ports import free_ports
 from coordination.store import Create, SessionState, SetData, StoreError
 from coordination.zookeeper import ZookeeperStore
 from tests.support.certificates import Authority

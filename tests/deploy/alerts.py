@@ -27,6 +27,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from brokers.model import AUDIT_TOPIC
+from coordination.ports import free_row
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently, stuttering
 from tests.deploy.client_faults import (
     busy_loop,
@@ -54,7 +55,6 @@ from tests.deploy.disk_faults import (
 from tests.deploy.panels import blank_panels
 from tests.support.audited import audited_fleet, client, flood
 from tests.support.certificates import replaced
-from tests.support.ports import first_free
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def tilted_leaders(stage: Stage) -> Iterator[Callable[[], None]]:
 
 def crashing_broker(stage: Stage) -> Iterator[Callable[[], None]]:
     """A unit of two brokers, one of which is killed whenever it runs."""
-    port = first_free(5)
+    port = free_row(5)[0]
     page = port + 2
     directory = stage.directory / "host"
     directory.mkdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers.model import id_text, random_id
-from coordination.ensemble import free_ports
+from coordination.ports import free_ports
 
 
 def java(classpath: str, name: str, *args: str) -> str:

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from coordination import ensemble
-from coordination.ensemble import free_ports
+from coordination.ports import free_ports
 
 START_TIMEOUT_S = 60.0
 

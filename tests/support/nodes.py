@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,17 @@ from brokers.replication import ends, isr
 from brokers.replication.ends import ReplicaEnd
 from coordination import changes
 from coordination.registration import Advertisement, ListenerAddress, register
-from coordination.store import Operation, OperationResult, SetData, Stat, Store, UnknownOutcome, Watch
+from coordination.store import (
+    BadVersion,
+    MultiFailed,
+    Operation,
+    OperationResult,
+    SetData,
+    Stat,
+    Store,
+    UnknownOutcome,
+    Watch,
+)
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import RealClock, running_timers
@@ -187,13 +198,23 @@ class Node:
         )
 
     async def join(self, tp: TopicPartition, *brokers: int) -> None:
-        """As the leader: these have caught up."""
+        """As the leader: these have caught up. What a controller wrote meanwhile is read first, as a leader does."""
         assert await self.metadata.wait_until(lambda: set(brokers) <= set(self.metadata.brokers), 5_000)
-        state = self.state(tp.topic, tp.partition)
-        minimum = isr.min_in_sync(self.metadata.topic_config(tp.topic).min_insync_replicas, state.established)
-        for broker_id in brokers:
-            state = isr.joined(state, broker_id, self.metadata.brokers[broker_id].incarnation, minimum)
-        await self.write(tp, state)
+        while True:
+            seen = state = self.state(tp.topic, tp.partition)
+            minimum = isr.min_in_sync(self.metadata.topic_config(tp.topic).min_insync_replicas, state.established)
+            for broker_id in brokers:
+                state = isr.joined(state, broker_id, self.metadata.brokers[broker_id].incarnation, minimum)
+            try:
+                return await self.write(tp, state)
+            except MultiFailed as failed:
+                if not isinstance(failed.cause, BadVersion):
+                    raise
+            newer = partial(self._newer_than, seen.partition_epoch, tp)
+            assert await self.metadata.wait_until(newer, 5_000), f"{tp}: another's write is not seen"
+
+    def _newer_than(self, partition_epoch: int, tp: TopicPartition) -> bool:
+        return bool(self.state(tp.topic, tp.partition).partition_epoch > partition_epoch)
 
     def leaders(self, topic: str) -> list[int]:
         return [state.leader for state in self.metadata.topics[topic].partitions]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordination.ensemble import ZooKeeperNode, find_classpath, free_ports
+from coordination.ensemble import ZooKeeperNode, find_classpath
+from coordination.ports import free_ports
 from tests.support.certificates import Authority
 
 

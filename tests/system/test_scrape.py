@@ -24,7 +24,8 @@ from brokers import app
 from brokers.config import BrokerConfig, load_config
 from brokers.coordinators.lags import LagWatch
 from brokers.exposition import Exposition
-from coordination.ensemble import free_ports, start_local
+from coordination.ensemble import start_local
+from coordination.ports import free_ports
 from tests.support.bytecodes import Bytecodes, CpuTimes, Steps, in_steps
 from tests.support.fleet import says_ready
 from tests.support.harness import Client
