@@ -32,6 +32,7 @@ from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently
 from tests.deploy.client_faults import (
     busy_loop,
     damaged_produces,
+    forgotten_transaction,
     frequent_rebalances,
     garbage,
     hanging_transaction,
@@ -265,6 +266,7 @@ FAULTS: dict[Fault, set[str]] = {
     damaged_produces: {"DamagedProduces"},
     refused_produces: {"FailedProduces"},
     hanging_transaction: {"TransactionHangs"},
+    forgotten_transaction: {"TransactionHangs"},
     slow_rebalance: {"RebalanceSlow"},
     frequent_rebalances: {"RebalancesOften"},
     slow_fsync: {"FsyncSlow"},

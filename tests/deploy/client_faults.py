@@ -143,19 +143,61 @@ def busy_loop(stage: Stage) -> Iterator[Callable[[], None]]:
             client.close()
 
 
-def hanging_transaction(stage: Stage) -> Iterator[Callable[[], None]]:
-    """A producer that neither ends its transaction nor lets it time out soon."""
-    stage.topic("half", [1, 2])
+def _transactional(stage: Stage, name: str) -> Producer:
+    """A producer that has begun a transaction."""
     producer = Producer({
-        "bootstrap.servers": stage.fleet.bootstrap, "transactional.id": "hangs", "transaction.timeout.ms": 900_000,
+        "bootstrap.servers": stage.fleet.bootstrap, "transactional.id": name, "transaction.timeout.ms": 900_000,
         "log_level": 0,
     })  # fmt: skip
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
+    return producer
+
+
+def hanging_transaction(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A producer that neither ends its transaction nor lets it time out soon."""
+    stage.topic("half", [1, 2])
+    producer = _transactional(stage, "hangs")
     producer.produce("half", b"half")
     assert producer.flush(60) == 0
     yield nothing
     producer.abort_transaction(60)
+
+
+def forgotten_transaction(stage: Stage) -> Iterator[Callable[[], None]]:
+    """The coordinators' topic is deleted while a transaction is open: only the log knows of it then."""
+    stage.topic("forgotten", [1, 2])
+    producer = _transactional(stage, "forgets")
+    producer.produce("forgotten", b"half")
+    assert producer.flush(60) == 0
+    stage.admin.delete_topics(["__transaction_state"])["__transaction_state"].result(60)
+
+    def known_s() -> float:
+        return max(broker.figure("fleetlog_oldest_transaction_seconds") for broker in stage.fleet.brokers)
+
+    eventually(known_s, "no coordinator knows of a transaction", PATIENCE_S, good=lambda age: age == 0, pause_s=0.3)
+    yield nothing
+    assert known_s() == 0, "the log's leader alone has told of it"
+    client = Client(stage.fleet.brokers[0].port)
+    try:
+        _abort(client, "forgotten")
+    finally:
+        client.close()
+
+
+def _abort(leader: Client, topic: str) -> None:
+    """End the transaction that is open in partition 0, as Kafka's tool does (KIP-664)."""
+    asked = m.DescribeProducersRequest
+    answer = leader.ask(asked(version=0, topics=[asked.TopicRequest(version=0, name=topic, partition_indexes=[0])]), 0)
+    (row,) = [one for one in answer.topics[0].partitions[0].active_producers if one.current_txn_start_offset >= 0]
+    kind = m.WriteTxnMarkersRequest.WritableTxnMarker
+    marker = kind(
+        version=1, producer_id=row.producer_id, producer_epoch=row.producer_epoch, transaction_result=False,
+        topics=[kind.WritableTxnMarkerTopic(version=1, name=topic, partition_indexes=[0])],
+        coordinator_epoch=row.coordinator_epoch,
+    )  # fmt: skip
+    answer = leader.ask(m.WriteTxnMarkersRequest(version=1, markers=[marker]), 1)
+    assert answer.markers[0].topics[0].partitions[0].error_code == 0
 
 
 def _member(stage: Stage, group: str, topic: str, assigned: list[bool]) -> Consumer:

@@ -83,8 +83,15 @@ class Broker:
 
     def answered(self, api: str) -> float:
         """How many requests of an API the broker has answered."""
+        return self._figure(rf'fleetlog_requests_total{{.*"{api}".*}}')
+
+    def figure(self, name: str) -> float:
+        """A figure without labels; 0 where it is not on the page."""
+        return self._figure(re.escape(name))
+
+    def _figure(self, pattern: str) -> float:
         page = urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=30).read().decode()
-        found = re.search(rf'^fleetlog_requests_total{{.*"{api}".*}} (\S+)$', page, re.MULTILINE)
+        found = re.search(rf"^{pattern} (\S+)$", page, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     def operators_pages(self) -> str:
