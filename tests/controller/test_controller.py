@@ -67,7 +67,7 @@ async def test_a_deletion_waits_until_former_leaders_have_confirmed_it(connect: 
         await boss.controller.create_topics([NewTopic("t", assignments={0: [other.id], 1: [boss.id]})])
         await boss.controller.create_topics([NewTopic("u", assignments={0: [boss.id]})])
         other.silent = True
-        (own,) = await asyncio.wait_for(boss.controller.delete_topics(["u"]), 5)
+        (own,) = await asyncio.wait_for(boss.controller.delete_topics(["u"]), 60)
         assert own.ok
         deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
         await nodes.agree(lambda node: "t" not in node.metadata.topics)
@@ -76,7 +76,7 @@ async def test_a_deletion_waits_until_former_leaders_have_confirmed_it(connect: 
         assert "marked for deletion" in str(early.message)
         assert not deleted.done()
         other.silent = False
-        (gone,) = await asyncio.wait_for(deleted, 10)
+        (gone,) = await asyncio.wait_for(deleted, 60)
         assert gone.ok
         (made,) = await boss.controller.create_topics([NewTopic("t")])
         assert made.ok
@@ -95,7 +95,7 @@ async def test_a_deletion_waits_for_no_leader_without_registration(connect: str)
         await asyncio.sleep(0.3)
         assert not deleted.done()
         await nodes.die(other)
-        (gone,) = await asyncio.wait_for(deleted, 10)
+        (gone,) = await asyncio.wait_for(deleted, 60)
         assert gone.ok
         (made,) = await boss.controller.create_topics([NewTopic("t")])
         assert made.ok
@@ -278,7 +278,7 @@ async def test_a_request_waits_until_the_elected_controller_is_active(connect: s
     """Metadata names the winner of the election at once; a request that comes before it is ready must not fail."""
     async with Nodes(connect) as nodes:
         node = await nodes.start(1, controller=False)
-        asked = asyncio.create_task(node.controller.create_topics([NewTopic("t")], timeout_ms=5_000))
+        asked = asyncio.create_task(node.controller.create_topics([NewTopic("t")], timeout_ms=60_000))
         await asyncio.sleep(0.05)
         assert not asked.done()
         node.controller.start()
@@ -526,7 +526,7 @@ async def test_internal_topics_have_their_own_settings(connect: str) -> None:
         boss = await nodes.start(1, offsets_topic_num_partitions=7, offsets_topic_replication_factor=1)
         await nodes.controller()
         errors = await asyncio.gather(
-            *(boss.controller.auto_create([GROUP_METADATA_TOPIC, "auto", "bad name"]) for _ in range(5))
+            *(boss.controller.auto_create([GROUP_METADATA_TOPIC, "auto", "bad name"], 60_000) for _ in range(5))
         )
         for error in errors:
             assert error == {
@@ -537,7 +537,7 @@ async def test_internal_topics_have_their_own_settings(connect: str) -> None:
         assert len(boss.metadata.topics[GROUP_METADATA_TOPIC].partitions) == 7
         assert boss.metadata.topic_config(GROUP_METADATA_TOPIC).cleanup_policy == ("compact",)
         assert boss.metadata.topic_config("auto").cleanup_policy == ("delete",)
-        assert await boss.controller.auto_create(["auto"]) == {"auto": ErrorCode.NONE}
+        assert await boss.controller.auto_create(["auto"], 60_000) == {"auto": ErrorCode.NONE}
         names = [f"more-{i}" for i in range(boss.metadata.static.auto_create_topics_max_pending + 1)]
         found = await boss.controller.auto_create(names, 1)
         assert len(boss.controller._auto._creating) == len(names) - 1

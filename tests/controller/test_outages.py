@@ -12,7 +12,7 @@ from brokers.controller.requests import NewTopic
 from brokers.metadata import znodes
 from coordination.ensemble import ZooKeeperNode, start_local
 from tests.support.nodes import Node, Nodes
-from tests.support.stores import on_loop
+from tests.support.stores import expire, on_loop
 from tests.support.waiting import eventually_async
 from wire.errors import ErrorCode
 
@@ -31,11 +31,11 @@ async def make(nodes: Nodes, name: str) -> None:
 
     async def made() -> bool:
         boss = await nodes.controller()
-        (outcome,) = await boss.controller.create_topics([NewTopic(name, 3)], timeout_ms=5_000)
+        (outcome,) = await boss.controller.create_topics([NewTopic(name, 3)], timeout_ms=20_000)
         return outcome.error in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 
     await eventually_async(made, f"{name} is created")
-    await nodes.agree(lambda node: name in node.metadata.topics, 20_000)
+    await nodes.agree(lambda node: name in node.metadata.topics)
 
 
 async def keep_registered(node: Node) -> None:
@@ -55,7 +55,7 @@ async def keep_registered(node: Node) -> None:
 @pytest.mark.parametrize("away_s", [0.2, 5.0], ids=["within the session", "longer than the session"])
 @on_loop
 async def test_zookeeper_restarts(own_zookeeper: ZooKeeperNode, away_s: float) -> None:
-    async with Nodes(f"{own_zookeeper.address}/fleet") as nodes:
+    async with Nodes(f"{own_zookeeper.address}/fleet", session_ms=2_000) as nodes:
         for broker_id in (1, 2, 3):
             await nodes.start(broker_id)
         keepers = [asyncio.create_task(keep_registered(node)) for node in nodes.alive.values()]
@@ -68,8 +68,8 @@ async def test_zookeeper_restarts(own_zookeeper: ZooKeeperNode, away_s: float) -
             assert node.metadata.topics == image[node.id], "nothing is forgotten while ZooKeeper is away"
         await asyncio.to_thread(own_zookeeper.restart)
         await make(nodes, "after")
-        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("before")), 20_000)
-        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("after")), 20_000)
+        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("before")))
+        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("after")))
         assert len({node.metadata.sequence for node in nodes.alive.values()}) == 1
         for keeper in keepers:
             keeper.cancel()
@@ -86,10 +86,8 @@ async def test_a_controllers_session_ends(connect: str) -> None:
         other = next(node for node in nodes.alive.values() if node is not boss)
         epoch = boss.controller.epoch
         active = boss.controller._active
-        credentials = boss.real.credentials()
-        assert credentials is not None
         assert active is not None
-        assert await other.real.end_session(*credentials)
+        await expire(boss.real, other.real)
         await eventually_async(
             lambda: other.controller.is_active or (boss.controller.is_active and boss.controller.epoch > epoch),
             "one node is controller in a later epoch",
@@ -99,7 +97,7 @@ async def test_a_controllers_session_ends(connect: str) -> None:
         await make(nodes, "after")
         data, _stat = await other.real.get(znodes.CONTROLLER_EPOCH)
         assert int(data) > epoch
-        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("before")), 20_000)
+        await nodes.agree(lambda node: all(leader > 0 for leader in node.leaders("before")))
         for keeper in keepers:
             keeper.cancel()
 
@@ -116,10 +114,8 @@ async def test_commands_during_a_controllers_death_are_answered(connect: str) ->
             for i in range(20)
         ]
         await eventually_async(lambda: any(task.done() for task in asked), "one of the calls is answered")
-        credentials = boss.real.credentials()
-        assert credentials is not None
         helper = next(node for node in nodes.alive.values() if node is not boss)
-        assert await helper.real.end_session(*credentials)
+        await expire(boss.real, helper.real)
         outcomes = [outcome for task in asked for outcome in await task]
         assert {outcome.error for outcome in outcomes} <= {ErrorCode.NONE, ErrorCode.NOT_CONTROLLER}
         assert sum(outcome.ok for outcome in outcomes) >= 1

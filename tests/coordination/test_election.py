@@ -22,7 +22,7 @@ from coordination.store import Create, MultiFailed, NodeExists, SetData, Store
 from coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import ManualClock
 from tests.support.ensemble import Ensemble
-from tests.support.stores import Proxy, Stores, on_loop
+from tests.support.stores import Proxy, Stores, expire, on_loop
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
@@ -48,12 +48,6 @@ class Candidate:
     @property
     def leadership(self) -> Leadership | None:
         return self.election.leadership
-
-
-async def expire(store: ZookeeperStore, by: ZookeeperStore) -> None:
-    credentials = store.credentials()
-    assert credentials is not None
-    assert await by.end_session(*credentials)
 
 
 @on_loop

@@ -35,11 +35,21 @@ ONE = Advertisement(1, [ListenerAddress("PLAINTEXT", "h1", 9092), ListenerAddres
 
 
 async def enlist(
-    store: ZookeeperStore, what: Advertisement = ONE, waiting: list[str] | None = None, process: str = ""
+    store: ZookeeperStore,
+    what: Advertisement = ONE,
+    waiting: list[str] | None = None,
+    process: str = "",
+    times: int = 1,
 ) -> Registered:
+    """Register by a clock that goes so many ``times`` faster than ZooKeeper's."""
     on_waiting = waiting.append if waiting is not None else lambda message: None
     return await register(
-        store, what, wall_ms=RealClock().wall_ms, mono_ms=boot_ms, on_waiting=on_waiting, process=process
+        store,
+        what,
+        wall_ms=RealClock().wall_ms,
+        mono_ms=lambda: times * boot_ms(),
+        on_waiting=on_waiting,
+        process=process,
     )
 
 
@@ -162,12 +172,12 @@ async def test_registering_twice_in_one_session_is_one_registration(connect: str
 @on_loop
 async def test_a_live_twin_is_refused_with_its_address(connect: str) -> None:
     async with Stores() as stores:
-        first, second = await stores.open(connect, timeout_ms=1000), await stores.open(connect)
+        first, second = await stores.open(connect, timeout_ms=20_000), await stores.open(connect, timeout_ms=20_000)
         await adopt(first, lambda: "c")
         holder = await enlist(first)
         waiting: list[str] = []
         with pytest.raises(DuplicateBroker) as caught:
-            await enlist(second, waiting=waiting)
+            await enlist(second, waiting=waiting, times=12)
         assert "broker id 1" in str(caught.value)
         assert "PLAINTEXT://h1:9092" in str(caught.value)
         assert len(waiting) == 1
@@ -182,11 +192,11 @@ async def test_a_live_twin_is_refused_with_its_address(connect: str) -> None:
 async def test_an_earlier_session_of_the_process_is_waited_for_however_long_it_stands(connect: str) -> None:
     """A starved ZooKeeper ends a session later than it says: the broker must not take itself for another one."""
     async with Stores() as stores:
-        first, second = await stores.open(connect, timeout_ms=1000), await stores.open(connect)
+        first, second = await stores.open(connect, timeout_ms=20_000), await stores.open(connect, timeout_ms=20_000)
         await adopt(first, lambda: "c")
         await enlist(first, process="p")
-        again = asyncio.ensure_future(enlist(second, process="p"))
-        await asyncio.sleep(4.5)  # a twin is refused after 2.5 s
+        again = asyncio.ensure_future(enlist(second, process="p", times=12))
+        await asyncio.sleep(4.5)  # a twin is refused after 31 s, which take 2.6
         assert not again.done()
         await first.close()
         assert (await again).incarnation == 2
@@ -228,7 +238,7 @@ async def _crash(connect: str, timeout_ms: int) -> tuple[int, bytes]:
 
 @on_loop
 async def test_after_a_crash_ones_own_old_session_is_waited_for_visibly(connect: str) -> None:
-    session_id, _ = await _crash(connect, 2500)
+    session_id, _ = await _crash(connect, 10_000)
     async with Stores() as stores:
         store = await stores.open(connect)
         waiting: list[str] = []

@@ -39,7 +39,8 @@ from tests.support.waiting import eventually_async
 
 ORDERS = ResourcePattern(ResourceType.TOPIC, "orders")
 PREFIX = ResourcePattern(ResourceType.TRANSACTIONAL_ID, "or", PatternType.PREFIXED)
-EFFECT_S = 1.0
+EFFECT_S = 15.0
+"""Less than until everything is read again without a watch."""
 
 
 def entry(user: str = "alice", permission: Permission = Permission.ALLOW) -> AccessControlEntry:

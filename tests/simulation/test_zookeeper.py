@@ -30,7 +30,7 @@ from tests.coordination import test_changes, test_election, test_registration, t
 from tests.simulation.loop import SimLoop
 from tests.simulation.store import SimStore
 from tests.simulation.zookeeper import DOWN, UP, SimZooKeeper
-from tests.support.stores import on_loop, record_session, states
+from tests.support.stores import expire, on_loop, record_session, states
 from tests.support.waiting import eventually_async
 
 SEQUENCES = 40
@@ -160,9 +160,12 @@ async def history(seed: int, open_store: Callable[[], Awaitable[Any]]) -> list[A
                 continue
             events: list[SessionEvent] = []
             stores[victim].on_session(events.append)
-            ended = await stores[index].end_session(*stores[victim].credentials())
-            await eventually_async(lambda: SessionState.CONNECTED in states(events), "the session is connected")  # noqa: B023
-            answer: Any = [ended, states(events)[-2:]]
+            await expire(stores[victim], stores[index])
+            answer: Any = await eventually_async(
+                lambda: states(events)[-2:],  # noqa: B023
+                "the next session is connected",
+                good=lambda last: last[-1:] == [SessionState.CONNECTED],
+            )
         else:
             answer = await perform(stores[index], kind, what, watches[index])
         for store in stores:

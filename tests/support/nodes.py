@@ -9,9 +9,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from brokers.config import BrokerConfig
+from brokers.controller import auto_creation, controller
 from brokers.controller.controller import Controller
-from brokers.metadata import znodes
+from brokers.metadata import config_writes, znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LogEnd, PartitionState, TopicPartition
 from brokers.peers.calls import Peers, PeerUnavailable
@@ -36,7 +39,9 @@ from tests.support.clocks import RealClock, running_timers
 from wire import api_keys
 from wire.errors import ErrorCode
 
-SESSION_MS = 2_000
+SESSION_MS = 12_000
+"""No test here waits for the end of a session, and a machine that stalls ends none of these."""
+PATIENCE_MS = 60_000
 
 
 class Meddled:
@@ -101,9 +106,17 @@ class Node:
     """
 
     def __init__(
-        self, connect: str, broker_id: int, rack: str | None = None, *, intact_since: int | None = None, **settings: Any
+        self,
+        connect: str,
+        broker_id: int,
+        rack: str | None = None,
+        *,
+        intact_since: int | None = None,
+        session_ms: int = SESSION_MS,
+        **settings: Any,
     ) -> None:
         self.id = broker_id
+        self.session_ms = session_ms
         self.neighbours: dict[int, Node] = {broker_id: self}
         self.log_ends: dict[TopicPartition, LogEnd] = {}
         self.intact_since = intact_since
@@ -121,8 +134,8 @@ class Node:
         self.incarnation = -1
 
     async def start(self, *, controller: bool = True, registered: bool = True) -> Node:
-        self.real = ZookeeperStore(self.connect, session_timeout_ms=SESSION_MS)
-        await self.real.start(20_000)
+        self.real = ZookeeperStore(self.connect, session_timeout_ms=self.session_ms)
+        await self.real.start(PATIENCE_MS)
         self.store = Meddled(self.real)
         await adopt(self.real, lambda: "test-cluster-0123456789")
         self.metadata = MetadataCache(self.store, self.config, running_timers())
@@ -146,7 +159,7 @@ class Node:
         self.incarnation = made.incarnation
         if self.intact_since is None:
             self.intact_since = made.incarnation  # the process goes on: a new session keeps its logs
-        assert await self.metadata.wait_until(lambda: self.id in self.metadata.brokers, 5_000)
+        assert await self.metadata.wait_until(lambda: self.id in self.metadata.brokers, PATIENCE_MS)
 
     def answer(self, request: Any) -> Any:
         """ReplicaEnds, as a broker with these logs would answer it."""
@@ -199,7 +212,7 @@ class Node:
 
     async def join(self, tp: TopicPartition, *brokers: int) -> None:
         """As the leader: these have caught up. What a controller wrote meanwhile is read first, as a leader does."""
-        assert await self.metadata.wait_until(lambda: set(brokers) <= set(self.metadata.brokers), 5_000)
+        assert await self.metadata.wait_until(lambda: set(brokers) <= set(self.metadata.brokers), PATIENCE_MS)
         while True:
             seen = state = self.state(tp.topic, tp.partition)
             minimum = isr.min_in_sync(self.metadata.topic_config(tp.topic).min_insync_replicas, state.established)
@@ -211,7 +224,7 @@ class Node:
                 if not isinstance(failed.cause, BadVersion):
                     raise
             newer = partial(self._newer_than, seen.partition_epoch, tp)
-            assert await self.metadata.wait_until(newer, 5_000), f"{tp}: another's write is not seen"
+            assert await self.metadata.wait_until(newer, PATIENCE_MS), f"{tp}: another's write is not seen"
 
     def _newer_than(self, partition_epoch: int, tp: TopicPartition) -> bool:
         return bool(self.state(tp.topic, tp.partition).partition_epoch > partition_epoch)
@@ -224,22 +237,30 @@ class Node:
 
 
 class Nodes:
-    """Starts nodes and stops those that still live at the end."""
+    """Starts nodes and stops those that still live at the end.
 
-    def __init__(self, connect: str) -> None:
-        self.connect = connect
+    Their answers wait for their own view as long as it takes: the real ones come without it after two seconds.
+    """
+
+    def __init__(self, connect: str, session_ms: int = SESSION_MS) -> None:
+        self.connect, self.session_ms = connect, session_ms
         self.alive: dict[int, Node] = {}
+        self._patience = pytest.MonkeyPatch()
 
     async def __aenter__(self) -> Nodes:
+        for module in (controller, auto_creation, config_writes):
+            self._patience.setattr(module, "METADATA_WAIT_MS", PATIENCE_MS)
+        self._patience.setattr(auto_creation, "AUTO_CREATE_MS", PATIENCE_MS)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._patience.undo()
         await asyncio.gather(*(node.stop() for node in self.alive.values()), return_exceptions=True)
 
     async def start(self, broker_id: int, *, controller: bool = True, registered: bool = True, **settings: Any) -> Node:
-        node = Node(self.connect, broker_id, **settings)
+        node = Node(self.connect, broker_id, session_ms=self.session_ms, **settings)
         node.neighbours = self.alive
         self.alive[broker_id] = node
         await node.start(controller=controller, registered=registered)
@@ -255,7 +276,7 @@ class Nodes:
     async def controller(self) -> Node:
         """The node in office, once there is exactly one, and all see all."""
         await self.agree(lambda node: self.registered() <= set(node.metadata.brokers))
-        deadline = asyncio.get_running_loop().time() + 20
+        deadline = asyncio.get_running_loop().time() + PATIENCE_MS / 1000
         while True:
             found = [node for node in self.alive.values() if node.controller.is_active]
             if len(found) == 1:
@@ -263,7 +284,7 @@ class Nodes:
             assert asyncio.get_running_loop().time() < deadline, "no controller"
             await asyncio.sleep(0.02)
 
-    async def agree(self, condition: Callable[[Node], bool], timeout_ms: int = 15_000) -> None:
+    async def agree(self, condition: Callable[[Node], bool], timeout_ms: int = PATIENCE_MS) -> None:
         """Every node's view comes to satisfy the condition."""
         for node in self.alive.values():
             assert await node.metadata.wait_until(lambda node=node: condition(node), timeout_ms), f"node {node.id}"

@@ -11,6 +11,9 @@ from typing import Any
 from coordination.store import SessionEvent, SessionState
 from coordination.zookeeper import ZookeeperStore
 
+HEARD_S = 2.0
+"""After that a store's client has heard that its session is over; if not, it has taken the session back."""
+
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test on a loop of its own; nothing may be left running on it."""
@@ -40,6 +43,22 @@ class Stores:
         self.all.append(store)
         await store.start(20_000)
         return store
+
+
+async def expire(store: Any, by: Any) -> None:
+    """End the session of a store by the hand of another one.
+
+    The store's client, which lost its connection to the visitor, may take the session back before the visitor closes
+    it; the session then goes on, and is ended again.
+    """
+    loop = asyncio.get_running_loop()
+    credentials = store.credentials()
+    assert credentials is not None
+    while store.credentials() == credentials:
+        assert await by.end_session(*credentials)
+        until = loop.time() + HEARD_S
+        while store.credentials() == credentials and loop.time() < until:
+            await asyncio.sleep(0.01)
 
 
 def record_session(store: ZookeeperStore) -> list[SessionEvent]:
