@@ -27,7 +27,7 @@ Consume = Callable[[str, str, str, int], list[bytes]]
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(
-        tmp_path_factory.mktemp("racks"), brokers=2, replica_selector_class=RACKS, zookeeper_session_timeout_ms=3_000
+        tmp_path_factory.mktemp("racks"), brokers=2, replica_selector_class=RACKS, zookeeper_session_timeout_ms=10_000
     )  # fmt: skip
     for broker in fleet.brokers:
         with broker.config_file.open("a") as file:

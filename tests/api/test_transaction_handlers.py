@@ -280,9 +280,9 @@ def test_a_coordinator_that_died_between_prepare_and_complete(tmp_path: Path, zn
 def test_the_timeout_is_kept_over_a_crash(tmp_path: Path, znode: OneZnode) -> None:
     async def scenario() -> None:
         broker = await Broker(tmp_path, znode).ready()
-        pid = (await broker.init(timeout=300)).producer_id
-        await broker.add(pid, 0, 0)
-        await broker.produce(pid, 0, 0)
+        pid = (await broker.init(timeout=4_000)).producer_id
+        assert await broker.add(pid, 0, 0) == 0
+        assert await broker.produce(pid, 0, 0) == 0
         await broker.crash()
         after = await Broker(tmp_path, znode, epoch=1).ready()
         while after.visible() != (2, 2):

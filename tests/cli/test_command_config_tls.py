@@ -150,8 +150,8 @@ def answering(context: ssl.SSLContext | None, answer: bytes = b"\0") -> Iterator
 def refused(bootstrap: str, properties: dict[str, str]) -> str:
     began = time.monotonic()
     with pytest.raises(CliError) as error:
-        reach(Target(bootstrap, 15.0, properties))
-    assert time.monotonic() - began < 8
+        reach(Target(bootstrap, 60.0, properties))
+    assert time.monotonic() - began < 40
     return str(error.value)
 
 
@@ -169,7 +169,7 @@ def test_a_certificate_that_is_not_accepted(made: Certificates) -> None:
 
 def test_the_name_is_not_checked_where_that_is_off(made: Certificates) -> None:
     with answering(made.context(made.elsewhere)) as port:
-        target = Target(f"127.0.0.1:{port}", 5.0, made.client(ssl_endpoint_identification_algorithm=""))
+        target = Target(f"127.0.0.1:{port}", 30.0, made.client(ssl_endpoint_identification_algorithm=""))
         assert reach(target) == [f"127.0.0.1:{port}"]
 
 
@@ -205,7 +205,7 @@ def test_a_listener_with_tls_and_a_command_without(made: Certificates) -> None:
 
 def test_one_good_address_is_enough(made: Certificates) -> None:
     with answering(made.context(made.late)) as late, answering(made.context(made.broker)) as good:
-        target = Target(f"127.0.0.1:{late},127.0.0.1:{good}", 5.0, made.client())
+        target = Target(f"127.0.0.1:{late},127.0.0.1:{good}", 30.0, made.client())
         assert reach(target) == [f"127.0.0.1:{good}"]
 
 
@@ -240,4 +240,4 @@ def test_wrong_password_of_the_key_and_pem_inside_the_file(made: Certificates) -
     del properties["ssl.truststore.location"]
     properties["ssl.truststore.certificates"] = made.authority.pem.replace("\n", " ")
     with answering(made.context(made.broker)) as port:
-        assert reach(Target(f"127.0.0.1:{port}", 5.0, properties))
+        assert reach(Target(f"127.0.0.1:{port}", 30.0, properties))

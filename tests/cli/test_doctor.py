@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import time
@@ -50,11 +51,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def topic(fleet: Fleet) -> str:
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
-    admin.create_topics([NewTopic("orders", 3, 3)])["orders"].result(20)
+    admin.create_topics([NewTopic("orders", 3, 3)])["orders"].result(60)
     producer = Producer({"bootstrap.servers": fleet.bootstrap})
     for n in range(30):
         producer.produce("orders", str(n), partition=n % 3)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return "orders"
 
 
@@ -65,7 +66,7 @@ def examined(fleet: Fleet, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
     from brokers.cli.main import cli
 
-    names = ("--sync-ms", "--zookeeper-ms", "--loop-ms")  # a machine that runs tests may be slow
+    names = ("--sync-ms", "--zookeeper-ms", "--loop-ms", "--clock-ms")  # a machine that runs tests may be slow
     patient = (*(word for name in names for word in (name, "60000")), *options)
     done = CliRunner().invoke(cli, ["doctor", "--json", *patient], env=shell.environment, catch_exceptions=False)
     found = json.loads(done.stdout)
@@ -77,8 +78,15 @@ def checks(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(one["check"], one["where"]) for one in found}
 
 
-def until_fine(fleet: Fleet) -> None:
-    eventually(lambda: examined(fleet)[1] == [], "nothing is wrong any more")
+def until_fine(fleet: Fleet, *options: str) -> None:
+    eventually(lambda: examined(fleet, *options)[1] == [], "nothing is wrong any more")
+
+
+def until_told(fleet: Fleet, *wanted: tuple[str, str], options: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """What is found once it is these troubles and no others: a broker may answer late, and a change is read late."""
+    return eventually(
+        lambda: examined(fleet, *options)[1], f"{wanted} and no more", good=lambda found: checks(found) == set(wanted)
+    )
 
 
 def test_a_healthy_fleet_has_few_files_at_one_broker_only(fleet: Fleet, topic: str) -> None:
@@ -125,10 +133,11 @@ def test_few_file_descriptors_are_left(fleet: Fleet, topic: str) -> None:
 def test_a_wrong_clock(fleet: Fleet, topic: str) -> None:
     fleet.brokers[2].clock.jump(-7.0)  # type: ignore[attr-defined]
     try:
-        code, found = examined(fleet)
-        assert code == WARNINGS
-        assert checks(found) == {("clock", "broker 3")}
-        assert found[0]["what"].startswith(("its clock is 7.0 s behind", "its clock is 6.9 s behind"))
+        (one,) = until_told(fleet, ("clock", "broker 3"), options=("--clock-ms", "3000"))
+        assert one["severity"] == "warning"
+        behind = re.match(r"its clock is (\d+\.\d) s behind", one["what"])
+        assert behind is not None
+        assert 4 < float(behind[1]) < 10, "less the time that the brokers' answers are apart"
     finally:
         fleet.brokers[2].clock.jump(0.0)  # type: ignore[attr-defined]
     until_fine(fleet)
@@ -136,18 +145,18 @@ def test_a_wrong_clock(fleet: Fleet, topic: str) -> None:
 
 def test_a_stuck_transaction(fleet: Fleet, topic: str) -> None:
     producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": "stuck"})
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, "half", partition=1)
-    producer.flush(20)
+    producer.flush(60)
     eventually(lambda: examined(fleet, "--transaction-s", "1")[1], "the transaction is told")
     code, (one,) = examined(fleet, "--transaction-s", "1")
     assert (code, one["check"], one["where"]) == (WARNINGS, "transaction", "stuck")
     assert "orders:1" in one["what"]
     assert "its producer has not ended it" in one["why"]
-    assert examined(fleet)[1] == [], "a minute is not long for a transaction"
-    producer.abort_transaction(20)
-    assert examined(fleet, "--transaction-s", "0")[1] == []
+    until_fine(fleet)  # a minute is not long for a transaction
+    producer.abort_transaction(60)
+    until_fine(fleet, "--transaction-s", "0")
 
 
 def test_a_lagging_group(fleet: Fleet, topic: str) -> None:
@@ -166,30 +175,25 @@ def test_a_lagging_group(fleet: Fleet, topic: str) -> None:
 def test_dangerous_settings(fleet: Fleet, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
     risky = {"min.insync.replicas": "3", "unclean.leader.election.enable": "true"}
-    admin.create_topics([NewTopic("risky", 1, 3, config=risky)])["risky"].result(20)
+    admin.create_topics([NewTopic("risky", 1, 3, config=risky)])["risky"].result(60)
     resource = ConfigResource(ResourceType.BROKER, "2", set_config={"log.retention.ms": "5"})
     (altered,) = admin.alter_configs([resource]).values()
-    altered.result(20)
-    found = examined(fleet)[1]
-    assert checks(found) == {
-        ("settings", "min.insync.replicas"), ("settings", "unclean.leader.election.enable"),
-        ("settings", "log.retention.ms"),
-    }  # fmt: skip
+    altered.result(60)
+    names = ("min.insync.replicas", "unclean.leader.election.enable", "log.retention.ms")
+    found = until_told(fleet, *(("settings", name) for name in names))
     (differing,) = [one for one in found if one["where"] == "log.retention.ms"]
     assert "5 on broker 2" in differing["why"]
-    admin.delete_topics(["risky"])["risky"].result(20)
+    admin.delete_topics(["risky"])["risky"].result(60)
     (altered,) = admin.alter_configs([ConfigResource(ResourceType.BROKER, "2", set_config={})]).values()
-    altered.result(20)
+    altered.result(60)
     until_fine(fleet)
 
 
 def test_a_paused_broker_and_a_killed_one(fleet: Fleet, topic: str) -> None:
     broker = fleet.brokers[2]
     broker.kill()
-    eventually(lambda: ("partitions", "under-replicated") in checks(examined(fleet)[1]), "its replicas are missed")
-    code, found = examined(fleet)
-    assert code == ERRORS
-    assert checks(found) == {("broker", "broker 3"), ("partitions", "under-replicated")}
+    found = until_told(fleet, ("broker", "broker 3"), ("partitions", "under-replicated"))
+    assert "error" in {one["severity"] for one in found}
     (missed,) = [one for one in found if one["check"] == "partitions"]
     assert "lack the replica on broker 3, which is not registered" in missed["why"]
     broker.start()
@@ -228,9 +232,11 @@ def test_certificates_that_expire_and_files_that_cannot_be_used(tmp_path: Path) 
     certificates.authority.pair("/O=fleet/CN=broker", days=9).store(Path(fleet.store))
     try:
         fleet.start()
-        code, found = examined(fleet)
+        code, found = eventually(
+            lambda: examined(fleet), "certificates and nothing else",
+            good=lambda look: {one["check"] for one in look[1]} == {"certificate"},
+        )  # fmt: skip
         assert code == WARNINGS
-        assert {one["check"] for one in found} == {"certificate"}
         assert len(found) == 4, "one for each listener with TLS"
         assert all(one["what"].startswith(("its certificate expires in 9.0", "its certificate expires in 8.9"))
                    for one in found)  # fmt: skip

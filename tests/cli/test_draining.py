@@ -87,11 +87,11 @@ def held(shell: Shell, broker_id: int) -> list[Any]:
 def test_a_dead_broker_is_replaced_and_another_one_drained(fleet: Fleet) -> None:
     shell = Shell(fleet)
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
-    admin.create_topics([NewTopic("orders", 4, 2)])["orders"].result(20)
+    admin.create_topics([NewTopic("orders", 4, 2)])["orders"].result(60)
     producer = Producer({"bootstrap.servers": fleet.bootstrap})
     for n in range(200):
         producer.produce("orders", str(n), partition=n % 4)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     fleet.brokers[1].kill()
     fleet.brokers[3].start()
     fleet.brokers[3].wait_ready()
@@ -114,10 +114,13 @@ def test_a_dead_broker_is_replaced_and_another_one_drained(fleet: Fleet) -> None
     consumer.subscribe(["orders"])
     read: set[bytes] = set()
 
-    while len(read) < 200:
-        (message,) = consumer.consume(1, 20)
-        assert not message.error()
-        read.add(message.value())
+    def all_read() -> bool:
+        for message in consumer.consume(200, 1):
+            assert not message.error()
+            read.add(message.value())
+        return len(read) == 200
+
+    eventually(all_read, "all records are read")
     consumer.close()
     assert "has 3 replicas, and 2 other broker(s) are alive" in shell.run("brokers", "drain", "4", code=1).stderr
     assert "there is no broker 9" in shell.run("brokers", "drain", "9", code=1).stderr

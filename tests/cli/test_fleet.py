@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
+from tests.support.loopwatch import slower
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -46,13 +47,16 @@ def test_a_topic_from_its_creation_to_its_deletion(shell: Shell) -> None:
     shell.run("topics", "alter", name, "-p", "3", "--set", "max.message.bytes=5000", "--unset", "retention.ms")
     assert "INVALID_PARTITIONS" in shell.fails("topics", "alter", name, "-p", "2")
     assert "no.such.setting" in shell.fails("topics", "alter", name, "--set", "no.such.setting=1")
-    (described,) = shell.json("topics", "describe", name)
-    assert described["configs"] == {"max.message.bytes": "5000"}
+    described = eventually(  # another broker may not have read the change yet
+        lambda: shell.json("topics", "describe", name)[0], "the change is read",
+        good=lambda found: found["configs"] == {"max.message.bytes": "5000"} and len(found["partitions"]) == 3,
+    )  # fmt: skip
     assert [p["partition"] for p in described["partitions"]] == [0, 1, 2]
     assert all(p["leader"] in p["isr"] and p["end_offset"] == 0 for p in described["partitions"])
     (row,) = [row for row in shell.json("topics", "list") if row["topic"] == name]
     assert (row["partitions"], row["offline"]) == (3, 0)
     shell.run("topics", "delete", name, "--yes")
+    eventually(lambda: name not in {row["topic"] for row in shell.json("topics", "list")}, "it is gone")
     assert name in shell.fails("topics", "delete", name, "--yes")
     shell.run("topics", "delete", name, "--if-exists", "--yes")
     assert name in shell.fails("topics", "describe", name)
@@ -140,11 +144,12 @@ def test_points_to_read_from_and_to(shell: Shell, topic: str) -> None:
 def test_a_hundred_thousand_lines_take_less_than_a_second_of_cpu(shell: Shell, topic: str, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("".join(f"key {i}:{i:080}\n" for i in range(200_000)))
+    before = slower()
     process = shell.start("produce", topic, str(lines), "-K", ":")
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.communicate() == (f"200000 records to {topic}\n", "")
-    assert usage.ru_utime + usage.ru_stime < 2.0
+    assert usage.ru_utime + usage.ru_stime < 2.0 * max(1.0, before, slower())
     (described,) = shell.json("topics", "describe", topic)
     assert sum(p["records"] for p in described["partitions"]) == 200_000
 
@@ -273,8 +278,10 @@ def test_open_transactions_are_listed_and_described(shell: Shell, topic: str) ->
         producer.commit_transaction()
     finally:
         producer.close()
+    eventually(  # the commit is answered before its markers are written
+        lambda: shell.json("transactions", "producers", topic, "--open") == [], "the transaction has ended"
+    )
     assert shell.lines("consume", topic, "--to", "end") == ["committed"]
-    assert shell.json("transactions", "producers", topic, "--open") == []
 
 
 def test_dump_of_a_running_brokers_files(shell: Shell, fleet: Fleet, topic: str) -> None:

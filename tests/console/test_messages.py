@@ -202,7 +202,7 @@ def test_a_page_of_ten_thousand_scanned_records_ends_in_time_and_goes_on(
     assert producer.flush(60) == 0
     begun_s = time.monotonic()
     first = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x")
-    assert time.monotonic() - begun_s < 10
+    assert time.monotonic() - begun_s < 30, "a page ends after 10 s of reading"
     assert first["cut_short"] is True
     assert first["scanned"] >= 10_000
     second = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x&cursor={first['following']}")

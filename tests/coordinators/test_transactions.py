@@ -19,6 +19,7 @@ from brokers.log import ProducerState
 from brokers.model import PartitionState, TopicInfo
 from brokers.timers import Timers
 from tests.support.clocks import RealClock
+from tests.support.coordinator_broker import PATIENCE_MS
 from tests.support.waiting import PATIENCE_S, eventually_async
 from txn.commands import CommandFailed, WriteMarkers
 from txn.coordinator import AddPartitionsAnswer, VerifyAnswer
@@ -356,6 +357,7 @@ def test_a_confirmed_partition_gets_its_guard(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_previous_end_is_waited_out_with_a_new_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "PATIENCE_MS", PATIENCE_MS)
     answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS] * 2 + [ErrorCode.NONE] * 2)
 
     def answer(state: ProducerState) -> ErrorCode:
@@ -370,6 +372,7 @@ def test_the_previous_end_is_waited_out_with_a_new_guard(monkeypatch: pytest.Mon
 
 
 def test_a_marker_that_takes_the_guards_worth_means_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "PATIENCE_MS", PATIENCE_MS)
     times = iter([True, False])
 
     def answer(state: ProducerState) -> ErrorCode:

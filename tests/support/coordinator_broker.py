@@ -10,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import wire.messages as m
 from brokers.api.base import DelayedResponse, Done, through
 from brokers.api.handlers import HANDLERS
 from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.coordinators.transactions import coordinator, verification
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from brokers.groups.requests import GroupSettings
 from brokers.groups.shard import GroupShard
@@ -233,5 +236,12 @@ class Broker(Stage):
         return int(log.last_stable_offset), int(log.log_end_offset)
 
 
+PATIENCE_MS = 30_000
+"""For a transaction's end; the real one is 100 ms, which a busy machine may take."""
+
+
 def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (verification, coordinator):
+            patch.setattr(module, "PATIENCE_MS", PATIENCE_MS)
+        asyncio.run(asyncio.wait_for(scenario(), 60))

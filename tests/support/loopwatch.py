@@ -137,6 +137,14 @@ def fixed_work() -> int:
     return len(b"".join(packed))
 
 
+def slower() -> float:
+    """How much longer this thread takes for a piece of work than the machine of the bounds."""
+    fixed_work()
+    begun = time.thread_time()
+    fixed_work()
+    return (time.thread_time() - begun) * 1000 / PIECE_MS
+
+
 def main() -> None:
     import uvloop
 

@@ -29,7 +29,7 @@ from coordination.ports import free_ports
 from tests.support.bytecodes import Bytecodes, CpuTimes, Steps, in_steps
 from tests.support.fleet import says_ready
 from tests.support.harness import Client
-from tests.support.loopwatch import PIECE_MS, fixed_work
+from tests.support.loopwatch import slower
 from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 
@@ -175,11 +175,11 @@ class Probe:
         The CPU time is told for the machine of ``tests.support.loopwatch``, and last how much slower this one is.
         """
         ended, longest, turns = threading.Event(), [0.0, 0.0], 0
-        slower = []
+        factors = []
 
         async def watch() -> None:
             nonlocal turns
-            slower.append(_slower())
+            factors.append(slower())
             cpu, wall = time.thread_time(), time.perf_counter()
             while not ended.is_set():
                 await asyncio.sleep(0)
@@ -187,21 +187,13 @@ class Probe:
                 longest[:] = max(longest[0], now_cpu - cpu), max(longest[1], now_wall - wall)
                 cpu, wall = now_cpu, now_wall
                 turns += 1
-            slower.append(_slower())
+            factors.append(slower())
 
         watching = asyncio.run_coroutine_threadsafe(watch(), self._loop)
         work()
         ended.set()
         watching.result()
-        return 1000 * longest[0] / max(slower), 1000 * longest[1], turns, max(slower)
-
-
-def _slower() -> float:
-    """How much longer this thread takes for a piece of work than the machine of the bounds."""
-    fixed_work()
-    begun = time.thread_time()
-    fixed_work()
-    return (time.thread_time() - begun) * 1000 / PIECE_MS
+        return 1000 * longest[0] / max(factors), 1000 * longest[1], turns, max(factors)
 
 
 def measure(config: BrokerConfig, brokers: list[app.Broker]) -> None:
