@@ -30,6 +30,7 @@ RIM = (
     "coordination/zookeeper.py",
     "coordination/zookeeper_session.py",
     "coordination/ensemble.py",
+    "coordination/ports.py",
     "spark_udfs/",
     "_native/__init__.py",
     "_native/files",

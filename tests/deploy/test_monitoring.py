@@ -166,10 +166,10 @@ def test_each_alert_is_tested() -> None:
         assert 1 in values, f"{one['name']} fires"
 
 
-def test_each_alert_is_fired_by_one_fault() -> None:
+def test_each_alert_is_fired_by_a_fault() -> None:
     """By hand: ``python -m tests.deploy.alerts``."""
-    fired = [f"Fleetlog{name}" for alerts in FAULTS.values() for name in alerts]
-    assert sorted(fired) == sorted(rule["alert"] for rule in rules())
+    fired = {f"Fleetlog{name}" for alerts in FAULTS.values() for name in alerts}
+    assert fired == {rule["alert"] for rule in rules()}
 
 
 needs_promtool = pytest.mark.skipif(
