@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -18,7 +19,10 @@ class BuildError(Exception):
 
 
 def program(source: Path, *libraries: str) -> Path:
-    """The compiled ``source``; it is compiled again when it, or a header beside it, has changed."""
+    """The compiled ``source``; it is compiled again when it, or a header beside it, has changed.
+
+    Processes that compile it at the same time do not meet each other's half of a file.
+    """
     digest = hashlib.sha256(" ".join((*FLAGS, *libraries)).encode())
     for file in [source, *sorted(source.parent.glob("*.h"))]:
         digest.update(file.read_bytes())
@@ -29,8 +33,10 @@ def program(source: Path, *libraries: str) -> Path:
     if compiler is None:
         raise BuildError("the suites in perf/ need a C compiler: apt install gcc libc6-dev")
     TARGET.mkdir(parents=True, exist_ok=True)
-    command = [compiler, *FLAGS, "-o", str(binary), str(source), *libraries]
+    own = binary.with_name(f"{binary.name}.{os.getpid()}")
+    command = [compiler, *FLAGS, "-o", str(own), str(source), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+    os.replace(own, binary)
     return binary

@@ -412,9 +412,9 @@ static void run(void) {
     for (int64_t now = start;; now = now_ns()) {
         if (!opened && now >= window_start) before = read_cpu(), opened = now_ns();
         if (!closed_at && now >= window_end) after = read_cpu(), closed_at = now_ns();
+        int64_t due = issue(now); /* before the end is looked at: all that was due in the window, also if it is over */
         if (closed_at && (now >= give_up || !under_way())) break;
         if (closed_by_peer == (uint64_t)connection_count) break;
-        int64_t due = issue(now);
         int64_t edge = opened ? closed_at ? now + 20000000 : window_end : window_start;
         wait_for_events(due < edge ? due : edge, now_ns(), buffer);
     }

@@ -197,7 +197,8 @@ def test_schemas_are_registered_compacted_and_read_back(cluster: Cluster) -> Non
 
 def test_a_registrys_leader_is_elected_by_a_group_of_its_own_protocol(cluster: Cluster) -> None:
     """Protocol type ``sr``, protocol ``v0``: the coordinator passes on what it does not understand, byte for byte."""
-    port = cluster.broker(cluster.coordinator(GROUP)).port
+    coordinator = eventually(lambda: cluster.coordinator(GROUP), "a coordinator", good=lambda number: number > 0)
+    port = cluster.broker(coordinator).port
     one, other = Elected(port, "one"), Elected(port, "other")
     one.send_join()
     assert one.joined().leader == one.member_id

@@ -17,7 +17,7 @@ public final class Late {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", arguments[0]);
         settings.put("transactional.id", "late");
-        settings.put("transaction.timeout.ms", "1000");
+        settings.put("transaction.timeout.ms", "5000");
         settings.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         settings.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         for (String end : new String[] {"commit", "abort", "send"}) {

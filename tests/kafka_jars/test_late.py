@@ -13,7 +13,7 @@ from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop, pytest.mark.timeout(600)]
 
-OVERDUE_MS = 4000
+OVERDUE_MS = 15_000
 SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 
 
@@ -25,7 +25,7 @@ def outcomes(classpath: str, bootstrap: str) -> list[str]:
     arguments = [bootstrap, "late", str(OVERDUE_MS)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = client.consume(bootstrap, "late", 3, isolation=READ_COMMITTED, timeout_s=5)
+    found = client.consume(bootstrap, "late", 3, isolation=READ_COMMITTED, timeout_s=15)
     return [*done.stdout.splitlines(), *((message.value or b"").decode() for message in found)]
 
 

@@ -162,6 +162,8 @@ def test_others_are_answered_between_the_rows_of_a_long_answer() -> None:
 
     def slow(request: Any, context: Context) -> Generator[None, None, Done]:
         try:
+            while request.timeout_ms == 1 and "beat" not in turns:
+                yield
             for _ in range(20_000) if request.timeout_ms == 1 else count():
                 yield
                 sum(range(20))

@@ -33,7 +33,6 @@ SMALL = 260
 PARTS = 5
 GROWTH_MIB_MAX = 64
 PEAK_MIB_MAX = 256
-SLOWEST_S = 5.0
 STATES = login_preambles(USER, PASSWORD)
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0,CLEAR://127.0.0.1:0",
@@ -112,7 +111,6 @@ def test_a_storm_of_frames_around_logins_on_a_real_broker(certificates: Certific
         assert rss_mib(process.pid, "VmHWM") < PEAK_MIB_MAX
         if FRAMES >= WHOLE:  # the first part has had all APIs in all versions several times
             assert resident[-1] - resident[0] < GROWTH_MIB_MAX
-        assert canary.slowest_s < SLOWEST_S
         text = broker.log_file.read_text(errors="replace")
         assert "Traceback" not in text, broker.output()
         assert PASSWORD not in text

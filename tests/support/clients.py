@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DEADLINE_S = 60.0
+TRANSACTION_MS = 120_000
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 
@@ -111,7 +112,11 @@ class ConfluentTransactional(TransactionalProducer):
         self._bootstrap = bootstrap
         self._kafka = confluent_kafka
         self._producer = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "transaction.timeout.ms": 30_000}
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": TRANSACTION_MS,
+            }
         )
         self._guarded(self._producer.init_transactions, DEADLINE_S)
 
@@ -283,8 +288,8 @@ class KafkaPythonTransactional(TransactionalProducer):
         from kafka import KafkaProducer
 
         self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap.split(","), transactional_id=transactional_id, transaction_timeout_ms=30_000,
-            **KAFKA_PYTHON,
+            bootstrap_servers=bootstrap.split(","), transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_MS, **KAFKA_PYTHON,
         )  # fmt: skip
         with self._fencing():
             self._producer.init_transactions()
@@ -471,7 +476,7 @@ class AioTransactional(TransactionalProducer):
 
         async def make() -> Any:
             producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=30_000
+                bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_MS
             )
             await producer.start()
             return producer

@@ -20,8 +20,12 @@ START_TIMEOUT_S = 60.0
 
 def says_ready(admin_port: int) -> bool:
     """Whether the broker whose admin listener this is says that it is ready; no answer means no."""
+    return _says_yes(admin_port, "ready")
+
+
+def _says_yes(admin_port: int, question: str) -> bool:
     try:
-        with urlopen(f"http://127.0.0.1:{admin_port}/health/ready", timeout=2) as answer:
+        with urlopen(f"http://127.0.0.1:{admin_port}/health/{question}", timeout=2) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -80,6 +84,10 @@ class Broker:
                 return
             time.sleep(0.05)
         raise AssertionError(f"broker {self.id} is not ready after {timeout_s} s:\n{self.output()}")
+
+    def caught_up(self) -> bool:
+        """Whether all of its replicas have been in sync since it started: only then another broker may stop."""
+        return _says_yes(self.admin_port, "caught-up")
 
     def answered(self, api: str) -> float:
         """How many requests of an API the broker has answered."""

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from brokers.security.scram import ScramClient, ScramMechanism, random_text
+from brokers.server.login import LOGIN_MS
 from wire import messages
 
 
@@ -46,6 +47,10 @@ class RawLogin:
         except ConnectionResetError:
             pass
         return time.monotonic() - began
+
+    def closed_at_once(self) -> None:
+        """The broker closes because of what was sent, not because the time of a login is over."""
+        assert self.closed_within(60) < LOGIN_MS / 1000 - 2
 
     def handshake(self, mechanism: str) -> Any:
         self.send(17, 1, messages.request_class(17)(version=1, mechanism=mechanism))

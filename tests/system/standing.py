@@ -34,9 +34,13 @@ class Standing:
         self._thread.join(30)
         self._client.close()
 
-    def error_from(self, moment: float) -> set[int]:
-        """The errors of all requests that were answered later."""
-        return {error for when, error in list(self.answers) if when > moment}
+    def errors_from(self, moment: float) -> list[int]:
+        """The errors of all requests that were answered later, in order."""
+        return [error for when, error in list(self.answers) if when > moment]
+
+    def last_other(self, moment: float, wanted: int) -> float:
+        """When the last answer came, after that moment, that was not the wanted one; the moment where none was."""
+        return max((when for when, error in list(self.answers) if when > moment and error != wanted), default=moment)
 
 
 def produces(topic: str, partition: int) -> Callable[[Client], int]:

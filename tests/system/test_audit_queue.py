@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -19,8 +21,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.support.acl_requests import DESCRIBE_ACLS, DESCRIBE_ACLS_VERSION, count_of_acls, describe_acls
 from tests.support.audited import ADMIN, ADMIN_PASSWORD, AuditReader, audited_fleet, client, flood, logged_in, of_api
 from tests.support.fleet import Broker, Fleet
+from tests.support.sasl_wire import RawLogin
 from tests.support.secured import USER, confluent
 from tests.support.waiting import eventually
 from wire import messages
@@ -52,20 +56,34 @@ def gauge(broker: Broker, what: str) -> float:
     return float(found[1])
 
 
-def allow(admin: AdminClient, kind: ResourceType, name: str, *operations: AclOperation) -> None:
+def allow(fleet: Fleet, admin: AdminClient, kind: ResourceType, name: str, *operations: AclOperation) -> None:
+    """Brokers other than the one that was asked follow soon after its answer: wait for all of them."""
     bindings = [
         AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
         for operation in operations
     ]
     for future in admin.create_acls(bindings).values():
         future.result(20)
+    asked = describe_acls(
+        AclBindingFilter(
+            kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", AclOperation.ANY, AclPermissionType.ALLOW
+        )
+    )
+    for broker in fleet.brokers:
+        with contextlib.closing(logged_in(broker, ADMIN, ADMIN_PASSWORD)) as operator:
+
+            def count(operator: RawLogin = operator) -> int:
+                operator.send(DESCRIBE_ACLS, DESCRIBE_ACLS_VERSION, asked)
+                return count_of_acls(operator.answer(DESCRIBE_ACLS, DESCRIBE_ACLS_VERSION))
+
+            eventually(count, f"broker {broker.id} knows the ACLs", good=len(operations).__eq__)
 
 
 def test_data_requests_are_counted(fleet: Fleet) -> None:
     admin = AdminClient(client(fleet))
     admin.create_topics([NewTopic("data", 1, 2)])["data"].result(20)
-    allow(admin, ResourceType.TOPIC, "data", AclOperation.READ, AclOperation.WRITE)
-    allow(admin, ResourceType.GROUP, "readers", AclOperation.READ)
+    allow(fleet, admin, ResourceType.TOPIC, "data", AclOperation.READ, AclOperation.WRITE)
+    allow(fleet, admin, ResourceType.GROUP, "readers", AclOperation.READ)
     producer = Producer(client(fleet, AS_ALICE, **{"enable.idempotence": False, "linger.ms": 0}))
     for _ in range(10):  # one request each
         producer.produce("data", b"value", partition=0)
@@ -80,6 +98,7 @@ def test_data_requests_are_counted(fleet: Fleet) -> None:
         assert broker.stop() == 0
         broker.start()
         broker.wait_ready()
+        eventually(broker.caught_up, f"broker {broker.id} is in sync: what the next one writes needs both")
     reader = AuditReader(fleet)
     for api, name, requests in (("Produce", "data", 10), ("OffsetCommit", "data", 3), ("OffsetCommit", "readers", 3)):
         found = reader.wait(of_api(api, name), f"{api} of {name}")
@@ -87,8 +106,11 @@ def test_data_requests_are_counted(fleet: Fleet) -> None:
         assert sum(event["count"] for event in found) == requests
         assert len(found) <= 2, "one for each minute"
     assert sum(event["count"] for event in reader.wait(of_api("Fetch", "data"), "fetches")) >= 1
-    lifecycle = [event["activity_id"] for event in reader.events if event["class_uid"] == 6002]
-    assert sorted(lifecycle) == [3, 3, 3, 3, 4, 4], "two brokers started twice and stopped once"
+    eventually(
+        lambda: sorted(event["activity_id"] for event in reader.read() if event["class_uid"] == 6002),
+        "two brokers started twice and stopped once",
+        good=[3, 3, 3, 3, 4, 4].__eq__,
+    )
     reader.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from kazoo.client import KazooClient
 
 from tests.support.clients import Confluent, Message
 from tests.support.fleet import Broker, Fleet
@@ -148,7 +149,10 @@ def test_a_killed_controller_is_replaced(own_fleet: Fleet) -> None:
         return True
 
     eventually(created, "another broker becomes controller and creates a topic")
-    assert _controller(fleet) is not old
+    survivors = AdminClient({"bootstrap.servers": alive})
+    eventually(
+        lambda: survivors.list_topics(timeout=30).controller_id not in (-1, old.id), "another broker is the controller"
+    )
     old.start()
     old.wait_ready()
     assert {"first", "second"} <= client.topics(fleet.bootstrap)
@@ -180,9 +184,15 @@ def test_a_paused_broker_comes_back_with_a_new_incarnation(own_fleet: Fleet) -> 
     for partition in range(3):
         client.produce(fleet.bootstrap, "t", [Message(b"before", partition=partition)])
     paused = fleet.brokers[1]
-    paused.signal(signal.SIGSTOP)
-    time.sleep(12)  # past the session timeout: ZooKeeper gives the broker up
-    paused.signal(signal.SIGCONT)
+    zookeeper = KazooClient(fleet.zookeeper_connect)
+    zookeeper.start()
+    try:
+        paused.signal(signal.SIGSTOP)
+        eventually(lambda: not zookeeper.exists(f"/brokers/ids/{paused.id}"), "ZooKeeper gives the broker up")
+        paused.signal(signal.SIGCONT)
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
     eventually(lambda: "incarnation 2" in paused.output(), "the broker registers again")
     paused.wait_ready()
     for partition in range(3):
@@ -218,8 +228,9 @@ def test_a_broker_alone_with_the_defaults_of_a_fleet_says_what_groups_wait_for(o
     _edit(broker, offsets_topic_replication_factor=3, transaction_state_log_replication_factor=3)
     one.start()
     client.create_topic(one.bootstrap, "t", 1)
-    command = [sys.executable, "-m", "brokers.cli.main", "consume", "t", "--group", "g", "--timeout", "3"]
-    ended = subprocess.run([*command, "-b", one.bootstrap], capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-m", "brokers.cli.main", "consume", "t", "--group", "g"]
+    command += ["-b", one.bootstrap, "--timeout"]
+    ended = subprocess.run([*command, "8"], capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1, ended
     (line,) = [line for line in ended.stderr.splitlines() if "fleetlog:" in line]
     assert "set offsets.topic.replication.factor to the number of brokers" in line
@@ -235,5 +246,5 @@ def test_a_broker_alone_with_the_defaults_of_a_fleet_says_what_groups_wait_for(o
     producer.begin()
     producer.send("t", Message(b"one"))
     producer.commit()
-    ended = subprocess.run([*command, "-b", one.bootstrap, "-n", "1"], capture_output=True, text=True, check=True)
+    ended = subprocess.run([*command, "60", "-n", "1"], capture_output=True, text=True, check=True)
     assert ended.stdout == "one\n"

@@ -48,7 +48,7 @@ def issuer() -> Iterator[Issuer]:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[Fleet]:
     mechanisms = {"sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER"))}
-    sessions = {"listener.name.inside.oauthbearer.connections.max.reauth.ms": 4000}
+    sessions = {"listener.name.inside.oauthbearer.connections.max.reauth.ms": 8000}
     found = secured_fleet(tmp_path_factory.mktemp("oidc"), 1, **mechanisms, **sessions, **issuer.settings())
     try:
         yield found.start()
@@ -160,7 +160,7 @@ def refused(fleet: Fleet, token: str) -> None:
     assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status": "invalid_token"}')
     answer = raw.authenticate(b"\x01")
     assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    assert raw.closed_within(5) < 2
+    raw.closed_at_once()
 
 
 def test_tokens_that_are_refused(fleet: Fleet, issuer: Issuer) -> None:
@@ -192,36 +192,50 @@ def test_a_refused_token_serves_nothing(fleet: Fleet, issuer: Issuer) -> None:
 def test_a_session_ends_with_its_token_and_is_renewed(fleet: Fleet, issuer: Issuer) -> None:
     raw = RawLogin(fleet.brokers[0].port)
     raw.handshake("OAUTHBEARER")
-    ends = int(time.time()) + 2
+    ends = int(time.time()) + 4
     answer = raw.authenticate(token_message(issuer.token(exp=ends - 30)))  # the clock skew is 30 s
     assert answer.error_code == 0
-    assert 0 < answer.session_lifetime_ms <= 2000
+    assert 0 < answer.session_lifetime_ms <= 4000
     raw.handshake("OAUTHBEARER")
-    assert raw.authenticate(token_message(issuer.token(exp=ends - 28))).session_lifetime_ms > 2000
+    assert raw.authenticate(token_message(issuer.token(exp=ends - 26))).session_lifetime_ms > 4000
     time.sleep(max(0.0, ends - time.time()) + 0.2)
     assert len(raw.metadata()) == 1
-    time.sleep(2)
+    time.sleep(4.2)
     with pytest.raises(EOFError):
         raw.metadata()
 
 
 def test_librdkafka_renews_its_session(fleet: Fleet, issuer: Issuer) -> None:
-    """Sessions of four seconds, one record after the other: a session that ended would lose one."""
-    failed: list[Any] = []
-    statistics: list[dict[str, Any]] = []
-    producer = Producer({
-        **librdkafka(fleet, issuer), "error_cb": failed.append, "statistics.interval.ms": 500,
-        "stats_cb": lambda text: statistics.append(json.loads(text)),
-    })  # fmt: skip
-    ends = time.monotonic() + 10
-    while time.monotonic() < ends:
-        producer.produce("renewed", b"v", on_delivery=lambda error, _: failed.append(error) if error else None)
-        producer.poll(0.1)
-    assert producer.flush(30) == 0
-    assert failed == []
-    (broker,) = (one for one in statistics[-1]["brokers"].values() if one["nodeid"] == 1)
-    assert broker["connects"] == 1
-    assert broker["req"]["SaslHandshake"] >= 3
+    """Sessions of eight seconds, one record after the other: a session that ended would lose one.
+
+    librdkafka renews when nine tenths of a session have passed, and a stall may take the rest of one. A broker that
+    does not renew sessions fails every run.
+    """
+
+    def run() -> tuple[list[Any], int, int]:
+        """What failed, and how often librdkafka connected and began to log in."""
+        failed: list[Any] = []
+        statistics: list[dict[str, Any]] = []
+        producer = Producer({
+            **librdkafka(fleet, issuer), "error_cb": failed.append, "statistics.interval.ms": 500,
+            "stats_cb": lambda text: statistics.append(json.loads(text)),
+        })  # fmt: skip
+        ends = time.monotonic() + 20
+        while time.monotonic() < ends:
+            producer.produce("renewed", b"v", on_delivery=lambda error, _: failed.append(error) if error else None)
+            producer.poll(0.1)
+        assert producer.flush(30) == 0
+        (broker,) = (one for one in statistics[-1]["brokers"].values() if one["nodeid"] == 1)
+        return failed, broker["connects"], broker["req"]["SaslHandshake"]
+
+    runs: list[tuple[list[Any], int, int]] = []
+
+    def renewed() -> bool:
+        runs.append(run())
+        failed, connects, handshakes = runs[-1]
+        return failed == [] and connects == 1 and handshakes >= 3
+
+    assert any(renewed() for _ in range(3)), runs
 
 
 def test_the_recipe_in_the_documentation(tmp_path: Path) -> None:
