@@ -1,7 +1,7 @@
 """Runs a step of CI and keeps account of what passes only when it is tried again.
 
     python -m tests.flickers suite jars -- make test-jars
-    python -m tests.flickers run chaos --again 2:2 --again 3:1 -- python -m tests.chaos.run --ci --seed {try}
+    python -m tests.flickers run chaos --again 2:2 --again 3:2 -- python -m tests.chaos.run --ci --seed {try}
     python -m tests.flickers report
 
 A *suite* is pytest behind a make target that takes PYTEST_ARGS: what failed runs once more by itself and must pass
@@ -9,9 +9,10 @@ then. A *run* is a command whose exit codes say why it failed; ``--again CODE:TI
 not be tried", every other code fails at once; ``{try}`` in an argument is the number of the try.
 
 What passed at a later try is a flicker: a line of ``build/ci/flickers.jsonl`` with its name, seed (the commit, which
-chooses the samples) and the file with the output of the first try. A flicker fails the run when its name stands in
-``tests/flickered.txt``, the list of what flickered before, or when it is the third of this run. A crashed pytest worker
-fails the run, whatever its tests do at the second try.
+chooses the samples) and the file with the output of the first try. A fixture that tests share and that failed once is
+one flicker, not one for each of them. A flicker fails the run when its name stands in ``tests/flickered.txt``, the list
+of what flickered before, or when it is the third of this run. A crashed pytest worker fails the run, whatever its tests
+do at the second try.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ TESTS_FAILED = 1
 """pytest's exit code; make turns it into 2."""
 CRASHED = re.compile(r"worker '?gw\d+'? crashed|^\[gw\d+\] node down", re.MULTILINE)
 OUTPUT_KEPT_LINES = 60
+SAME_LETTERS = 200
+"""Errors whose messages begin alike for so long have one cause."""
 
 
 class Account:
@@ -48,6 +51,10 @@ class Account:
             line.split("#")[0].strip() for line in known.read_text().splitlines() if line.split("#")[0].strip()
         }
         self._seed = seed
+
+    def is_known(self, name: str) -> bool:
+        """Whether a test or run flickered before."""
+        return without_parameters(name) in self._known
 
     def rows(self) -> list[dict[str, str]]:
         """What flickered so far."""
@@ -64,7 +71,7 @@ class Account:
     def problems(self) -> list[str]:
         """Why the flickers of this run fail it; empty when they don't."""
         rows = self.rows()
-        again = [row["name"] for row in rows if without_parameters(row["name"]) in self._known]
+        again = [row["name"] for row in rows if self.is_known(row["name"])]
         found = [f"{name} flickered before (tests/flickered.txt): find its cause" for name in again]
         if len(rows) > FLICKERS_MAX:
             found.append(f"{len(rows)} flickers in one run, more than {FLICKERS_MAX}")
@@ -100,6 +107,24 @@ def failed_tests(report: Path) -> set[str]:
         if case.find("failure") is not None or case.find("error") is not None:
             failed.add(test_name(case))
     return failed
+
+
+def counted_tests(report: Path, account: Account) -> list[str]:
+    """Those of the failed tests that are flickers of their own: each that failed, and one for each error.
+
+    Of the tests with the same error the first stands for all, beside those that flickered before.
+    """
+    counted, errors = set(), set()
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name, error = test_name(case), case.find("error")
+        if case.find("failure") is not None:
+            counted.add(name)
+        elif error is not None:
+            message = (error.get("message") or name)[:SAME_LETTERS]
+            if message not in errors or account.is_known(name):
+                counted.add(name)
+            errors.add(message)
+    return sorted(counted)
 
 
 def passed_tests(report: Path) -> set[str]:
@@ -158,7 +183,7 @@ def suite(name: str, command: Sequence[str], account: Account, directory: Path) 
     if code or unproved:
         print(f"FAILED {name} - {', '.join(sorted(unproved)[:5]) or code} at the second try, too")
         return 1
-    account.add(sorted(failed), output)
+    account.add(counted_tests(report, account), output)
     return 1 if account.problems() else 0
 
 

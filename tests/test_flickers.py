@@ -76,6 +76,44 @@ def test_a_third_flicker_fails_the_run(project: Path) -> None:
     assert "3 flickers in one run" in kept.report()
 
 
+SHARED = """
+@pytest.fixture(scope="module")
+def shared(): assert not first('shared'), 'the cause'
+@pytest.mark.parametrize('n', range(5))
+def test_it(shared, n): pass
+def test_other(shared): pass
+"""
+
+
+def test_a_shared_fixture_that_failed_once_is_one_flicker(project: Path) -> None:
+    write_tests(project, SHARED + "def test_a(): assert not first('a')\n")
+    code, kept = run_suite(project)
+    assert code == 0
+    assert [row["name"] for row in kept.rows()] == ["test_it.py::test_a", "test_it.py::test_it[0]"]
+
+
+def test_each_of_its_tests_must_pass_at_the_second_try(project: Path) -> None:
+    write_tests(project, SHARED + "def test_b(shared): assert False\n")
+    code, kept = run_suite(project)
+    assert (code, kept.rows()) == (1, [])
+
+
+def test_one_of_its_tests_that_flickered_before_is_seen(project: Path) -> None:
+    (project / "known.txt").write_text("test_it.py::test_other\n")
+    write_tests(project, SHARED)
+    code, kept = run_suite(project)
+    assert code == 1
+    assert "FAILED flickers - test_it.py::test_other flickered before" in kept.report()
+
+
+def test_fixtures_that_fail_for_different_reasons_are_a_flicker_each(project: Path) -> None:
+    made = "@pytest.fixture\ndef made_{0}(): assert not first('{0}'), 'cause {0}'\ndef test_{0}(made_{0}): pass\n"
+    write_tests(project, "".join(made.format(name) for name in "abc"))
+    code, kept = run_suite(project)
+    assert code == 1
+    assert "3 flickers in one run" in kept.report()
+
+
 def test_what_fails_twice_fails_and_is_no_flicker(project: Path) -> None:
     write_tests(project, "def test_a(): assert False\ndef test_b(): assert not first('b')\n")
     code, kept = run_suite(project)

@@ -22,7 +22,7 @@ POLL_S = 0.05
 WORKER_S = 20.0
 WORKER_POLL_S = 0.01
 """The kernel counts CPU in hundredths of a second, and a small batch takes a few of them."""
-STANDS_S = 3.0
+STANDS_S = 12.0
 """A batch that is not written by then, while its workers stand still, waits for one of them."""
 
 

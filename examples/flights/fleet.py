@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from coordination.ports import free_row
 from examples.access import FleetAccess
 
 ROOT = Path(__file__).parents[2]
@@ -15,15 +15,7 @@ BROKERS = 3
 
 def free_port() -> int:
     """The first of a few consecutive free ports on loopback."""
-    for base in range(19092, 20000, 10):
-        try:
-            for port in range(base, base + BROKERS):
-                with socket.create_server(("127.0.0.1", port)):
-                    pass
-        except OSError:
-            continue
-        return base
-    raise SystemExit("no three consecutive free ports between 19092 and 20000")
+    return free_row(BROKERS)[0]
 
 
 def _fleetlog(*arguments: str, check: bool = True, quiet: bool = False) -> None:

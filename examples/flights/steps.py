@@ -22,6 +22,8 @@ from spark_udfs import Fence, read_fence, spark_environment
 
 PARTITIONS = 6
 BATCHES = 7
+STARTS = 5
+"""Of a driver whose Python process does not call back in the ten seconds that Spark gives it."""
 
 Say = Callable[[str], None]
 OnEvent = Callable[[dict[str, Any]], None]
@@ -29,6 +31,10 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 class StepFailed(RuntimeError):
     """A step did not do what the job needs; the message says where to look."""
+
+
+class TooSlow(StepFailed):
+    """The machine was too busy for Spark to start a Python process, before the driver's first batch."""
 
 
 def create_topics(access: FleetAccess, *topics: str) -> None:
@@ -134,6 +140,17 @@ class Query:
 
         JVM and Python die together: they are one process group, as a machine that loses power would have it.
         """
+        starts_left = STARTS
+        while True:
+            starts_left -= 1
+            try:
+                return self._run_once(name, stop_at, say, on_event)
+            except TooSlow:
+                if not starts_left:
+                    raise
+                say("Spark gave up its Python process before the first batch: once more")
+
+    def _run_once(self, name: str, stop_at: str, say: Say, on_event: OnEvent | None) -> Driver:
         command = [sys.executable, "-m", "examples.flights.job", "--bootstrap", self.access.bootstrap]
         if self.access.command_config is not None:
             command += ["--command-config", str(self.access.command_config)]
@@ -170,8 +187,10 @@ class Query:
                 assert process.stdout is not None
                 process.stdout.close()
         if driver.killed_at != stop_at or (not stop_at and process.returncode != 0):
-            tail = log.read_text(errors="replace")[-3000:]
-            raise StepFailed(f"the Spark driver ended with {process.returncode}, see {log}:\n{tail}")
+            said = log.read_text(errors="replace")
+            began = any("batch" in event for event in driver.events)
+            kind = TooSlow if "failed to connect back" in said and not began else StepFailed
+            raise kind(f"the Spark driver ended with {process.returncode}, see {log}:\n{said[-3000:]}")
         return driver
 
 

@@ -34,7 +34,8 @@ Outcome = tuple[str, Any]
 """(target, proof); a proof that is empty or None means that nothing happened."""
 Fault = Generator[float, None, Outcome]
 logger = logging.getLogger("chaos")
-READY_S = 90.0
+READY_S = 240.0
+STOPS_S = 90.0
 LOOK_S = 0.3
 SESSION_S = SESSION_MS / 1000
 
@@ -71,7 +72,7 @@ class Stage:
 
     def all_in_sync(self) -> bool:
         """Is every replica of every partition in sync, as a client sees it?"""
-        found = self.metadata(2.0)
+        found = self.metadata(8.0)
         parts = [part for topic in found.topics.values() for part in topic.partitions.values()] if found else []
         return bool(parts) and all(len(part.isrs) == len(part.replicas) for part in parts)
 
@@ -254,10 +255,12 @@ def stop(grip: Grip, broker: ChaosBroker) -> Generator[float, None, int]:
     """A clean stop; the exit status."""
     broker.wanted = False
     broker.signal(signal.SIGTERM)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + STOPS_S
     while broker.pid is not None:
         if time.monotonic() > deadline:
-            grip.stage.problems.append(f"{broker.host} did not stop in 30 s after SIGTERM, see {broker.log_file}")
+            grip.stage.problems.append(
+                f"{broker.host} did not stop in {STOPS_S:.0f} s after SIGTERM, see {broker.log_file}"
+            )
             broker.kill()
         yield 0.1
     assert broker.process is not None

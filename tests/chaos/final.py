@@ -12,7 +12,8 @@ from tests.chaos.login import python as python_login
 from tests.chaos.recorder import Recorder, RoleControl, unpack
 from tests.chaos.workload_read import CONSUMER
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
+TRANSACTIONS_END_S = 60.0
 LEVELS = {"rc": "read_committed", "ru": "read_uncommitted"}
 
 
@@ -41,7 +42,7 @@ def _settled(bootstrap: str, topics: Mapping[str, int], deadline: float) -> dict
     from kafka.structs import TopicPartition
 
     parts = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
-    patience = min(deadline, time.monotonic() + DEADLINE_S / 2)
+    patience = min(deadline, time.monotonic() + TRANSACTIONS_END_S)
     consumers = {
         iso: KafkaConsumer(**python_login(bootstrap), isolation_level=level, group_id=None)
         for iso, level in LEVELS.items()

@@ -98,14 +98,15 @@ class Director:
     def faults(self, seconds: float, rounds: int) -> None:
         """Periods of faults until the time is over; the last ones end properly.
 
-        Kinds that fired fewer than ``rounds`` times by then, because their targets were taken, have half as long again.
+        Kinds that fired fewer than ``rounds`` times by then, because their targets were taken, have one and a half
+        times as long again.
         """
         end = time.monotonic() + seconds
         start = time.monotonic_ns()
         while True:
             over = time.monotonic() > end
             missing = [kind for kind in self._kinds if self._fired[kind] < rounds]
-            if over and (not missing or time.monotonic() > end + seconds / 2):
+            if over and (not missing or time.monotonic() > end + seconds * 1.5):
                 break
             if over:
                 self._deck = missing

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,7 @@ MACHINE_PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps")
 """What makes Debian's smallest system a machine that boots; ``procps`` is for what tests look at."""
 OPERATORS_PACKAGES = ("openssl", "curl", "kcat", "zookeeperd", "prometheus")
 """What docs/operations.md installs: in a container without a network the machine's apt has them already."""
+FETCH_PAUSES_S = (2.0, 10.0)
 NOT_IN_AN_IMAGE = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
 
 
@@ -117,18 +119,18 @@ def _debian(python: str, *, whole: bool = False) -> str:
     assert python in DEBIAN, f"no registry, and no Debian has Python {python}: there is {DEBIAN}"
     assert os.geteuid() == 0, f"no registry: {wanted} is made by debootstrap, which takes root"
     if shutil.which("debootstrap") is None:
-        _run("apt-get", "update", "-qq")
-        _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
+        _fetch("apt-get", "update", "-qq")
+        _fetch("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
     with tempfile.TemporaryDirectory(prefix="fleetlog-debian-") as directory:
-        _run("debootstrap", "--variant=minbase", "--include=python3", DEBIAN[python], directory)
+        _fetch("debootstrap", "--variant=minbase", "--include=python3", DEBIAN[python], directory)
         if not _has(base):
             _import(base, directory, NOT_IN_AN_IMAGE)
         if whole:
             apt = ["chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y"]
-            _run(*apt, "update")
-            _run(*apt, "install", "--no-install-recommends", *MACHINE_PACKAGES)
+            _fetch(*apt, "update")
+            _fetch(*apt, "install", "--no-install-recommends", *MACHINE_PACKAGES)
             _run(*apt, "clean")
-            _run(*apt, "install", "--no-install-recommends", "--download-only", *OPERATORS_PACKAGES)
+            _fetch(*apt, "install", "--no-install-recommends", "--download-only", *OPERATORS_PACKAGES)
             _import(booting, directory, ("dev",))
     return wanted
 
@@ -171,6 +173,16 @@ def _pull(image: str) -> bool:
     return (
         _has(image) or subprocess.run(["docker", "pull", "-q", image], capture_output=True, check=False).returncode == 0
     )
+
+
+def _fetch(*command: str) -> None:
+    """Run what needs the network, and what goes on where it was broken off: again when it fails."""
+    for pause_s in FETCH_PAUSES_S:
+        try:
+            return _run(*command)
+        except AssertionError:
+            time.sleep(pause_s)
+    return _run(*command)
 
 
 def _run(*command: str | Path) -> None:

@@ -42,14 +42,17 @@ def run(client: docker.DockerClient, images: Images, **environment: str) -> tupl
         container.remove(force=True, v=True)
 
 
-def python(fleet: Fleet, program: str) -> tuple[int, bytes]:
-    """Run it in the first broker's container. On a busy machine the engine may lose what a short program says."""
+def said(fleet: Fleet, name: str, command: list[str]) -> tuple[int, bytes]:
+    """Run it in a container. On a busy machine the engine may lose what a short program says."""
     return eventually(
-        lambda: fleet.container("broker-1").exec_run(["python3", "-c", program]),
-        "a program in a container says something",
-        good=lambda done: done[1],
-        pause_s=PAUSE_S,
-    )
+        lambda: fleet.container(name).exec_run(command), "a program in a container says something",
+        good=lambda done: done[1], pause_s=PAUSE_S,
+    )  # fmt: skip
+
+
+def python(fleet: Fleet, program: str) -> tuple[int, bytes]:
+    """Run it in the first broker's container."""
+    return said(fleet, "broker-1", ["python3", "-c", program])
 
 
 def test_it_is_small_and_not_root(
@@ -81,19 +84,19 @@ def test_the_kernels_in_it_are_the_compiled_ones(fleet: Fleet) -> None:
 
 
 def test_what_is_missing_or_wrong_is_said(client: docker.DockerClient, images: Images) -> None:
-    code, said = run(client, images)
+    code, words = run(client, images)
     assert code == 2
-    assert "advertised.listeners" in said or "broker.id" in said
-    code, said = run(client, images, FLEETLOG_CONFIG_BROKER_ID="one")
+    assert "advertised.listeners" in words or "broker.id" in words
+    code, words = run(client, images, FLEETLOG_CONFIG_BROKER_ID="one")
     assert code == 2
-    assert "FLEETLOG_CONFIG_BROKER_ID" in said
+    assert "FLEETLOG_CONFIG_BROKER_ID" in words
 
 
 def test_a_stop_is_clean_and_the_volume_stays(fleet: Fleet) -> None:
     assert fleet.stop("broker-2") == 0, fleet.log("broker-2")
     fleet.start_again("broker-2")
     fleet.wait_ready("broker-2")
-    code, output = fleet.container("broker-2").exec_run(["ls", "/var/lib/fleetlog/data"])
+    code, output = said(fleet, "broker-2", ["ls", "/var/lib/fleetlog/data"])
     assert code == 0, output
     assert b"meta.properties" in output
 

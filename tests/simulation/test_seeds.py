@@ -27,6 +27,7 @@ COVERED_SHARE = 0.80
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_nothing_that_is_promised_is_broken(first: int) -> None:
     summary = Summary()
@@ -57,6 +58,7 @@ def test_a_seed_is_one_history_in_every_process() -> None:
 
 
 @pytest.mark.mutations
+@pytest.mark.timeout(1500)  # each line of the cores is traced
 def test_the_cores_run_in_the_simulation() -> None:
     coverage = covered(COVERED_SEEDS)
     print("\n".join(coverage.lines()))

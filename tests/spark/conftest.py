@@ -51,6 +51,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 TO_THE_END_S = 240
 """For a query that ends by itself; a few seconds are usual."""
+FAR_ENOUGH_S = 200
+"""For what a query that goes on does first."""
+STARTS = 8
+"""Of a query whose Python process does not call back in the ten seconds that Spark gives it."""
 
 
 class Cluster:
@@ -62,8 +66,18 @@ class Cluster:
 
     def topic(self, partitions: int = 2, name: str | None = None) -> str:
         topic = name or f"spark-{uuid.uuid4().hex[:10]}"
-        self.admin.create_topics([NewTopic(topic, partitions, -1, config={"retention.ms": "-1"})])[topic].result(30)
+        self.create(NewTopic(topic, partitions, -1, config={"retention.ms": "-1"}))
         return topic
+
+    def create(self, new: NewTopic) -> None:
+        """A topic that every broker knows afterwards, with its leaders: any of them may be asked for it first."""
+        self.admin.create_topics([new])[new.topic].result(30)
+
+        def known(found: Any) -> bool:
+            parts = found.partitions or ()
+            return len(parts) == new.num_partitions and all(part.leader_id >= 0 for part in parts)
+
+        self._known_everywhere(new.topic, f"the new topic {new.topic}", known)
 
     def producer(self, **settings: Any) -> Producer:
         named = {name.replace("_", "."): value for name, value in settings.items()}
@@ -109,8 +123,12 @@ class Cluster:
         assert failed == []
 
     def transactional(self, topic: str, rows: list[dict[str, Any]], outcome: str) -> Producer:
-        """``outcome``: commit, abort, or open (the producer is returned with its transaction under way)."""
-        producer = self.producer(transactional_id=f"test-{uuid.uuid4().hex[:10]}")
+        """``outcome``: commit, abort, or open (the producer is returned with its transaction under way).
+
+        One that is open stays so while a whole query runs, which may take longer than librdkafka's minute.
+        """
+        own = f"test-{uuid.uuid4().hex[:10]}"
+        producer = self.producer(transactional_id=own, transaction_timeout_ms=600_000)
         producer.init_transactions(30)
         producer.begin_transaction()
         for row in rows:
@@ -166,22 +184,50 @@ class Cluster:
         return sorted(message.value().decode() for message in self.read(topic, isolation))
 
 
-def run_to_end(start: Callable[[], Any]) -> Any:
-    """Runs a query that ends by itself; the query. Raises what it ends with.
+def run_until(start: Callable[[], Any], wait: Callable[[Any], Any]) -> Any:
+    """Starts a query that has come as far as it should when ``wait`` returns; the query. Raises what it ends with.
 
     Spark gives a new Python worker ten seconds to call back, which a busy machine may not keep: then it starts again.
     """
     from pyspark.errors import StreamingQueryException
 
-    for attempts_left in (2, 1, 0):
+    starts_left = STARTS
+    while True:
+        starts_left -= 1
         query = start()
         try:
-            assert query.awaitTermination(TO_THE_END_S), "a query that ends by itself did not"
-            break
+            wait(query)
+            return query
         except StreamingQueryException as problem:
-            if not attempts_left or "worker failed to connect back" not in str(problem):
+            if not starts_left or "worker failed to connect back" not in str(problem):
                 raise
-    return query
+        except BaseException:
+            query.stop()
+            raise
+
+
+def run_to_end(start: Callable[[], Any]) -> Any:
+    """The same of a query that ends by itself."""
+
+    def end(query: Any) -> None:
+        assert query.awaitTermination(TO_THE_END_S), "a query that ends by itself did not"
+
+    return run_until(start, end)
+
+
+def run_while(
+    start: Callable[[], Any], look: Callable[[], Any], what: str, good: Callable[[Any], object] = bool
+) -> Any:
+    """The same of a query that goes on: it has come far enough when ``look`` gives what is good."""
+
+    def far_enough(query: Any) -> None:
+        def looked() -> Any:
+            query.awaitTermination(0.1)  # raises what it ends with
+            return look()
+
+        eventually(looked, what, FAR_ENOUGH_S, good=good)
+
+    return run_until(start, far_enough)
 
 
 @pytest.fixture(scope="session")

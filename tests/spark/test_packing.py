@@ -19,6 +19,7 @@ from spark_udfs import packing
 from spark_udfs.java import spark_environment
 from tests.spark.conftest import Cluster
 from tests.spark.matrix.sessions import Standalone
+from tests.spark.sink.job import committed
 
 pytestmark = pytest.mark.skipif(_native.IMPLEMENTATION == "pure", reason="an archive has compiled kernels")
 
@@ -146,4 +147,4 @@ def test_a_cluster_whose_python_has_nothing_installed_runs_a_job(
     tasks = {line.removeprefix("task: ") for line in done.stdout.splitlines() if line.startswith("task: ")}
     assert tasks
     assert all(f"{tmp_path}/cluster/work-127.0.0." in task and task.endswith(" cython") for task in tasks)
-    assert cluster.values(target) == sorted(f"v{n}" for n in range(40))
+    assert committed(cluster, target, 40) == sorted(f"v{n}" for n in range(40))

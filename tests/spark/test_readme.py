@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.readme import snippets
+from tests.spark.conftest import run_until
+from tests.spark.sink.job import committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -27,10 +29,11 @@ def test_the_query_copies_a_topic(spark: Any, cluster: Any, tmp_path: Path) -> N
     copy = cluster.topic(name=f"{name}-copy")
     cluster.topic(name=name)
     cluster.send(name, [{"key": b"k", "value": b"v%d" % i} for i in range(5)])
-    names: dict[str, Any] = {"spark": spark}
-    exec(snippet, names)
-    try:
-        names["query"].processAllAvailable()
-    finally:
-        names["query"].stop()
-    assert cluster.values(copy) == [f"v{i}" for i in range(5)]
+
+    def start() -> Any:
+        names: dict[str, Any] = {"spark": spark}
+        exec(snippet, names)
+        return names["query"]
+
+    run_until(start, lambda query: query.processAllAvailable()).stop()
+    assert committed(cluster, copy, 5) == [f"v{i}" for i in range(5)]

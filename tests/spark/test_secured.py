@@ -48,6 +48,7 @@ from tests.support.secured import (
     users,
 )
 from tests.support.tls_listeners import Certificates
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.xdist_group("spark")]
 
@@ -241,6 +242,11 @@ def read(spark: Any, options: dict[str, str], topic: str) -> list[str]:
     return values(spark.read.format("fleetlog").options(**options, subscribe=topic).load())
 
 
+def settled(spark: Any, options: dict[str, str], topic: str) -> list[str]:
+    """The same once every row is there: markers are written a moment after the decision."""
+    return eventually(lambda: read(spark, options, topic), "every row", good=lambda found: len(found) >= len(VALUES))
+
+
 def pipeline(
     spark: Any,
     secured: Secured,
@@ -266,15 +272,26 @@ def pipeline(
     )  # fmt: skip
 
 
-def failure(call: Callable[[], Any], soon_s: float = SOON_S) -> str:
-    """What it ends with, soon; no password in it."""
-    began = time.monotonic()
+def failure(call: Callable[[], Any], soon_s: float = SOON_S, began: list[float] | None = None) -> str:
+    """What it ends with, soon; no password in it. ``began``: the times of its starts, of which the last counts."""
+    began = [time.monotonic()] if began is None else began
     with pytest.raises(Exception) as raised:  # noqa: PT011  (Spark's own types; the callers check the text)
         call()
-    assert time.monotonic() - began < soon_s
+    assert time.monotonic() - began[-1] < soon_s
     text = f"{raised.value!r} {raised.value}"
     assert not [secret for secret in SECRETS if secret in text]
     return text
+
+
+def failure_of_query(start: Callable[[], Any], soon_s: float = SOON_S) -> str:
+    """The same of a query, which is started again when Spark gave its Python process up too early."""
+    began: list[float] = []
+
+    def started() -> Any:
+        began.append(time.monotonic())
+        return start()
+
+    return failure(lambda: run_to_end(started), soon_s, began)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +314,7 @@ def test_exactly_once_from_topic_to_topic(spark: Any, secured: Secured, tmp_path
         commit.unlink()  # the last batch is done again, and counts once
     run_to_end(start)
     secured.allow((TOPIC, target, READ))
-    assert read(spark, options, target) == VALUES
+    assert settled(spark, options, target) == VALUES
 
 
 @pytest.mark.parametrize("login", [CERTIFICATE, TOKEN, TOKEN_FILE])
@@ -312,7 +329,7 @@ def test_a_batch_job(spark: Any, secured: Secured, login: str, capfd: pytest.Cap
     for _ in range(2):  # with the same token it is written once
         writer = rows.write.format("fleetlog").options(**options, topic=target, sinkId=sink, batchToken="monday")
         writer.mode("append").save()
-    assert read(spark, options, target) == VALUES
+    assert settled(spark, options, target) == VALUES
 
 
 @pytest.mark.parametrize("mode", [FORMAT, DRIVER])
@@ -334,7 +351,7 @@ def test_the_acls_of_the_documentation(spark: Any, fleet: Fleet, secured: Secure
     options = printed_options(block, {"alice": user, '"..."': f'"{PRINTED_PASSWORD}"'})
     run_to_end(pipeline(spark, secured, sink, target, mode, tmp_path, {**options, **secured.servers()}))
     secured.allow((TOPIC, target, READ))
-    assert read(spark, secured.options(), target) == VALUES
+    assert settled(spark, secured.options(), target) == VALUES
 
 
 def test_the_tls_options_of_the_documentation(spark: Any, secured: Secured) -> None:
@@ -351,7 +368,7 @@ def test_a_refused_client_secret_is_not_tried_again(spark: Any, secured: Secured
     options = right | {"kafka.sasl.jaas.config": jaas(TOKEN_MODULE, clientId=CLIENT_ID, clientSecret=WRONG)}
     before = secured.issuer.refused
     start = pipeline(spark, secured, sink, target, mode, tmp_path, options, right)
-    told = failure(lambda: run_to_end(start), soon_s=math.inf)
+    told = failure_of_query(start, soon_s=math.inf)
     assert f"the token endpoint {secured.issuer.url}/token refused client {CLIENT_ID}: 401 invalid_client" in told
     assert 1 <= secured.issuer.refused - before <= REFUSALS_MAX
 
@@ -394,7 +411,7 @@ def test_the_sink_without_its_topics_acl_names_the_topic(
     sink, target = f"denied-{mode}", secured.made("denied")
     secured.allow_sink(sink, mode)
     start = pipeline(spark, secured, sink, target, mode, tmp_path, secured.options())
-    assert target in failure(lambda: run_to_end(start))
+    assert target in failure_of_query(start)
 
 
 def test_the_sink_without_an_acl_of_its_id_names_the_sink(secured: Secured) -> None:
@@ -412,7 +429,7 @@ def test_a_wrong_password_is_refused_at_the_source(spark: Any, secured: Secured)
 def test_a_wrong_password_is_refused_at_the_sink(spark: Any, secured: Secured, tmp_path: Path, mode: str) -> None:
     sink, target = f"sink-{mode}", secured.made("t")
     start = pipeline(spark, secured, sink, target, mode, tmp_path, secured.options(WRONG), secured.options())
-    assert f"refused the login of user {USER}" in failure(lambda: run_to_end(start))
+    assert f"refused the login of user {USER}" in failure_of_query(start)
 
 
 def test_a_refused_login_is_an_error_at_once_each_time(secured: Secured) -> None:
@@ -422,5 +439,5 @@ def test_a_refused_login_is_an_error_at_once_each_time(secured: Secured) -> None
         began = time.monotonic()
         with pytest.raises(ClientError, match=f"refused the login of user {USER}"):
             client.topics([secured.orders])
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # one that waits for better times takes a minute
     client.close()

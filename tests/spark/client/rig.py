@@ -38,7 +38,7 @@ class Rig:
         self.cluster = cluster
         self.topic = f"rows-{uuid.uuid4().hex[:10]}"
         config = {"min.insync.replicas": "2", "max.message.bytes": "300000"}
-        cluster.admin.create_topics([NewTopic(self.topic, partitions, 3, config=config)])[self.topic].result(30)
+        cluster.create(NewTopic(self.topic, partitions, 3, config=config))
         self.sink_id = f"sink-{uuid.uuid4().hex[:10]}"
         self.client = Losing({"bootstrap_servers": cluster.bootstrap.split(",")})
         self.sink = BatchTransactions(self.client, self.sink_id)

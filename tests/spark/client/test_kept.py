@@ -6,7 +6,6 @@ The requests are counted on the client that a worker process shares between its 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +17,12 @@ from spark_udfs.client import connections
 from spark_udfs.client.connections import shared_client
 from spark_udfs.client.producer import TaskMember
 from spark_udfs.sink import batch_transactions as transactions
-from spark_udfs.sink.batch_transactions import Heartbeats, OpenBatch
+from spark_udfs.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch
 from spark_udfs.sink.options import WriteOptions
 from spark_udfs.sink.writer import batch_transactions
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -79,7 +79,10 @@ def sink(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Sink:
     return Sink(rig, monkeypatch)
 
 
-def test_a_later_micro_batch_asks_for_neither_coordinator_nor_topic(rig: Rig, sink: Sink) -> None:
+def test_a_later_micro_batch_asks_for_neither_coordinator_nor_topic(
+    rig: Rig, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "METADATA_AGE_S", 3600.0)
     first = sink.micro_batch(rows(0, 10))
     assert first["FindCoordinatorRequest"] == 1
     assert first["MetadataRequest"] >= 1
@@ -135,11 +138,26 @@ def test_a_batch_that_ends_before_its_first_heartbeat_has_no_thread(rig: Rig, si
     assert not transactions._first_heartbeats._due
 
 
-def test_a_shorter_timeout_is_not_kept_waiting_by_a_longer_one(rig: Rig, sink: Sink) -> None:
-    timeout_ms = 1000
-    batch = rig.sink.begin(timeout_ms)
+def test_a_shorter_timeout_is_not_kept_waiting_by_a_longer_one(
+    rig: Rig, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longer one's is due after two minutes and a half, and the process waits for it when the shorter one comes."""
+    beats: list[OpenBatch] = []
+    heartbeat = BatchTransactions.heartbeat
+
+    def counted(self: BatchTransactions, batch: OpenBatch) -> None:
+        heartbeat(self, batch)
+        beats.append(batch)
+
+    monkeypatch.setattr(BatchTransactions, "heartbeat", counted)
+    waiting = transactions._FirstHeartbeats()  # of its own: that of the process may be due earlier
+    monkeypatch.setattr(transactions, "_first_heartbeats", waiting)
+    batch = rig.sink.begin(LONG_MS)
     member = sink.task(batch, rows(0, 10))
-    with Heartbeats(sink.options.settings, batch, LONG_MS), Heartbeats(sink.options.settings, batch, timeout_ms):
-        time.sleep(3 * timeout_ms / 1000)  # what is tested: more than the time-out passes
+    settings = sink.options.settings
+    with Heartbeats(settings, batch, 10 * LONG_MS):
+        eventually(lambda: waiting._wakes_at, "the process waits for the longer one")
+        with Heartbeats(settings, batch, 4000):
+            eventually(lambda: beats, "a heartbeat of the shorter one", 60)
     rig.sink.commit(batch, "q", 0, "", [member])
     assert rig.settled(10) == sorted(f"v{number}" for number in range(10))

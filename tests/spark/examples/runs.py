@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from spark_udfs import Fence, read_fence
-from tests.spark.conftest import Cluster
+from tests.spark.conftest import STARTS, Cluster
 from tests.spark.examples.expected import Row, lines
 from tests.spark.processes import SparkProcess
 from tests.support.waiting import eventually
@@ -51,7 +51,7 @@ class Run:
 
     def kill_after(self, batch: int) -> None:
         """Runs the command and kills it as soon as it has committed a batch, which Spark has hardly noted then."""
-        for attempts_left in (2, 1, 0):
+        for attempts_left in reversed(range(STARTS)):
             driver = self.driver()
             try:
                 if driver.wait(f"batch {batch}: committed"):

@@ -26,7 +26,7 @@ COLUMNS = "key string, value string, topic string, partition int, offset long"
 def once(cluster: Cluster) -> str:
     topic = f"once-{uuid.uuid4().hex[:10]}"
     new = NewTopic(topic, PARTITIONS, -1, config={"fleetlog.dedup": "source"})
-    cluster.admin.create_topics([new])[topic].result(30)
+    cluster.create(new)
     return topic
 
 

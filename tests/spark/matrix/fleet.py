@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 DISK_MB = 1024
-SESSION_MS = 4000
+SESSION_MS = 10_000
 SETTINGS = {
     "zookeeper.session.timeout.ms": SESSION_MS,
     "zookeeper.connection.timeout.ms": 120_000,
@@ -163,8 +163,9 @@ class MatrixFleet:
     # ---- roles of brokers ------------------------------------------------------------------------------------------
 
     def leader(self, topic: str, partition: int) -> int:
-        """The broker that leads a partition, -1 if none does."""
-        return int(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
+        """The broker that leads a partition, -1 if none does, or the broker that is asked does not know of it yet."""
+        partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return int(partitions[partition].leader) if partition in partitions else -1
 
     def controller(self) -> int:
         """The controller's id."""

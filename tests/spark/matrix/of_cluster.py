@@ -171,7 +171,7 @@ def executors_stopped_until_another_driver_is_through(rig: Rig) -> None:
     trap.times = 0
     trap.drop()
     rig.finish()
-    before = rig.watcher.count()
+    before = eventually(rig.watcher.count, "all rows are read", good=lambda count: count >= rig.rows)
     late.release()
     time.sleep(1.0)  # time for the wrong thing to happen
     assert rig.watcher.count() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,12 @@ from tests.support.waiting import eventually
 
 FOREACH = "foreachBatch"
 OPTIONS = {"options": {"sink.transaction.timeout.ms": "60000"}}
+
+
+def _leader(rig: Rig, partition: int) -> int:
+    """The broker that leads this partition of the target."""
+    look = functools.partial(rig.fleet.leader, rig.target, partition)
+    return eventually(look, f"{rig.target}-{partition} has a leader", good=lambda broker: broker > 0)
 
 
 def _broker_killed_at(
@@ -93,19 +100,19 @@ def coordinator_killed_after_CommitBatch(rig: Rig) -> None:
 @scenario()
 def leader_killed_under_a_task(rig: Rig) -> None:
     """Tasks find the new leader and send again what was not acknowledged."""
-    _broker_killed_at(rig, lambda: rig.fleet.leader(rig.target, 0), PRODUCE, REQUEST, skip=4)
+    _broker_killed_at(rig, lambda: _leader(rig, 0), PRODUCE, REQUEST, skip=4)
 
 
 @scenario()
 def leader_killed_with_rows_unacknowledged(rig: Rig) -> None:
     """The rows are in its log, the answer is lost."""
-    _broker_killed_at(rig, lambda: rig.fleet.leader(rig.target, 1), PRODUCE, ANSWER, skip=4)
+    _broker_killed_at(rig, lambda: _leader(rig, 1), PRODUCE, ANSWER, skip=4)
 
 
 @scenario()
 def leader_killed_while_markers_are_written(rig: Rig) -> None:
     """The batch is decided, a leader of its rows dies."""
-    _broker_killed_at(rig, lambda: rig.fleet.leader(rig.target, 2), COMMIT, ANSWER, arrives=True)
+    _broker_killed_at(rig, lambda: _leader(rig, 2), COMMIT, ANSWER, arrives=True)
 
 
 @scenario()
@@ -113,7 +120,7 @@ def follower_killed_under_a_task(rig: Rig) -> None:
     """Two in-sync replicas are enough."""
 
     def follower() -> int:
-        leaders = {rig.fleet.leader(rig.target, number) for number in range(2)}
+        leaders = {_leader(rig, number) for number in range(2)}
         coordinator = rig.fleet.coordinator(rig.sink_id)
         return next((n for n in (1, 2, 3) if n not in leaders | {coordinator}), 3)
 
@@ -159,7 +166,7 @@ def coordinator_stopped_at_CommitBatch(rig: Rig) -> None:
 @scenario()
 def leader_stopped_under_a_task(rig: Rig) -> None:
     """It wakes up with rows in its hands, and leads no more."""
-    _stopped(rig, lambda: rig.fleet.leader(rig.target, 0), PRODUCE, SESSION_MS / 1000 * 2)
+    _stopped(rig, lambda: _leader(rig, 0), PRODUCE, SESSION_MS / 1000 * 2)
 
 
 @scenario()
@@ -209,7 +216,7 @@ def disk_of_a_leader_full(rig: Rig) -> None:
     rig.batch_done(0)
     trap = rig.trap(PRODUCE, REQUEST, HOLD, skip=1)
     rig.note(f"held: {trap.wait()}")
-    broker = rig.fleet.broker(rig.fleet.leader(rig.target, 0))
+    broker = rig.fleet.broker(_leader(rig, 0))
     took = rig.once(lambda _: broker.fill_disk(), broker.id)
     assert took > 0
     rig.note(f"the disk of broker {broker.id} is full: {took} bytes")

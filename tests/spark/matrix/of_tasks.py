@@ -104,12 +104,12 @@ def Produce_of_a_killed_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
 def Produce_of_a_dead_driver_arrives_when_the_sink_rests(rig: Rig) -> None:
     """Its batch was aborted by the time-out and no other has begun: nothing may be opened that is never closed."""
     session = rig.driver()
-    rig.start(session, options={"sink.transaction.timeout.ms": "4000"}).started()
+    rig.start(session, options={"sink.transaction.timeout.ms": "15000"}).started()
     rig.batch_done(0)
     late = rig.trap(PRODUCE, REQUEST, HOLD, times=3)
     rig.note(f"held: {late.wait()}")
     rig.kill(session)
-    eventually(lambda: rig.state() == "CompleteAbort", "the coordinator aborts the dead driver's batch", 60)
+    eventually(lambda: rig.state() == "CompleteAbort", "the coordinator aborts the dead driver's batch", 120)
     before = rig.written()
     late.release()
     time.sleep(1.5)  # time for the wrong thing to happen

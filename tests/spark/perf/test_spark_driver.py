@@ -9,6 +9,7 @@ import pytest
 from perf.spark import WAYS
 from perf.spark_driver import Work
 from tests.spark.conftest import Cluster
+from tests.support.waiting import eventually
 
 KINDS = sorted({way.kind for way in WAYS if way.ours})
 
@@ -20,7 +21,7 @@ def test_a_way_to_write_writes_every_row(spark: Any, cluster: Cluster, kind: str
     work = Work(spark)
     for _ in range(2):  # the second batch begins while Spark plans it
         work.write(given)
-    assert len(cluster.read(topic)) == 40
+    eventually(lambda: len(cluster.read(topic)), "40 rows", good=lambda count: count == 40)
 
 
 @pytest.mark.parametrize("kind", ["foreach", "fleetlog"])

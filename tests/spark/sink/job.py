@@ -14,21 +14,23 @@ from confluent_kafka.admin import NewTopic
 from spark_udfs import Fence, read_fence, write_stream
 from spark_udfs.sink.events import SinkEvent
 from tests.spark.conftest import Cluster, run_to_end
+from tests.support.waiting import eventually
 
 Read = Callable[..., Any]
 FORMAT, FOREACH = "format", "foreachBatch"
+SETTLED_S = 200
 
 
 def replicated(cluster: Cluster, partitions: int = 3) -> str:
     topic = f"spark-{uuid.uuid4().hex[:10]}"
     config = {"min.insync.replicas": "2", "max.message.bytes": "200000"}
-    cluster.admin.create_topics([NewTopic(topic, partitions, 3, config=config)])[topic].result(30)
+    cluster.create(NewTopic(topic, partitions, 3, config=config))
     return topic
 
 
 def committed(cluster: Cluster, topic: str, count: int) -> list[str]:
     """The committed values once there are ``count``: markers are written a moment after the decision."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SETTLED_S
     while len(found := cluster.values(topic)) < count and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
@@ -91,6 +93,10 @@ class Job:
 
     def fence(self) -> Fence | None:
         return read_fence(self.cluster.bootstrap, self.sink_id)
+
+    def fences(self, wanted: Fence) -> None:
+        """Wait for this fence: in driver mode it is written a moment after the decision, like the markers."""
+        eventually(self.fence, f"the fence is {wanted}", good=lambda found: found == wanted)
 
     def stages(self) -> list[tuple[str, int, int]]:
         return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]

@@ -20,6 +20,7 @@ from spark_udfs.sink import driver_mode
 from spark_udfs.sink.events import SinkEvent
 from spark_udfs.sink.foreach_batch import exactly_once_batch
 from tests.spark.conftest import Cluster, run_to_end
+from tests.spark.sink.job import committed
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
 
@@ -65,8 +66,15 @@ class Job:
     def stages(self) -> list[tuple[str, int, int]]:
         return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]
 
+    def values(self, count: int) -> list[str]:
+        return committed(self.cluster, self.target, count)
+
     def fence(self) -> Fence | None:
         return read_fence(self.cluster.bootstrap, self.sink_id)
+
+    def fences(self, wanted: Fence) -> None:
+        """Wait for this fence: it is written a moment after the decision, like the markers."""
+        eventually(self.fence, f"the fence is {wanted}", good=lambda found: found == wanted)
 
     def forget_commit(self, batch_id: int) -> None:
         """What a driver leaves behind that is killed after the transaction and before Spark's note of it."""
@@ -90,9 +98,9 @@ def test_every_column_arrives(job: Job, read_stream: Read) -> None:
         "array(named_struct('key', 'h', 'value', value), named_struct('key', 'n', 'value', binary(null))) as headers",
     )
     job.run(rows, topic=None)
-    (first,) = job.cluster.read(job.target)
+    (first,) = eventually(lambda: job.cluster.read(job.target), "a row in the one topic")
     assert (first.key(), first.value(), first.headers()) == (b"a", None, [("h", b"a"), ("n", None)])
-    (second,) = job.cluster.read(other)
+    (second,) = eventually(lambda: job.cluster.read(other), "a row in the other")
     assert (second.key(), second.value(), second.partition()) == (b"b", b"b", 2)
 
 
@@ -128,7 +136,7 @@ def test_its_clients_are_closed_when_the_query_has_ended(
 def test_replayed_batch_is_skipped(job: Job) -> None:
     job.send("a", "b", "c")
     job.run()
-    assert job.fence() == Fence(job.events[0].query_id, 0)
+    job.fences(Fence(job.events[0].query_id, 0))
     job.forget_commit(0)
     job.send("d")
     job.run()
@@ -139,7 +147,7 @@ def test_replayed_batch_is_skipped(job: Job) -> None:
         ("written", 1, 1),
         ("committed", 1, 1),
     ]
-    assert job.cluster.values(job.target) == ["a", "b", "c", "d"]
+    assert job.values(4) == ["a", "b", "c", "d"]
     assert job.cluster.values(job.target, "read_uncommitted") == ["a", "b", "c", "d"]
 
 
@@ -149,7 +157,7 @@ def test_fence_off_writes_twice(job: Job) -> None:
     job.run(fence__enabled="false")
     job.forget_commit(0)
     job.run(fence__enabled="false")
-    assert job.cluster.values(job.target) == ["a", "a", "b", "b"]
+    assert job.values(4) == ["a", "a", "b", "b"]
 
 
 def test_new_checkpoint_is_a_conflict_until_the_fence_is_handed_over(job: Job) -> None:
@@ -159,18 +167,18 @@ def test_new_checkpoint_is_a_conflict_until_the_fence_is_handed_over(job: Job) -
     shutil.rmtree(job.checkpoint)
     with pytest.raises(Exception, match=f"the fence belongs to query {first_query}"):
         job.run()
-    assert job.cluster.values(job.target) == ["a"]
+    assert job.values(1) == ["a"]
     with pytest.raises(FenceConflict):
         reset_fence(job.cluster.bootstrap, job.sink_id, expected_query_id="another")
-    assert job.fence() == Fence(first_query, 0)
+    job.fences(Fence(first_query, 0))
     reset_fence(job.cluster.bootstrap, job.sink_id, expected_query_id=first_query)
     job.run()
     second_query = job.events[-1].query_id
-    assert job.fence() == Fence(second_query, 0)
-    assert job.cluster.values(job.target) == ["a", "a"]  # a new checkpoint reads from the start: what was asked for
+    job.fences(Fence(second_query, 0))
+    assert job.values(2) == ["a", "a"]  # a new checkpoint reads from the start: what was asked for
     shutil.rmtree(job.checkpoint)
     job.run(fence__takeover__queryid=second_query)
-    assert job.fence() == Fence(job.events[-1].query_id, 0)
+    job.fences(Fence(job.events[-1].query_id, 0))
 
 
 def test_lost_fence_and_rolled_back_checkpoint(job: Job, tmp_path: Path) -> None:
@@ -194,9 +202,9 @@ def test_lost_fence_and_rolled_back_checkpoint(job: Job, tmp_path: Path) -> None
     job.send("d")
     with pytest.raises(Exception, match=r"batch 3 of query .* finds no fence"):
         job.run()
-    assert job.cluster.values(job.target) == ["a", "b", "c"]
+    assert job.values(3) == ["a", "b", "c"]
     job.run(fence__onmissing="adopt")
-    assert job.cluster.values(job.target) == ["a", "b", "c", "d"]
+    assert job.values(4) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("stage", ["begun", "written", "committed"])
@@ -211,10 +219,10 @@ def test_failure_at_any_stage_is_raised_and_replayed(job: Job, stage: str) -> No
     with pytest.raises(Exception, match="no luck today"):
         job.run()
     visible = 50 if stage == "committed" else 0
-    assert len(job.cluster.values(job.target)) == visible
+    assert len(job.values(visible)) == visible
     job.on_event = job.events.append
     job.run()
-    assert job.cluster.values(job.target) == sorted(f"v{number}" for number in range(50))
+    assert job.values(50) == sorted(f"v{number}" for number in range(50))
     assert [event.stage for event in job.events] == (
         ["skipped"] if stage == "committed" else ["begun", "written", "committed"]
     )
@@ -232,18 +240,18 @@ def test_second_driver_cuts_off_the_first(job: Job) -> None:
     job.on_event = other_driver
     with pytest.raises(Exception, match=r"(?i)fenced"):
         job.run()
-    assert job.cluster.values(job.target) == []
+    assert job.values(0) == []
     assert job.fence() is None
     job.on_event = job.events.append
     job.run()
-    assert job.cluster.values(job.target) == ["a", "b"]
+    assert job.values(2) == ["a", "b"]
 
 
 def test_batch_without_rows_moves_the_fence(job: Job, read_stream: Read) -> None:
     job.send("a")
     job.run(read_stream(subscribe=job.source).select("key", "value").where("string(value) = 'none'"))
-    assert job.fence() == Fence(job.events[0].query_id, 0)
-    assert job.cluster.values(job.target) == []
+    job.fences(Fence(job.events[0].query_id, 0))
+    assert job.values(0) == []
 
 
 def test_complete_mode_and_foreign_checkpoint_are_refused(
@@ -260,8 +268,7 @@ def test_complete_mode_and_foreign_checkpoint_are_refused(
 
     def run(df: Any, mode: str, checkpoint: Path) -> None:
         writer = df.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
-        query = writer.foreachBatch(exactly_once_batch(options)).trigger(availableNow=True).start()
-        query.awaitTermination(120)
+        run_to_end(lambda: writer.foreachBatch(exactly_once_batch(options)).trigger(availableNow=True).start())
 
     with pytest.raises(Exception, match="output mode complete"):
         run(counts, "complete", job.checkpoint)
@@ -276,7 +283,7 @@ def test_complete_mode_and_foreign_checkpoint_are_refused(
             output_mode="complete",
         )
     assert job.fence() is None
-    assert job.cluster.values(job.target) == []
+    assert job.values(0) == []
 
 
 def test_wrong_columns_are_named(job: Job, read_stream: Read) -> None:
@@ -297,7 +304,7 @@ def test_a_row_that_times_out_is_named_with_its_partition_leader_and_error(
     job.cluster = Cluster(own_fleet.start().bootstrap)
     topic = f"whole-{uuid.uuid4().hex[:8]}"
     new = NewTopic(topic, 1, 3, config={"min.insync.replicas": "3"})
-    job.cluster.admin.create_topics([new])[topic].result(30)
+    job.cluster.create(new)
     own_fleet.brokers[2].stop()
     expected = (
         rf"sink {job.sink_id}: a row for partition 0 of topic {topic}: _MSG_TIMED_OUT \(Local: Message timed out\); "

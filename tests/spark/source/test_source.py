@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_udfs import lag
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.readers import StreamReader
-from tests.spark.conftest import Cluster
+from tests.spark.conftest import Cluster, run_to_end, run_while
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
@@ -205,8 +205,7 @@ class Batches:
             self.values += found
 
         writer = self._df.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        run_to_end(writer.trigger(availableNow=True).start)
 
 
 def test_a_batch_waits_for_enough_records(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
@@ -216,9 +215,9 @@ def test_a_batch_waits_for_enough_records(cluster: Cluster, read_stream: Read, t
     options = {"subscribe": topic, "minOffsetsPerTrigger": 30, "maxTriggerDelay": "1h"}
     sizes: list[int] = []
     writer = read_stream(**options).writeStream.foreachBatch(lambda df, _: sizes.append(df.count()))
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = run_while(writer.start, lambda: sizes, "the first batch waits for nothing", lambda found: found == [10])
     try:
-        eventually(lambda: sizes, "the first batch waits for nothing", 200, good=lambda found: found == [10])
         cluster.send(topic, numbered(29))
         time.sleep(5)  # a batch of the few would begin at once
         cluster.send(topic, numbered(31))
@@ -343,7 +342,7 @@ def test_progress_has_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Pat
     topic = cluster.topic()
     cluster.send(topic, numbered(30))
     writer = read_stream(subscribe=topic, maxOffsetsPerTrigger=10).writeStream.format("noop")
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = run_to_end(writer.trigger(availableNow=True).start)
     lags = [sum(lag(progress).values()) for progress in query.recentProgress if progress.numInputRows]
     assert lags == [20, 10, 0]
