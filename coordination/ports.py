@@ -22,7 +22,7 @@ class _Claims:
 
     A port that was given is free until its server listens, and a server may be started much later. Other processes see
     the claim as a lock on the port's byte of a file that they share; it ends with the process at the latest. Where
-    there can be no such file, claims hold within the process.
+    there can be no such file, or no locks, claims hold within the process.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,11 @@ class _Claims:
         if self._file is not None:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-            except OSError:
+            except (BlockingIOError, PermissionError):
                 return False
+            except OSError:  # a file system without locks
+                os.close(self._file)
+                self._file = None
         self._given.append(port)
         if len(self._given) > CLAIMED_MAX:
             oldest = self._given.popleft()

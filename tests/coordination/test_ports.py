@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -69,6 +70,15 @@ def test_claims_end_with_their_process_and_the_oldest_when_there_are_many(monkey
     assert [claims.take(port) for port in row] == [True] * 4
     assert taken_by_another_process(row) == set(row[:2])
     assert taken_by_another_process(row) == set(row[:2]), "the other process is gone"
+
+
+def test_without_locks_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(ports.fcntl, "lockf", no_locks)
+    claims = ports._Claims()
+    assert [claims.take(10_000), claims.take(10_000), claims.take(10_001)] == [True, False, True]
 
 
 def test_without_a_shared_file_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
