@@ -72,7 +72,9 @@ def test_claims_end_with_their_process_and_the_oldest_when_there_are_many(monkey
     assert taken_by_another_process(row) == set(row[:2]), "the other process is gone"
 
 
-def test_without_locks_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path))  # closing the shared file gives up locks
+
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
