@@ -27,8 +27,11 @@ SOURCE = Path(__file__).parent / "counting.c"
 LIMIT_S = 240
 SECURED, SECURED_MAX = ", authorized and measured", 0.03
 """Works with an authorizer and quotas, and how much more they may cost than without."""
-FIGURES_ON, FIGURES_OFF, FIGURES_MAX = ", figures on", ", figures off", 0.015
-"""Works with what metrics count and without, and how much more the first may cost than the second."""
+FIGURES_ON, FIGURES_OFF, FIGURES_MAX = ", figures on", ", figures off", 0.02
+"""Works with what metrics count and without, and how much more the first may cost than the second.
+
+They cost 0.9 to 1.3 %; a count is off by up to 0.2 % now and then.
+"""
 HASH_SEED = "0"
 
 
@@ -111,7 +114,7 @@ def dearer(counted: dict[str, int]) -> list[str]:
             if work.endswith(more):
                 share = count / counted[work.removesuffix(more) + less] - 1
                 if share > most:
-                    found.append(f"{work}: {share:+.2%} of what it costs without (allowed: {most:+.0%})")
+                    found.append(f"{work}: {share:+.2%} of what it costs without (allowed: {most:+.1%})")
     return found
 
 

@@ -228,6 +228,9 @@ def test_a_login_with_raw_tokens(fleet: Fleet) -> None:
 
 
 def test_no_secret_is_told(fleet: Fleet) -> None:
+    early = RawLogin(fleet.brokers[0].port)
+    early.send(3, 12, metadata_request())
+    early.closed_at_once()
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap, **confluent("PLAIN")})
     from confluent_kafka.admin import ConfigResource
 
