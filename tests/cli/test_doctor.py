@@ -82,10 +82,12 @@ def until_fine(fleet: Fleet, *options: str) -> None:
     eventually(lambda: examined(fleet, *options)[1] == [], "nothing is wrong any more")
 
 
-def until_told(fleet: Fleet, *wanted: tuple[str, str], options: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """What is found once it is these troubles and no others: a broker may answer late, and a change is read late."""
+def until_told(
+    fleet: Fleet, *wanted: tuple[str, str], options: tuple[str, ...] = ()
+) -> tuple[int, list[dict[str, Any]]]:
+    """``examined`` once it is these troubles and no others: a broker may answer late, and a change is read late."""
     return eventually(
-        lambda: examined(fleet, *options)[1], f"{wanted} and no more", good=lambda found: checks(found) == set(wanted)
+        lambda: examined(fleet, *options), f"{wanted} and no more", good=lambda look: checks(look[1]) == set(wanted)
     )
 
 
@@ -133,8 +135,8 @@ def test_few_file_descriptors_are_left(fleet: Fleet, topic: str) -> None:
 def test_a_wrong_clock(fleet: Fleet, topic: str) -> None:
     fleet.brokers[2].clock.jump(-7.0)  # type: ignore[attr-defined]
     try:
-        (one,) = until_told(fleet, ("clock", "broker 3"), options=("--clock-ms", "3000"))
-        assert one["severity"] == "warning"
+        code, (one,) = until_told(fleet, ("clock", "broker 3"), options=("--clock-ms", "3000"))
+        assert code == WARNINGS
         behind = re.match(r"its clock is (\d+\.\d) s behind", one["what"])
         assert behind is not None
         assert 4 < float(behind[1]) < 10, "less the time that the brokers' answers are apart"
@@ -180,7 +182,7 @@ def test_dangerous_settings(fleet: Fleet, topic: str) -> None:
     (altered,) = admin.alter_configs([resource]).values()
     altered.result(60)
     names = ("min.insync.replicas", "unclean.leader.election.enable", "log.retention.ms")
-    found = until_told(fleet, *(("settings", name) for name in names))
+    _, found = until_told(fleet, *(("settings", name) for name in names))
     (differing,) = [one for one in found if one["where"] == "log.retention.ms"]
     assert "5 on broker 2" in differing["why"]
     admin.delete_topics(["risky"])["risky"].result(60)
@@ -192,8 +194,8 @@ def test_dangerous_settings(fleet: Fleet, topic: str) -> None:
 def test_a_paused_broker_and_a_killed_one(fleet: Fleet, topic: str) -> None:
     broker = fleet.brokers[2]
     broker.kill()
-    found = until_told(fleet, ("broker", "broker 3"), ("partitions", "under-replicated"))
-    assert "error" in {one["severity"] for one in found}
+    code, found = until_told(fleet, ("broker", "broker 3"), ("partitions", "under-replicated"))
+    assert code == ERRORS
     (missed,) = [one for one in found if one["check"] == "partitions"]
     assert "lack the replica on broker 3, which is not registered" in missed["why"]
     broker.start()
