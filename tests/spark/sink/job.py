@@ -36,7 +36,29 @@ def committed(cluster: Cluster, topic: str, count: int) -> list[str]:
     return found
 
 
-class Job:
+class Written:
+    """What is seen of a sink and of its topic, in every mode."""
+
+    cluster: Cluster
+    target: str
+    sink_id: str
+    events: list[SinkEvent]
+
+    def values(self, count: int = 0) -> list[str]:
+        return committed(self.cluster, self.target, count)
+
+    def fence(self) -> Fence | None:
+        return read_fence(self.cluster.bootstrap, self.sink_id)
+
+    def fences(self, wanted: Fence) -> None:
+        """Wait for this fence: in driver mode it is written a moment after the decision, like the markers."""
+        eventually(self.fence, f"the fence is {wanted}", good=lambda found: found == wanted)
+
+    def stages(self) -> list[tuple[str, int, int]]:
+        return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]
+
+
+class Job(Written):
     """A query from one topic to another that runs when asked to, as a restarted driver would."""
 
     def __init__(self, cluster: Cluster, read_stream: Read, directory: Path) -> None:
@@ -84,22 +106,9 @@ class Job:
         """Runs to the end of what is there; raises what the query ends with. The query's id."""
         return str(run_to_end(lambda: self.start(df, way, **options)).id)
 
-    def values(self, count: int = 0) -> list[str]:
-        return committed(self.cluster, self.target, count)
-
     def written(self) -> Counter[str]:
         """How often each value stands in the log, committed or not."""
         return Counter(self.cluster.values(self.target, "read_uncommitted"))
-
-    def fence(self) -> Fence | None:
-        return read_fence(self.cluster.bootstrap, self.sink_id)
-
-    def fences(self, wanted: Fence) -> None:
-        """Wait for this fence: in driver mode it is written a moment after the decision, like the markers."""
-        eventually(self.fence, f"the fence is {wanted}", good=lambda found: found == wanted)
-
-    def stages(self) -> list[tuple[str, int, int]]:
-        return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]
 
     def forget_commit(self, batch_id: int) -> None:
         """What a driver leaves behind that is killed after CommitBatch and before Spark's note of it."""

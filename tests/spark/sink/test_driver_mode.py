@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
-from spark_udfs import Fence, FenceConflict, read_fence, reset_fence, write_stream
+from spark_udfs import Fence, FenceConflict, reset_fence, write_stream
 from spark_udfs.client.failures import OptionError
 from spark_udfs.sink import driver_mode
 from spark_udfs.sink.events import SinkEvent
 from spark_udfs.sink.foreach_batch import exactly_once_batch
 from tests.spark.conftest import Cluster, run_to_end
-from tests.spark.sink.job import committed
+from tests.spark.sink.job import Written
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two 
 Read = Callable[..., Any]
 
 
-class Job:
+class Job(Written):
     """A query from one topic to another that runs when asked to, as a restarted driver would."""
 
     def __init__(self, cluster: Cluster, read_stream: Read, directory: Path, partitions: int = 2) -> None:
@@ -62,19 +62,6 @@ class Job:
                 on_event=lambda event: self.on_event(event),
             )
         )
-
-    def stages(self) -> list[tuple[str, int, int]]:
-        return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]
-
-    def values(self, count: int) -> list[str]:
-        return committed(self.cluster, self.target, count)
-
-    def fence(self) -> Fence | None:
-        return read_fence(self.cluster.bootstrap, self.sink_id)
-
-    def fences(self, wanted: Fence) -> None:
-        """Wait for this fence: it is written a moment after the decision, like the markers."""
-        eventually(self.fence, f"the fence is {wanted}", good=lambda found: found == wanted)
 
     def forget_commit(self, batch_id: int) -> None:
         """What a driver leaves behind that is killed after the transaction and before Spark's note of it."""
