@@ -1,5 +1,5 @@
-"""Log end probes: requests of the controller to brokers before an election. They return the log's end, whether the
-coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
+"""Log end probes: requests of the controller to brokers before an election or the removal of replicas. They return the
+log's end, whether the coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
 
 The probes run beside the controller's other work, one round at a time. The metadata image determines the brokers to
 ask, so a successor needs no stored state. The requests run without the lock. The decision follows under the lock, on
@@ -27,14 +27,16 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 1.0
+SEEN_SECONDS = 2.0
+"""How long an answer shows that a replica is there: far less than a session lasts without its broker."""
 
 Questions = dict[BrokerId, dict[TopicPartition, int]]
 """The brokers to ask, with the partitions and the leader epoch in which these have no leader."""
 Ends = Mapping[TopicPartition, ReplicaEnd]
 Chosen = dict[TopicPartition, tuple[PartitionState, PartitionState]]
 """Partitions with their states before and after an election."""
-
-
+Staying = Mapping[TopicPartition, tuple[BrokerId, ...]]
+"""Partitions with the replicas that stay when others are removed."""
 Version = tuple[uuid.UUID, int]
 """A topic's id and a partition's epoch: one version of a partition's state."""
 
@@ -59,6 +61,8 @@ class LogEndProbes:
         self._heard: dict[TopicPartition, int] = {}
         self._waived: dict[TopicPartition, Version] = {}
         self._wanted: dict[TopicPartition, None] = {}
+        self._removals: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+        self._seen: dict[tuple[TopicPartition, BrokerId], tuple[int, float]] = {}
         self._allowed: dict[TopicPartition, int] = {}
         self._silent: set[BrokerId] = set()
         self.unclean_elections = 0
@@ -135,6 +139,50 @@ class LogEndProbes:
                 del self._wanted[tp]
         return sorted(self._wanted)
 
+    # ------------------------------------------------------------ removals of replicas
+
+    def silent_of(self, tp: TopicPartition, staying: Collection[BrokerId]) -> list[BrokerId]:
+        """Those of the replicas that have not answered just now, in their present incarnation and with a log.
+
+        A member of the in-sync set that answers still has all that is committed. One whose power failed is in the set
+        until its session ends.
+        """
+        live_brokers, since = self._context.live_brokers, asyncio.get_running_loop().time() - SEEN_SECONDS
+
+        def is_there(broker_id: BrokerId) -> bool:
+            incarnation, seen = self._seen.get((tp, broker_id), (-1, 0.0))
+            live_broker = live_brokers.get(broker_id)
+            return live_broker is not None and live_broker.incarnation == incarnation and seen >= since
+
+        return [b for b in staying if not is_there(b)]
+
+    def want_removal(self, tp: TopicPartition, staying: tuple[BrokerId, ...]) -> None:
+        """Ask the replicas that stay repeatedly; when all have answered, the move continues."""
+        self._removals[tp] = staying
+
+    async def ask_those_that_stay(self, staying: Staying) -> list[TopicPartition]:
+        """Ask these replicas once; returns the partitions of which all have answered. Call without the lock."""
+        now = asyncio.get_running_loop().time()
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] >= now - SEEN_SECONDS}
+        asked: dict[BrokerId, list[TopicPartition]] = {}
+        for tp, replicas in staying.items():
+            for broker_id in replicas:
+                asked.setdefault(broker_id, []).append(tp)
+        found = await asyncio.gather(*(self._ask_one(b, partitions) for b, partitions in asked.items()))
+        for broker_id, (incarnation, answers) in zip(asked, found, strict=True):
+            for tp, answer in answers.items():
+                if answer.end is not None:
+                    self._seen[tp, broker_id] = incarnation, now
+        return [tp for tp, replicas in staying.items() if not self.silent_of(tp, replicas)]
+
+    def _still_removing(self) -> dict[TopicPartition, tuple[BrokerId, ...]]:
+        """The removals that still wait for replicas that stay; the others are dropped."""
+        for tp in list(self._removals):
+            state = self._context.image.partition(tp)
+            if state is None or not state.removing:
+                del self._removals[tp]
+        return dict(self._removals)
+
     def may_be_unclean(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether the topic, or an operator, allows an unclean election."""
         if self._allowed.get(tp, -1) >= state.leader_epoch:
@@ -147,7 +195,7 @@ class LogEndProbes:
         A new probe is sent at once; one that led to no decision is repeated with backoff.
         """
         loop = asyncio.get_running_loop()
-        asked: tuple[Questions, list[TopicPartition]] | None = None
+        asked: tuple[Questions, list[TopicPartition], Staying] | None = None
         pause, due = FIRST_PAUSE_SECONDS, 0.0
         while True:
             try:
@@ -156,22 +204,27 @@ class LogEndProbes:
             except TimeoutError:
                 pass
             self._wake.clear()
-            questions, wanted = self._questions(), self._still_wanted()
-            if not questions and not wanted:
+            work = questions, wanted, removals = self._questions(), self._still_wanted(), self._still_removing()
+            if not any(work):
                 asked = None
+                self._silent.clear()
                 continue
-            if (questions, wanted) == asked and loop.time() < due:
+            if work == asked and loop.time() < due:
                 continue
-            answers, waived = await asyncio.gather(self._ask(questions), self.ask_to_waive(wanted))
+            answers, waived, kept = await asyncio.gather(
+                self._ask(questions), self.ask_to_waive(wanted), self.ask_those_that_stay(removals)
+            )
             async with self._context.lock:
                 decided = await self._decide(answers)
-                if waived:
-                    for tp in waived:
-                        self._wanted.pop(tp, None)
-                    await self._settle(waived)
-            again = (questions, wanted) == asked and not decided and not waived
+                for tp in waived:
+                    self._wanted.pop(tp, None)
+                for tp in kept:
+                    self._removals.pop(tp, None)
+                if waived or kept:
+                    await self._settle(sorted({*waived, *kept}))
+            again = work == asked and not decided and not waived
             pause = min(2 * pause, LAST_PAUSE_SECONDS) if again else FIRST_PAUSE_SECONDS
-            asked, due = (questions, wanted), loop.time() + pause
+            asked, due = work, loop.time() + pause
 
     # ------------------------------------------------------------ probing
 

@@ -12,6 +12,7 @@ from brokers.controller.elections import is_led
 from brokers.controller.leader_commands import (
     DONE,
     KEPT_CHANGING,
+    SILENT,
     UNKNOWN_PARTITION,
     LeaderCommands,
     Result,
@@ -21,7 +22,7 @@ from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.reassignment import Step
 from brokers.controller.requests import Refused, check_replication
 from brokers.controller.writes import StateWrites
-from brokers.model import PartitionState, TopicPartition
+from brokers.model import BrokerId, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -50,16 +51,21 @@ class MoveCommands:
     async def alter(self, wanted: Wanted) -> dict[TopicPartition, Result]:
         """Start a move to each target, or cancel the one in progress (None); each partition has its own result.
 
-        A move without data to copy is done when this returns. Raises NotController.
+        A move without data to copy is done when this returns, if the replicas that stay answer. Raises NotController.
         """
         tried: set[TopicPartition] = set()
         dropping = []
+        staying: dict[TopicPartition, tuple[BrokerId, ...]] = {}
         for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
             if number % MOVES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            if _drops_leader(state, wanted[tp]):
+            target = wanted[tp]
+            target = state.established if target is None else target
+            if state.leader not in reassignment.retargeted(state, target).replicas:
                 dropping.append(tp)
-        await self._probes.ask_to_waive(dropping)
+            if relied_on := reassignment.to_rely_on(state, target):
+                staying[tp] = relied_on
+        await asyncio.gather(self._probes.ask_to_waive(dropping), self._probes.ask_those_that_stay(staying))
         async with self._context.lock:
             results = await self._context.persist("reassigning partitions", lambda: self._alter(wanted, tried))
             await self._settle([tp for tp in tried if self._context.image.partition(tp) is not None])
@@ -86,6 +92,9 @@ class MoveCommands:
             moves = step is not None and step.state is not None and step.state.leader != state.leader
             if moves and is_led(state, context.live_brokers) and not self._probes.may_move(tp, state):
                 results[tp] = leader_is_silent(state)
+                continue
+            if step is not None and (silent := self._probes.silent_of(tp, step.relies_on)):
+                results[tp] = _remaining_are_silent(silent)
                 continue
             if step is not None and step.assigned is not None and not writes.has_room(tp, step.assigned):
                 results[tp] = NO_ROOM
@@ -129,6 +138,8 @@ class MoveCommands:
                 )
                 if step is not None and step.assigned is None and not self._probes.may_move(tp, state):
                     self._probes.want_move(tp)
+                elif step is not None and self._probes.silent_of(tp, step.relies_on):
+                    self._probes.want_removal(tp, step.relies_on)
                 elif step is not None:
                     writes.add(tp, step.state, assigned=step.assigned)
                     if step.assigned is not None:
@@ -141,10 +152,9 @@ class MoveCommands:
                 log.info("%s: reassignment completed: replicas are %s", tp, list(assigned.replicas))
 
 
-def _drops_leader(state: PartitionState, target: Sequence[int] | None) -> bool:
-    """Whether the move's first step removes the present leader from the replicas."""
-    wanted = state.established if target is None else target
-    return state.leader not in reassignment.retargeted(state, wanted).replicas
+def _remaining_are_silent(silent: Sequence[int]) -> Result:
+    """The error of a step that would give up copies while those that stay have not been seen just now."""
+    return (SILENT, f"Replicas {list(silent)} are to keep the data, and do not answer the controller; try again.")
 
 
 def _target_of(wanted: Sequence[int] | None, step: Step) -> list[int]:

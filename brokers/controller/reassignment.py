@@ -5,6 +5,10 @@ The topic's znode holds the whole state of a move: the target's replicas, follow
 in-sync set as they catch up. When the whole target is in sync, leadership moves into the target if needed, and then the
 other replicas are removed. No step makes an in-sync set smaller than ``min.insync.replicas``.
 
+Removed replicas delete their logs. A broker that lost its power stays in the in-sync set until its session ends, so
+the in-sync set alone does not show that another copy is left: a step names the replicas that it relies on
+(``Step.relies_on``), and these must answer the controller before it is written.
+
 When a replica leaves the assignment, the partition's state is written in the same multi: a leader that concurrently
 adds the replica to the in-sync set fails on the znode's version. Its leader epoch rises, too, though the leader stays:
 what the replica has fetched does not count when it is added again, because its log is deleted meanwhile.
@@ -28,10 +32,14 @@ from wire.errors import ErrorCode
 
 
 class Step(NamedTuple):
-    """A write: the partition with its next assignment (None: unchanged), and its next state (None: unchanged)."""
+    """A write: the partition with its next assignment (None: unchanged), and its next state (None: unchanged).
+
+    ``relies_on``: in-sync replicas that stay while other copies are given up.
+    """
 
     assigned: PartitionState | None
     state: PartitionState | None
+    relies_on: tuple[BrokerId, ...] = ()
 
 
 def retargeted(state: PartitionState, target: Sequence[int]) -> PartitionState:
@@ -45,6 +53,24 @@ def retargeted(state: PartitionState, target: Sequence[int]) -> PartitionState:
         adding=tuple(b for b in replicas if b not in before),
         removing=tuple(b for b in replicas if b not in wanted),
     )
+
+
+def to_rely_on(state: PartitionState, target: Sequence[int]) -> tuple[BrokerId, ...]:
+    """The replicas on which a move to that target may rely at once; empty if it gives up no copy yet."""
+    assigned = retargeted(state, target)
+    if dropped := _dropped(state, assigned):
+        return _staying(state, dropped)
+    return assigned.target if assigned.removing and _caught_up(assigned.target, set(state.isr)) else ()
+
+
+def _dropped(state: PartitionState, assigned: PartitionState) -> list[BrokerId]:
+    return [b for b in state.replicas if b not in assigned.replicas]
+
+
+def _staying(state: PartitionState, dropped: Collection[int]) -> tuple[BrokerId, ...]:
+    """The in-sync replicas that are left, if one of the dropped replicas may hold what they hold."""
+    given_up = any(b in dropped for b in (*state.isr, *state.elr))
+    return tuple(b for b in state.isr if b not in dropped) if given_up else ()
 
 
 def start_move(
@@ -110,11 +136,12 @@ def _reassigned(
     min_isr: int,
 ) -> Step:
     """The step to an assignment; replicas that it lacks are removed at once."""
-    dropped = [b for b in state.replicas if b not in assigned.replicas]
+    dropped = _dropped(state, assigned)
     if not dropped or state.partition_epoch == NO_STATE_EPOCH:
         return Step(assigned, None)
     minimum = isr.min_in_sync(min_isr, assigned.established)
     staying = [b for b in state.isr if b not in dropped]
+    relies_on = _staying(state, dropped)
     if len(staying) < len(state.isr) and len(staying) < minimum:
         raise _refused(
             f"Of the in-sync replicas {list(state.isr)} only {staying} would remain, fewer than {minimum}"
@@ -122,13 +149,13 @@ def _reassigned(
         )
     reduced = without_replicas(assigned, dropped, minimum)
     if state.leader not in dropped:
-        return Step(assigned, _next(reduced, state, controller_epoch))
+        return Step(assigned, _next(reduced, state, controller_epoch), relies_on)
     to = successor(reduced, live_brokers)
     if to is None:
         raise _refused(f"The leader {state.leader} would be removed, and no remaining in-sync replica is alive.")
     if moves_in_steps(tp, state, live_brokers):
-        return Step(assigned, released(reduced, controller_epoch))
-    return Step(assigned, led_by(reduced, to, live_brokers, controller_epoch, min_isr=minimum))
+        return Step(assigned, released(reduced, controller_epoch), relies_on)
+    return Step(assigned, led_by(reduced, to, live_brokers, controller_epoch, min_isr=minimum), relies_on)
 
 
 def without_replicas(state: PartitionState, gone: Collection[int], min_isr: int) -> PartitionState:
@@ -171,4 +198,4 @@ def advance(
     assigned = replace(state, replicas=target, adding=(), removing=())
     if not state.removing:
         return Step(assigned, None)
-    return Step(assigned, _next(without_replicas(assigned, state.removing, minimum), state, controller_epoch))
+    return Step(assigned, _next(without_replicas(assigned, state.removing, minimum), state, controller_epoch), target)

@@ -222,6 +222,59 @@ async def test_a_coordinators_partition_moves_when_its_leader_has_confirmed(conn
 
 
 @on_loop
+async def test_replicas_are_removed_when_those_that_stay_answer(connect: str) -> None:
+    """One whose power has failed stays in the in-sync set until its session ends: the third copy is the last one."""
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, topic=on(2, 3, 1))
+        staying = nodes.alive[3]
+        staying.silent = True
+        assert await boss.controller.alter_reassignments({T0: [2, 3]}) == {T0: OK}
+        await asyncio.sleep(0.3)
+        waiting = boss.state("t", 0)
+        assert (waiting.replicas, waiting.removing, waiting.isr) == ((2, 3, 1), (1,), (2, 3, 1))
+        assert boss.controller.work().silent_brokers == (3,)
+        staying.silent = False
+        await nodes.agree(lambda node: node.state("t", 0).replicas == (2, 3))
+        assert boss.state("t", 0).isr == (2, 3)
+        assert boss.controller.work().silent_brokers == ()
+
+
+@pytest.mark.parametrize("loss", ["log", "incarnation"])
+@on_loop
+async def test_an_answer_counts_only_with_a_log_and_of_the_registered_incarnation(connect: str, loss: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, topic=on(2, 3, 1))
+        staying = nodes.alive[3]
+        known = staying.incarnation
+        if loss == "incarnation":
+            staying.incarnation += 1  # it has started again, and its registration is not seen yet
+        else:
+            staying.offline.add(T0)
+        assert await boss.controller.alter_reassignments({T0: [2, 3]}) == {T0: OK}
+        await asyncio.sleep(0.3)
+        assert boss.state("t", 0).removing == (1,)
+        staying.incarnation = known
+        staying.offline.clear()
+        await nodes.agree(lambda node: node.state("t", 0).replicas == (2, 3))
+
+
+@on_loop
+async def test_a_move_is_not_cancelled_while_those_that_stay_are_silent(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, 4, topic=on(2))
+        assert await boss.controller.alter_reassignments({T0: [3, 4]}) == {T0: OK}
+        await nodes.alive[2].join(T0, 3)
+        await nodes.agree(lambda node: node.state("t", 0).isr == (2, 3))
+        nodes.alive[2].silent = True
+        ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
+        assert (error, text is not None and "[2] are to keep the data" in text) == (ErrorCode.REQUEST_TIMED_OUT, True)
+        assert boss.state("t", 0).isr == (2, 3)
+        nodes.alive[2].silent = False
+        assert await boss.controller.alter_reassignments({T0: None}) == {T0: OK}
+        assert (boss.state("t", 0).replicas, boss.state("t", 0).isr) == ((2,), (2,))
+
+
+@on_loop
 async def test_many_moves_go_in_bounded_writes_each_valid_alone(connect: str) -> None:
     """The controller dies between two writes of one request; each move is written completely or not at all."""
     many = plans.OPERATIONS_PER_WRITE * 2

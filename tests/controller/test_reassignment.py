@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.controller.elections import elect, is_led, must_be_heard, new_partition
-from brokers.controller.reassignment import Step, advance, cancel_move, start_move
+from brokers.controller.reassignment import Step, advance, cancel_move, start_move, to_rely_on
 from brokers.controller.requests import Refused
 from brokers.metadata.image import stateless
 from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, PartitionState, TopicPartition
@@ -277,6 +277,7 @@ class MovedPartition:
     def order(self) -> None:
         target = None if self.rng.random() < 0.3 else self.some_brokers()
         try:
+            relied_on = to_rely_on(self.state, self.state.established if target is None else target)
             if target is None:
                 step: Step | None = cancel_move(self.tp, self.state, self.live_brokers, EPOCH, min_isr=self.min_isr)
             else:
@@ -284,16 +285,20 @@ class MovedPartition:
         except Refused:
             return
         if step is not None:
-            self.move(applied(self.state, step))
+            assert set(step.relies_on) <= set(relied_on), "a step relies on replicas that were not asked"
+            self.move(step)
 
-    def move(self, after: PartitionState) -> None:
-        before, minimum = self.state, isr.min_in_sync(self.min_isr, after.established)
+    def move(self, step: Step) -> None:
+        before, after = self.state, applied(self.state, step)
+        minimum = isr.min_in_sync(self.min_isr, after.established)
         assert len(after.isr) >= min(minimum, len(before.isr)), "a move took too many out"
         assert set(after.isr) <= set(after.replicas)
         assert set(after.isr) <= set(before.isr), "only a leader adds a replica"
         assert after.leader == -1 or after.leader in after.isr
         if set(before.replicas) - set(after.replicas):
             assert after.partition_epoch > before.partition_epoch
+        if {*before.isr, *before.elr} - {*after.replicas}:
+            assert set(step.relies_on) == {*before.isr} & {*after.replicas} != set(), "a copy is given up for nothing"
         self.state = after
 
     def active(self) -> None:
@@ -306,7 +311,7 @@ class MovedPartition:
             step = advance(self.tp, self.state, self.live_brokers, EPOCH, min_isr=self.min_isr)
             if step is None:
                 return
-            self.move(applied(self.state, step))
+            self.move(step)
         raise AssertionError("it doesn't come to rest")
 
 

@@ -14,6 +14,7 @@ from brokers.api import fetch, offsets, produce_work
 from brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from brokers.api.fetch_sessions import FetchSession
 from brokers.controller import elections, reassignment
+from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.writes import StateWrites
 from brokers.coordinators.shard_host import ShardHost
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -493,6 +494,10 @@ MUTATIONS = (
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
     Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),
+    Mutation("replicas are removed though those that stay do not answer", (
+        instead(reassignment.to_rely_on, lambda state, target: ()),
+        instead(LogEndProbes.silent_of, lambda self, tp, staying: []),
+    ), 52, ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
     Mutation("a log's start waits for the next checkpoint", (instead(Truncation.save_start, _keeps_the_start_in_memory),), 84,
         ("zookeeper lag", "cut from zookeeper", "depose the controller", "stop")),
     Mutation("a gap in the change log is not noticed", (

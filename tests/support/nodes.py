@@ -100,7 +100,8 @@ class Neighbours(Peers):
 class Node:
     """One broker. ``die`` ends its session as a SIGKILL and an expiry would, only sooner.
 
-    ``log_ends`` are its logs' ends (0 in epoch 0 unless told), ``silent`` keeps it from answering about them;
+    ``log_ends`` are its logs' ends (0 in epoch 0 unless told), ``silent`` keeps it from answering about them, and
+    ``offline`` are logs on a failed disk;
     ``intact_since`` is what it registers (None: its restart was unclean). An ``old`` one
     registers as the version without replication did.
     """
@@ -121,6 +122,7 @@ class Node:
         self.log_ends: dict[TopicPartition, LogEnd] = {}
         self.intact_since = intact_since
         self.silent = False
+        self.offline: set[TopicPartition] = set()
         self.old = False
         self.asked = 0
         self.waived: list[TopicPartition] = []
@@ -172,6 +174,8 @@ class Node:
                 if state is None:
                     known = topic.topic_id in self.metadata.topic_names
                     end = ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known else ErrorCode.UNKNOWN_TOPIC_ID)
+                elif tp in self.offline:
+                    end = ReplicaEnd(ErrorCode.KAFKA_STORAGE_ERROR, state.leader_epoch)
                 else:
                     end = ReplicaEnd(ErrorCode.NONE, state.leader_epoch, self.log_ends.get(tp, LogEnd(0, 0)))
                 found.setdefault(topic.topic_id, {})[index] = end
