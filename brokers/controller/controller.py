@@ -137,6 +137,7 @@ class Controller:
             return ControllerWork(unclean_elections=self.unclean_elections)
         requests = sum(task is not self._active_task for task in self._jobs)
         asked, silent = active.probes.waits_for()
+        silent = tuple(sorted({*silent, *active.moves.silent}))
         return ControllerWork(active.context.epoch, self._elected_ms, requests, asked, silent, self.unclean_elections)
 
     def _elected(self, leadership: Leadership) -> None:
@@ -181,11 +182,15 @@ class Controller:
 
     async def _run_active(self, active: ActiveController) -> None:
         """One controllership, from the first read to its end."""
-        probes = asyncio.create_task(self._run_probes(active), name=f"log end probes, epoch {active.context.epoch}")
+        epoch = active.context.epoch
+        beside = [
+            asyncio.create_task(self._run_beside(active, active.probes.run()), name=f"log end probes, epoch {epoch}"),
+            asyncio.create_task(self._run_beside(active, active.moves.run()), name=f"waiting moves, epoch {epoch}"),
+        ]
         try:
             await active.begin()
             self._caught_up = True
-            log.info("controller epoch %d: active", active.context.epoch)
+            log.info("controller epoch %d: active", epoch)
             await self._react(active)
         except NotController as ended:
             self._ended(active, ended)
@@ -194,7 +199,8 @@ class Controller:
         except Exception:
             await self._failed(active)
         finally:
-            probes.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _react(self, active: ActiveController) -> None:
         """React to metadata changes, prune the change log, rebalance leaders periodically; raises NotController."""
@@ -221,9 +227,9 @@ class Controller:
                     await active.leaders.rebalance(config.leader_imbalance_per_broker_percentage)
                 balance_at = loop.time() + config.leader_imbalance_check_interval_seconds
 
-    async def _run_probes(self, active: ActiveController) -> None:
+    async def _run_beside(self, active: ActiveController, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await active.probes.run()
+            await work
         except NotController as ended:
             self._ended(active, ended)
         except BadZnode as problem:

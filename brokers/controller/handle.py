@@ -37,8 +37,9 @@ DEPOSED = RequestFailed(ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT)
 class ControllerWork(NamedTuple):
     """What the active controller is doing; on other brokers the defaults.
 
-    ``silent_brokers`` do not answer how far their logs reach, which elections wait for; ``leaders_asked_to_move`` is
-    the number of partitions whose leader is asked to let another one follow. ``since_ms`` is by the wall clock.
+    ``silent_brokers`` do not answer how far their logs reach, which elections and moves wait for;
+    ``leaders_asked_to_move`` is the number of partitions whose leader is asked to let another one follow. ``since_ms``
+    is by the wall clock.
     """
 
     epoch: int = -1

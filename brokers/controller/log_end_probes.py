@@ -1,5 +1,5 @@
-"""Log end probes: requests of the controller to brokers before an election or the removal of replicas. They return the
-log's end, whether the coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
+"""Log end probes: requests of the controller to brokers before an election. They return the log's end, whether the
+coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
 
 The probes run beside the controller's other work, one round at a time. The metadata image determines the brokers to
 ask, so a successor needs no stored state. The requests run without the lock. The decision follows under the lock, on
@@ -27,16 +27,12 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 1.0
-SEEN_SECONDS = 2.0
-"""How long an answer shows that a replica is there: far less than a session lasts without its broker."""
 
 Questions = dict[BrokerId, dict[TopicPartition, int]]
 """The brokers to ask, with the partitions and the leader epoch in which these have no leader."""
 Ends = Mapping[TopicPartition, ReplicaEnd]
 Chosen = dict[TopicPartition, tuple[PartitionState, PartitionState]]
 """Partitions with their states before and after an election."""
-Staying = Mapping[TopicPartition, tuple[BrokerId, ...]]
-"""Partitions with the replicas that stay when others are removed."""
 Version = tuple[uuid.UUID, int]
 """A topic's id and a partition's epoch: one version of a partition's state."""
 
@@ -61,8 +57,6 @@ class LogEndProbes:
         self._heard: dict[TopicPartition, int] = {}
         self._waived: dict[TopicPartition, Version] = {}
         self._wanted: dict[TopicPartition, None] = {}
-        self._removals: dict[TopicPartition, tuple[BrokerId, ...]] = {}
-        self._seen: dict[tuple[TopicPartition, BrokerId], tuple[int, float]] = {}
         self._allowed: dict[TopicPartition, int] = {}
         self._silent: set[BrokerId] = set()
         self.unclean_elections = 0
@@ -114,7 +108,7 @@ class LogEndProbes:
         for tp, state in plans.partitions(self._context.image, partitions):
             if state.leader >= 0 and not self.may_move(tp, state):
                 asked.setdefault(BrokerId(state.leader), {})[tp] = state
-        found = await asyncio.gather(*(self._ask_one(b, known, waive_lease=True) for b, known in asked.items()))
+        found = await asyncio.gather(*(self.ask_one(b, known, waive_lease=True) for b, known in asked.items()))
         live_brokers, topics = self._context.live_brokers, self._context.image.topics
         news: list[TopicPartition] = []
         for (broker_id, known), (incarnation, answers) in zip(asked.items(), found, strict=True):
@@ -139,50 +133,6 @@ class LogEndProbes:
                 del self._wanted[tp]
         return sorted(self._wanted)
 
-    # ------------------------------------------------------------ removals of replicas
-
-    def silent_of(self, tp: TopicPartition, staying: Collection[BrokerId]) -> list[BrokerId]:
-        """Those of the replicas that have not answered just now, in their present incarnation and with a log.
-
-        A member of the in-sync set that answers still has all that is committed. One whose power failed is in the set
-        until its session ends.
-        """
-        live_brokers, since = self._context.live_brokers, asyncio.get_running_loop().time() - SEEN_SECONDS
-
-        def is_there(broker_id: BrokerId) -> bool:
-            incarnation, seen = self._seen.get((tp, broker_id), (-1, 0.0))
-            live_broker = live_brokers.get(broker_id)
-            return live_broker is not None and live_broker.incarnation == incarnation and seen >= since
-
-        return [b for b in staying if not is_there(b)]
-
-    def want_removal(self, tp: TopicPartition, staying: tuple[BrokerId, ...]) -> None:
-        """Ask the replicas that stay repeatedly; when all have answered, the move continues."""
-        self._removals[tp] = staying
-
-    async def ask_those_that_stay(self, staying: Staying) -> list[TopicPartition]:
-        """Ask these replicas once; returns the partitions of which all have answered. Call without the lock."""
-        now = asyncio.get_running_loop().time()
-        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] >= now - SEEN_SECONDS}
-        asked: dict[BrokerId, list[TopicPartition]] = {}
-        for tp, replicas in staying.items():
-            for broker_id in replicas:
-                asked.setdefault(broker_id, []).append(tp)
-        found = await asyncio.gather(*(self._ask_one(b, partitions) for b, partitions in asked.items()))
-        for broker_id, (incarnation, answers) in zip(asked, found, strict=True):
-            for tp, answer in answers.items():
-                if answer.end is not None:
-                    self._seen[tp, broker_id] = incarnation, now
-        return [tp for tp, replicas in staying.items() if not self.silent_of(tp, replicas)]
-
-    def _still_removing(self) -> dict[TopicPartition, tuple[BrokerId, ...]]:
-        """The removals that still wait for replicas that stay; the others are dropped."""
-        for tp in list(self._removals):
-            state = self._context.image.partition(tp)
-            if state is None or not state.removing:
-                del self._removals[tp]
-        return dict(self._removals)
-
     def may_be_unclean(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether the topic, or an operator, allows an unclean election."""
         if self._allowed.get(tp, -1) >= state.leader_epoch:
@@ -195,7 +145,7 @@ class LogEndProbes:
         A new probe is sent at once; one that led to no decision is repeated with backoff.
         """
         loop = asyncio.get_running_loop()
-        asked: tuple[Questions, list[TopicPartition], Staying] | None = None
+        asked: tuple[Questions, list[TopicPartition]] | None = None
         pause, due = FIRST_PAUSE_SECONDS, 0.0
         while True:
             try:
@@ -204,27 +154,23 @@ class LogEndProbes:
             except TimeoutError:
                 pass
             self._wake.clear()
-            work = questions, wanted, removals = self._questions(), self._still_wanted(), self._still_removing()
-            if not any(work):
+            questions, wanted = self._questions(), self._still_wanted()
+            if not questions and not wanted:
                 asked = None
                 self._silent.clear()
                 continue
-            if work == asked and loop.time() < due:
+            if (questions, wanted) == asked and loop.time() < due:
                 continue
-            answers, waived, kept = await asyncio.gather(
-                self._ask(questions), self.ask_to_waive(wanted), self.ask_those_that_stay(removals)
-            )
+            answers, waived = await asyncio.gather(self._ask(questions), self.ask_to_waive(wanted))
             async with self._context.lock:
                 decided = await self._decide(answers)
-                for tp in waived:
-                    self._wanted.pop(tp, None)
-                for tp in kept:
-                    self._removals.pop(tp, None)
-                if waived or kept:
-                    await self._settle(sorted({*waived, *kept}))
-            again = work == asked and not decided and not waived
+                if waived:
+                    for tp in waived:
+                        self._wanted.pop(tp, None)
+                    await self._settle(waived)
+            again = (questions, wanted) == asked and not decided and not waived
             pause = min(2 * pause, LAST_PAUSE_SECONDS) if again else FIRST_PAUSE_SECONDS
-            asked, due = work, loop.time() + pause
+            asked, due = (questions, wanted), loop.time() + pause
 
     # ------------------------------------------------------------ probing
 
@@ -244,12 +190,13 @@ class LogEndProbes:
     async def _ask(self, questions: Questions) -> dict[BrokerId, tuple[int, Ends]]:
         """The incarnation and the answers of each broker."""
         asked = list(questions)
-        found = await asyncio.gather(*(self._ask_one(broker_id, questions[broker_id]) for broker_id in asked))
+        found = await asyncio.gather(*(self.ask_one(broker_id, questions[broker_id]) for broker_id in asked))
         return dict(zip(asked, found, strict=True))
 
-    async def _ask_one(
+    async def ask_one(
         self, broker_id: BrokerId, partitions: Collection[TopicPartition], *, waive_lease: bool = False
     ) -> tuple[int, Ends]:
+        """A broker's present incarnation and its answers; -1 and none if it does not answer. Call without the lock."""
         metadata = self._context.metadata
         names: dict[uuid.UUID, str] = {}
         asked: dict[uuid.UUID, list[int]] = {}

@@ -14,12 +14,14 @@ from brokers.controller.leader_commands import (
     KEPT_CHANGING,
     SILENT,
     UNKNOWN_PARTITION,
+    WAIVE_ROUNDS,
     LeaderCommands,
     Result,
     leader_is_silent,
 )
 from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.reassignment import Step
+from brokers.controller.remaining import PARTITIONS_PER_ROUND, RemainingReplicas
 from brokers.controller.requests import Refused, check_replication
 from brokers.controller.writes import StateWrites
 from brokers.model import BrokerId, PartitionState, TopicPartition
@@ -47,29 +49,72 @@ class MoveCommands:
         self._settle = settle
         self._probes = probes
         self._leaders = leaders
+        self._remaining = RemainingReplicas(context, settle, probes)
+
+    @property
+    def silent(self) -> tuple[BrokerId, ...]:
+        """The brokers that keep the data of moves, and have not confirmed that they have it: the moves wait."""
+        return self._remaining.silent
+
+    async def run(self) -> None:
+        """Continue moves that wait for the replicas that stay, until cancelled; raises NotController."""
+        await self._remaining.run(self._relied_on)
+
+    def _relied_on(self, tp: TopicPartition) -> tuple[BrokerId, ...]:
+        state = self._context.image.partition(tp)
+        step = self._next_step(tp, state) if state is not None else None
+        return step.relies_on if step is not None else ()
 
     async def alter(self, wanted: Wanted) -> dict[TopicPartition, Result]:
         """Start a move to each target, or cancel the one in progress (None); each partition has its own result.
 
-        A move without data to copy is done when this returns, if the replicas that stay answer. Raises NotController.
+        A move without data to copy goes on at once. Raises NotController.
         """
-        tried: set[TopicPartition] = set()
-        dropping = []
-        staying: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+        results: dict[TopicPartition, Result] = {}
+        for portion in await self._portions(wanted):
+            tried: set[TopicPartition] = set()
+            for _ in range(WAIVE_ROUNDS):
+                heard, found = await self._ask_and_alter({tp: wanted[tp] for tp in portion}, tried)
+                results |= found
+                portion = [tp for tp in portion if found[tp][0] is SILENT and tp in heard]
+                if not portion:
+                    break  # else something changed while the brokers were asked
+        return results
+
+    async def _portions(self, wanted: Wanted) -> list[list[TopicPartition]]:
+        """The partitions, and in bounded portions those whose first step relies on answers."""
+        relying: list[TopicPartition] = []
         for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
             if number % MOVES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            target = wanted[tp]
-            target = state.established if target is None else target
+            if state.adding and reassignment.to_rely_on(state, _wanted_of(state, wanted[tp])):
+                relying.append(tp)
+        known = set(relying)
+        rest = [tp for tp in wanted if tp not in known]
+        most = PARTITIONS_PER_ROUND
+        return ([rest] if rest else []) + [relying[i : i + most] for i in range(0, len(relying), most)]
+
+    async def _ask_and_alter(
+        self, wanted: Wanted, tried: set[TopicPartition]
+    ) -> tuple[set[TopicPartition], dict[TopicPartition, Result]]:
+        """One round: the partitions whose brokers have answered, and each one's result."""
+        dropping: list[TopicPartition] = []
+        relied_on: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if not state.adding:
+                continue
+            target = _wanted_of(state, wanted[tp])
             if state.leader not in reassignment.retargeted(state, target).replicas:
                 dropping.append(tp)
-            if relied_on := reassignment.to_rely_on(state, target):
-                staying[tp] = relied_on
-        await asyncio.gather(self._probes.ask_to_waive(dropping), self._probes.ask_those_that_stay(staying))
+            if replicas := reassignment.to_rely_on(state, target):
+                relied_on[tp] = replicas
+        waived, there = await asyncio.gather(self._probes.ask_to_waive(dropping), self._remaining.ask(relied_on))
         async with self._context.lock:
             results = await self._context.persist("reassigning partitions", lambda: self._alter(wanted, tried))
             await self._settle([tp for tp in tried if self._context.image.partition(tp) is not None])
-        return results if results is not None else dict.fromkeys(wanted, KEPT_CHANGING)
+        return {*waived, *there}, results if results is not None else dict.fromkeys(wanted, KEPT_CHANGING)
 
     async def _alter(self, wanted: Wanted, tried: set[TopicPartition]) -> dict[TopicPartition, Result]:
         """One attempt; ``tried`` has the partitions of earlier attempts, whose outcome may be unknown."""
@@ -93,7 +138,7 @@ class MoveCommands:
             if moves and is_led(state, context.live_brokers) and not self._probes.may_move(tp, state):
                 results[tp] = leader_is_silent(state)
                 continue
-            if step is not None and (silent := self._probes.silent_of(tp, step.relies_on)):
+            if step is not None and (silent := self._remaining.silent_of(tp, step.relies_on)):
                 results[tp] = _remaining_are_silent(silent)
                 continue
             if step is not None and step.assigned is not None and not writes.has_room(tp, step.assigned):
@@ -102,7 +147,7 @@ class MoveCommands:
             results[tp] = DONE
             if step is not None:
                 log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
-                writes.add(tp, step.state, assigned=step.assigned)
+                writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                 tried.add(tp)
         await context.perform(writes.done())
         return results
@@ -114,6 +159,11 @@ class MoveCommands:
             return reassignment.cancel_move(tp, state, context.live_brokers, context.epoch, min_isr=minimum)
         check_replication(len(target), context.metadata.brokers)
         return reassignment.start_move(tp, state, target, context.live_brokers, context.epoch, min_isr=minimum)
+
+    def _next_step(self, tp: TopicPartition, state: PartitionState) -> Step | None:
+        context = self._context
+        minimum, leaving = context.min_isr(tp.topic), self._leaders.leaving
+        return reassignment.advance(tp, state, context.live_brokers, context.epoch, min_isr=minimum, leaving=leaving)
 
     async def advance(self, only: Sequence[TopicPartition] | None) -> None:
         """Advance every move as far as possible; raises StaleState, NotController."""
@@ -128,20 +178,13 @@ class MoveCommands:
                 moving += 1
                 if moving % MOVES_PER_TURN == 0:
                     await asyncio.sleep(0)
-                step = reassignment.advance(
-                    tp,
-                    state,
-                    context.live_brokers,
-                    context.epoch,
-                    min_isr=context.min_isr(tp.topic),
-                    leaving=self._leaders.leaving,
-                )
+                step = self._next_step(tp, state)
                 if step is not None and step.assigned is None and not self._probes.may_move(tp, state):
                     self._probes.want_move(tp)
-                elif step is not None and self._probes.silent_of(tp, step.relies_on):
-                    self._probes.want_removal(tp, step.relies_on)
+                elif step is not None and self._remaining.silent_of(tp, step.relies_on):
+                    self._remaining.want(tp)
                 elif step is not None:
-                    writes.add(tp, step.state, assigned=step.assigned)
+                    writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                     if step.assigned is not None:
                         done.append((tp, step.assigned))
             found = writes.done()
@@ -154,7 +197,12 @@ class MoveCommands:
 
 def _remaining_are_silent(silent: Sequence[int]) -> Result:
     """The error of a step that would give up copies while those that stay have not been seen just now."""
-    return (SILENT, f"Replicas {list(silent)} are to keep the data, and do not answer the controller; try again.")
+    text = f"Replicas {list(silent)} are to keep the data, and have not confirmed to the controller that they have it; "
+    return (SILENT, text + "try again.")
+
+
+def _wanted_of(state: PartitionState, target: Sequence[int] | None) -> Sequence[int]:
+    return state.established if target is None else target
 
 
 def _target_of(wanted: Sequence[int] | None, step: Step) -> list[int]:

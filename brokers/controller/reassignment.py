@@ -56,11 +56,8 @@ def retargeted(state: PartitionState, target: Sequence[int]) -> PartitionState:
 
 
 def to_rely_on(state: PartitionState, target: Sequence[int]) -> tuple[BrokerId, ...]:
-    """The replicas on which a move to that target may rely at once; empty if it gives up no copy yet."""
-    assigned = retargeted(state, target)
-    if dropped := _dropped(state, assigned):
-        return _staying(state, dropped)
-    return assigned.target if assigned.removing and _caught_up(assigned.target, set(state.isr)) else ()
+    """The replicas on which the first step of a move to that target relies (``Step.relies_on``)."""
+    return _staying(state, _dropped(state, retargeted(state, target)))
 
 
 def _dropped(state: PartitionState, assigned: PartitionState) -> list[BrokerId]:
@@ -68,7 +65,7 @@ def _dropped(state: PartitionState, assigned: PartitionState) -> list[BrokerId]:
 
 
 def _staying(state: PartitionState, dropped: Collection[int]) -> tuple[BrokerId, ...]:
-    """The in-sync replicas that are left, if one of the dropped replicas may hold what they hold."""
+    """The in-sync replicas that are left, if a dropped replica may hold acknowledged records."""
     given_up = any(b in dropped for b in (*state.isr, *state.elr))
     return tuple(b for b in state.isr if b not in dropped) if given_up else ()
 
@@ -146,6 +143,12 @@ def _reassigned(
         raise _refused(
             f"Of the in-sync replicas {list(state.isr)} only {staying} would remain, fewer than {minimum}"
             " (min.insync.replicas). Wait until the other replicas have caught up."
+        )
+    lost = [b for b, i in isr.members(state) if b in relies_on and not isr.counts(live_brokers, b, i)]
+    if lost:
+        raise _refused(
+            f"Replicas {lost} would keep the data, and are away or may have lost some of it since they were in sync."
+            f" Wait until replicas {dropped}, which would be removed, or all others are back."
         )
     reduced = without_replicas(assigned, dropped, minimum)
     if state.leader not in dropped:

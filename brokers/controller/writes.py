@@ -6,7 +6,7 @@ their changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from brokers.metadata import znodes
@@ -95,11 +95,22 @@ class StateWrites:
         grown = topic.size_with(tp.partition, assigned)
         return grown <= max(MAX_TOPIC_BYTES, topic.size)
 
-    def add(self, tp: TopicPartition, new: PartitionState | None, *, assigned: PartitionState | None = None) -> None:
-        """Add a partition's next state, if it changes, and the state with its next assignment, if that changes."""
+    def add(
+        self,
+        tp: TopicPartition,
+        new: PartitionState | None,
+        *,
+        assigned: PartitionState | None = None,
+        relies_on: Collection[BrokerId] = (),
+    ) -> None:
+        """Add a partition's next state, if it changes, and the state with its next assignment, if that changes.
+
+        ``relies_on`` are registered brokers whose incarnations are checked, too.
+        """
         topic = self._image.topics[tp.topic]
         old = topic.partitions[tp.partition]
         counted = counted_on(old, new, self._live_brokers) if new is not None else set()
+        counted |= set(relies_on)
         size = 0
         operation: SetData | None = None
         if new is not None:

@@ -1,10 +1,11 @@
 """Log end probes: the ends of this broker's logs, and the controller's requests for them.
 
-An answer has three uses:
+An answer has four uses:
 
 - if every replica restarted uncleanly, the longest log is elected (:func:`elections.elect_by_ends`);
 - it confirms that the previous leader knows an epoch in which it does not lead; a coordinator's successor waits for
   this (:func:`elections.must_be_heard`);
+- before a move removes replicas, it shows that one that stays is there (:mod:`brokers.controller.remaining`);
 - in a request that waives the lease, it is the leader's permission for a planned move.
 """
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from brokers.controller import plans
+from brokers.controller import move_commands, plans, remaining
 from brokers.controller.requests import NewPartitions, NewTopic
 from brokers.metadata import znodes
 from brokers.model import GROUP_METADATA_TOPIC, TopicPartition
 from coordination.store import Operation
-from tests.support.nodes import Node, Nodes, lose_the_answer
+from tests.support.nodes import PATIENCE_MS, Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
 from wire.errors import ErrorCode
 
@@ -272,6 +272,93 @@ async def test_a_move_is_not_cancelled_while_those_that_stay_are_silent(connect:
         nodes.alive[2].silent = False
         assert await boss.controller.alter_reassignments({T0: None}) == {T0: OK}
         assert (boss.state("t", 0).replicas, boss.state("t", 0).isr) == ((2,), (2,))
+
+
+@pytest.mark.parametrize("target", [None, [2, 3, 5]], ids=["cancelled", "replaced"])
+@on_loop
+async def test_no_move_ends_while_the_copy_that_it_drops_may_be_the_last(
+    connect: str, target: list[int] | None
+) -> None:
+    """All in sync have died; two are back without their tails, and the third one, which the move added, is away."""
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, 4, 5, topic=on(2, 3))
+        assert await boss.controller.alter_reassignments({T0: [4, 5]}) == {T0: OK}
+        await nodes.alive[2].join(T0, 4)
+        await nodes.agree(lambda node: set(node.state("t", 0).isr) == {2, 3, 4})
+        assert boss.controller._active is not None
+        async with boss.controller._active.context.lock:
+            for broker_id in (2, 3, 4):
+                await nodes.die(nodes.alive[broker_id])
+            assert await boss.metadata.wait_until(lambda: set(boss.metadata.brokers) == {1, 5}, PATIENCE_MS)
+        await nodes.agree(lambda node: node.state("t", 0).leader == -1)
+        for broker_id in (2, 3):
+            await nodes.start(broker_id)
+        await nodes.agree(lambda node: {2, 3} <= set(node.metadata.brokers))
+        ((error, text),) = (await boss.controller.alter_reassignments({T0: target})).values()
+        assert (error, "Replicas [2, 3] would keep the data" in (text or "")) == (
+            ErrorCode.INVALID_REPLICATION_ASSIGNMENT,
+            True,
+        )
+        assert 4 in boss.state("t", 0).replicas
+
+
+@on_loop
+async def test_an_answer_counts_only_for_a_while(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, 4, 5, topic=on(2, 5))
+        assert await boss.controller.alter_reassignments({T0: [3, 4]}) == {T0: OK}
+        await nodes.alive[2].join(T0, 3)
+        await nodes.agree(lambda node: node.state("t", 0).isr == (2, 5, 3))
+        nodes.alive[5].silent = True
+        ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
+        assert (error, "Replicas [5] are to keep" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
+        nodes.alive[5].silent, nodes.alive[2].silent = False, True
+        monkeypatch.setattr(remaining, "SEEN_SECONDS", 0.2)
+        await asyncio.sleep(0.3)
+        ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
+        assert (error, "Replicas [2" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
+        assert boss.state("t", 0).isr == (2, 5, 3)
+
+
+@on_loop
+async def test_what_is_asked_at_once_is_bounded(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers must be fresh when the last of their partitions is written."""
+    for module in (remaining, move_commands):
+        monkeypatch.setattr(module, "PARTITIONS_PER_ROUND", 3)
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, topic=NewTopic("t", assignments=dict.fromkeys(range(10), (2, 3, 1))))
+        tps = [TopicPartition("t", i) for i in range(10)]
+        nodes.alive[3].offline = {tps[0], tps[4]}
+        assert await boss.controller.alter_reassignments({tp: [2, 3] for tp in tps}) == dict.fromkeys(tps, OK)
+        await nodes.agree(lambda node: sum(bool(s.removing) for s in node.metadata.topics["t"].partitions) == 2)
+        assert boss.controller.work().silent_brokers == (3,)
+        nodes.alive[3].offline = set()
+        await nodes.agree(lambda node: not any(s.removing for s in node.metadata.topics["t"].partitions))
+        assert await boss.controller.alter_reassignments({tp: [1, 2] for tp in tps}) == dict.fromkeys(tps, OK)
+        boss.silent = True  # the moves wait for it, and are taken back
+        for tp in tps:
+            await nodes.alive[2].join(tp, 1)
+        assert await boss.controller.alter_reassignments(dict.fromkeys(tps)) == dict.fromkeys(tps, OK)
+        assert {node.most_asked for node in nodes.alive.values() if node.asked} <= {1, 2, 3}
+
+
+@on_loop
+async def test_who_does_not_come_back_is_not_asked_any_more(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, topic=on(2, 3, 1))
+        nodes.alive[3].silent = True
+        assert await boss.controller.alter_reassignments({T0: [2, 3]}) == {T0: OK}
+        await nodes.agree(lambda node: node.state("t", 0).removing == (1,))
+        await nodes.die(nodes.alive[3])
+        await nodes.agree(lambda node: node.state("t", 0).isr == (2, 1))
+        while boss.controller.work().silent_brokers:
+            await asyncio.sleep(0.02)
+        before = nodes.alive[2].asked
+        await asyncio.sleep(1.5)
+        assert nodes.alive[2].asked == before
+        await nodes.start(3)
+        await nodes.alive[2].join(T0, 3)
+        await nodes.agree(lambda node: node.state("t", 0).replicas == (2, 3))
 
 
 @on_loop

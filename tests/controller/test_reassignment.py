@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.controller.elections import elect, is_led, must_be_heard, new_partition
+from brokers.controller.elections import elect, elect_by_ends, is_led, must_be_heard, new_partition, to_ask
 from brokers.controller.reassignment import Step, advance, cancel_move, start_move, to_rely_on
 from brokers.controller.requests import Refused
 from brokers.metadata.image import stateless
-from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, PartitionState, TopicPartition
+from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
 from brokers.replication import isr
 from wire.errors import ErrorCode
 
@@ -218,6 +218,20 @@ def test_no_change_of_mind_costs_the_in_sync_set_too_much(min_isr: int) -> None:
         cancel_move(TP, alone, LIVE, EPOCH, min_isr=min_isr)
 
 
+@pytest.mark.parametrize("lost", [LiveBroker(20, 20), None], ids=["restarted", "away"])
+def test_no_change_of_mind_costs_the_only_copy_that_counts(lost: LiveBroker | None) -> None:
+    moving = caught_up(begin(partition(1, 2), 3, 4), 3)
+    offline = replace(moving, leader=BrokerId(-1), leader_incarnation=-1)
+    live_brokers = {b: known for b, known in {**LIVE, 2: lost}.items() if known is not None}
+    with pytest.raises(Refused, match=r"Replicas \[2\] would keep the data"):
+        cancel_move(TP, offline, live_brokers, EPOCH, min_isr=1)
+    with pytest.raises(Refused, match=r"Wait until replicas \[3, 4\]"):
+        start_move(TP, offline, (1, 2, 5), live_brokers, EPOCH, min_isr=1)
+    behind = caught_up(begin(partition(1, 2), 3, 4))
+    offline = replace(behind, leader=BrokerId(-1), leader_incarnation=-1)
+    assert cancel_move(TP, offline, live_brokers, EPOCH, min_isr=1).relies_on == ()
+
+
 def test_another_target_takes_the_place_of_the_first() -> None:
     moving = caught_up(begin(partition(1, 2), 3, 4), 3)
     other = begin(moving, 4, 5)
@@ -268,11 +282,11 @@ class MovedPartition:
         if len(self.live_brokers) > 4:
             del self.live_brokers[self.rng.choice(sorted(self.live_brokers))]
 
-    def come_back(self, broker: int) -> None:
-        """A clean restart."""
+    def come_back(self, broker: int, *, clean: bool = True) -> None:
         if broker not in self.live_brokers:
             known = [i for b, i in (*isr.members(self.state), *isr.eligible(self.state)) if b == broker]
-            self.live_brokers[broker] = LiveBroker(max(known, default=1) + 1, max(known, default=1))
+            incarnation = max(known, default=1) + 1
+            self.live_brokers[broker] = LiveBroker(incarnation, incarnation - clean)
 
     def order(self) -> None:
         target = None if self.rng.random() < 0.3 else self.some_brokers()
@@ -299,12 +313,18 @@ class MovedPartition:
             assert after.partition_epoch > before.partition_epoch
         if {*before.isr, *before.elr} - {*after.replicas}:
             assert set(step.relies_on) == {*before.isr} & {*after.replicas} != set(), "a copy is given up for nothing"
+            counted_on = dict(isr.members(before))
+            assert all(isr.counts(self.live_brokers, b, counted_on[b]) for b in step.relies_on), "for what has no tail"
         self.state = after
 
     def active(self) -> None:
         for _ in range(10):
             minimum = isr.min_in_sync(self.min_isr, self.state.established)
             elected = elect(self.state, self.live_brokers, EPOCH, min_isr=minimum)
+            if elected is None:
+                asked = to_ask(self.state, self.live_brokers, unclean=False)
+                equal = dict.fromkeys(asked, LogEnd(0, 0))
+                elected = elect_by_ends(self.state, equal, self.live_brokers, EPOCH, unclean=False)
             if elected is not None:
                 self.state = elected
                 continue
@@ -326,7 +346,7 @@ def test_random_histories_of_a_moving_partition(seed: int, min_isr: int, tp: Top
         elif event < 0.5:
             one.die()
         elif event < 0.6:
-            one.come_back(one.rng.randint(1, 6))
+            one.come_back(one.rng.randint(1, 6), clean=one.rng.random() < 0.5)
         else:
             one.order()
         one.active()

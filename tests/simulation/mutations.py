@@ -14,7 +14,7 @@ from brokers.api import fetch, offsets, produce_work
 from brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from brokers.api.fetch_sessions import FetchSession
 from brokers.controller import elections, reassignment
-from brokers.controller.log_end_probes import LogEndProbes
+from brokers.controller.remaining import RemainingReplicas
 from brokers.controller.writes import StateWrites
 from brokers.coordinators.shard_host import ShardHost
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -153,8 +153,10 @@ def _elects_any_live_replica(original: Any, state: Any, live_brokers: Any, leavi
     return next((b for b in state.replicas if b in live_brokers), None) if found is None else found
 
 
-def _writes_any_version_of_states(original: Any, self: Any, tp: Any, new: Any, *, assigned: Any = None) -> None:
-    original(self, tp, new, assigned=assigned)
+def _writes_any_version_of_states(
+    original: Any, self: Any, tp: Any, new: Any, *, assigned: Any = None, relies_on: Any = ()
+) -> None:
+    original(self, tp, new, assigned=assigned, relies_on=relies_on)
     path = znodes.state_path(tp)
     written = [op._replace(version=-1) if getattr(op, "path", None) == path else op for op in self._operations]
     self._operations[:] = written
@@ -494,10 +496,8 @@ MUTATIONS = (
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
     Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),
-    Mutation("replicas are removed though those that stay do not answer", (
-        instead(reassignment.to_rely_on, lambda state, target: ()),
-        instead(LogEndProbes.silent_of, lambda self, tp, staying: []),
-    ), 52, ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
+    Mutation("replicas are removed though those that stay do not answer", (instead(RemainingReplicas.silent_of, lambda self, tp, relied_on: []),), 52,
+        ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
     Mutation("a log's start waits for the next checkpoint", (instead(Truncation.save_start, _keeps_the_start_in_memory),), 84,
         ("zookeeper lag", "cut from zookeeper", "depose the controller", "stop")),
     Mutation("a gap in the change log is not noticed", (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from brokers.config import BrokerConfig
-from brokers.controller import auto_creation, controller
+from brokers.controller import auto_creation, controller, remaining
 from brokers.controller.controller import Controller
 from brokers.metadata import config_writes, znodes
 from brokers.metadata.cache import MetadataCache
@@ -125,6 +125,7 @@ class Node:
         self.offline: set[TopicPartition] = set()
         self.old = False
         self.asked = 0
+        self.most_asked = 0
         self.waived: list[TopicPartition] = []
         self.connect = connect
         self.config = BrokerConfig(broker_id=broker_id, zookeeper_connect=connect, broker_rack=rack, **settings)
@@ -166,6 +167,7 @@ class Node:
     def answer(self, request: Any) -> Any:
         """ReplicaEnds, as a broker with these logs would answer it."""
         found: dict[Any, dict[int, ReplicaEnd]] = {}
+        self.most_asked = max(self.most_asked, sum(len(topic.partitions) for topic in request.topics))
         for topic in request.topics:
             name = self.metadata.topic_names.get(topic.topic_id, "")
             for index in topic.partitions:
@@ -255,6 +257,7 @@ class Nodes:
         for module in (controller, auto_creation, config_writes):
             self._patience.setattr(module, "METADATA_WAIT_MS", PATIENCE_MS)
         self._patience.setattr(auto_creation, "AUTO_CREATE_MS", PATIENCE_MS)
+        self._patience.setattr(remaining, "SEEN_SECONDS", PATIENCE_MS / 1000)
         return self
 
     async def __aexit__(
