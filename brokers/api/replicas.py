@@ -29,6 +29,7 @@ def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done |
     if _from_outside(context):
         return Done(refused(version=version, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
     services = context.services
+    # requests are served once this process has registered, so no answer names the incarnation of the one before
     own = services.metadata.brokers.get(services.config.broker_id)
     if own is None:  # between two registrations: the answer would count for neither
         return Done(refused(version=version, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))

@@ -1,5 +1,5 @@
-"""Log end probes: requests of the controller to brokers before an election. They return the log's end, whether the
-coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
+"""Log end probes: requests of the controller to brokers before an election or a move. They return the log's end,
+whether the coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
 
 The probes run beside the controller's other work, one round at a time. The metadata image determines the brokers to
 ask, so a successor needs no stored state. The requests run without the lock. The decision follows under the lock, on
@@ -59,11 +59,12 @@ class LogEndProbes:
         self._wanted: dict[TopicPartition, None] = {}
         self._allowed: dict[TopicPartition, int] = {}
         self._silent: set[BrokerId] = set()
+        self._waits_for: tuple[BrokerId, ...] = ()
         self.unclean_elections = 0
 
     def waits_for(self) -> tuple[int, tuple[BrokerId, ...]]:
         """How many leaders are asked to let another one follow, and which brokers do not answer."""
-        return len(self._wanted), tuple(sorted(self._silent))
+        return len(self._wanted), self._waits_for
 
     def wake(self) -> None:
         """Check for new probes."""
@@ -156,12 +157,12 @@ class LogEndProbes:
             self._wake.clear()
             questions, wanted = self._questions(), self._still_wanted()
             if not questions and not wanted:
-                asked = None
-                self._silent.clear()
+                asked, self._waits_for = None, ()
                 continue
             if (questions, wanted) == asked and loop.time() < due:
                 continue
             answers, waived = await asyncio.gather(self._ask(questions), self.ask_to_waive(wanted))
+            self._waits_for = self._without_answers(answers, set(wanted).difference(waived))
             async with self._context.lock:
                 decided = await self._decide(answers)
                 if waived:
@@ -171,6 +172,14 @@ class LogEndProbes:
             again = (questions, wanted) == asked and not decided and not waived
             pause = min(2 * pause, LAST_PAUSE_SECONDS) if again else FIRST_PAUSE_SECONDS
             asked, due = (questions, wanted), loop.time() + pause
+
+    def _without_answers(
+        self, answers: Mapping[BrokerId, tuple[int, Ends]], unmoved: Collection[TopicPartition]
+    ) -> tuple[BrokerId, ...]:
+        """The brokers that gave none, and the leaders of partitions that may not move yet."""
+        leaders = (state.leader for _, state in plans.partitions(self._context.image, unmoved))
+        silent = (broker_id for broker_id, (incarnation, _) in answers.items() if incarnation < 0)
+        return tuple(sorted({*silent, *(BrokerId(b) for b in leaders if b >= 0)}))
 
     # ------------------------------------------------------------ probing
 

@@ -52,15 +52,15 @@ class MoveCommands:
         self._remaining = RemainingReplicas(context, settle, probes)
 
     @property
-    def silent(self) -> tuple[BrokerId, ...]:
+    def silent(self) -> frozenset[BrokerId]:
         """The brokers that keep the data of moves, and have not confirmed that they have it: the moves wait."""
         return self._remaining.silent
 
     async def run(self) -> None:
         """Continue moves that wait for the replicas that stay, until cancelled; raises NotController."""
-        await self._remaining.run(self._relied_on)
+        await self._remaining.run(self._still_staying)
 
-    def _relied_on(self, tp: TopicPartition) -> tuple[BrokerId, ...]:
+    def _still_staying(self, tp: TopicPartition) -> tuple[BrokerId, ...]:
         state = self._context.image.partition(tp)
         step = self._next_step(tp, state) if state is not None else None
         return step.relies_on if step is not None else ()
@@ -74,47 +74,47 @@ class MoveCommands:
         for portion in await self._portions(wanted):
             tried: set[TopicPartition] = set()
             for _ in range(WAIVE_ROUNDS):
-                heard, found = await self._ask_and_alter({tp: wanted[tp] for tp in portion}, tried)
+                unanswered = await self._ask(wanted, portion)
+                found = await self._order({tp: wanted[tp] for tp in portion}, tried)
                 results |= found
-                portion = [tp for tp in portion if found[tp][0] is SILENT and tp in heard]
+                # some changed while their brokers were asked
+                again = [tp for tp in portion if found[tp][0] is SILENT and tp not in unanswered]
+                portion = [tp for tp in again if found[tp] != KEPT_CHANGING]
                 if not portion:
-                    break  # else something changed while the brokers were asked
+                    break
         return results
 
-    async def _portions(self, wanted: Wanted) -> list[list[TopicPartition]]:
-        """The partitions, and in bounded portions those whose first step relies on answers."""
-        relying: list[TopicPartition] = []
-        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
-            if number % MOVES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            if state.adding and reassignment.to_rely_on(state, _wanted_of(state, wanted[tp])):
-                relying.append(tp)
-        known = set(relying)
-        rest = [tp for tp in wanted if tp not in known]
-        most = PARTITIONS_PER_ROUND
-        return ([rest] if rest else []) + [relying[i : i + most] for i in range(0, len(relying), most)]
-
-    async def _ask_and_alter(
-        self, wanted: Wanted, tried: set[TopicPartition]
-    ) -> tuple[set[TopicPartition], dict[TopicPartition, Result]]:
-        """One round: the partitions whose brokers have answered, and each one's result."""
-        dropping: list[TopicPartition] = []
-        relied_on: dict[TopicPartition, tuple[BrokerId, ...]] = {}
-        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
-            if number % MOVES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            if not state.adding:
-                continue
-            target = _wanted_of(state, wanted[tp])
-            if state.leader not in reassignment.retargeted(state, target).replicas:
-                dropping.append(tp)
-            if replicas := reassignment.to_rely_on(state, target):
-                relied_on[tp] = replicas
-        waived, there = await asyncio.gather(self._probes.ask_to_waive(dropping), self._remaining.ask(relied_on))
+    async def _order(self, wanted: Wanted, tried: set[TopicPartition]) -> dict[TopicPartition, Result]:
         async with self._context.lock:
             results = await self._context.persist("reassigning partitions", lambda: self._alter(wanted, tried))
             await self._settle([tp for tp in tried if self._context.image.partition(tp) is not None])
-        return {*waived, *there}, results if results is not None else dict.fromkeys(wanted, KEPT_CHANGING)
+        return results if results is not None else dict.fromkeys(wanted, KEPT_CHANGING)
+
+    async def _portions(self, wanted: Wanted) -> list[list[TopicPartition]]:
+        """The partitions, and in bounded portions those whose first step relies on replicas that stay."""
+        relying: dict[TopicPartition, None] = {}
+        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if _asked_first(state, wanted[tp])[1]:
+                relying[tp] = None
+        rest, bounded, most = [tp for tp in wanted if tp not in relying], list(relying), PARTITIONS_PER_ROUND
+        return ([rest] if rest else []) + [bounded[i : i + most] for i in range(0, len(bounded), most)]
+
+    async def _ask(self, wanted: Wanted, partitions: Sequence[TopicPartition]) -> set[TopicPartition]:
+        """Ask the brokers that these moves need first; returns the partitions of which not all have answered."""
+        dropping: list[TopicPartition] = []
+        staying: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+        for number, (tp, state) in enumerate(plans.partitions(self._context.image, partitions)):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            drops_leader, replicas = _asked_first(state, wanted[tp])
+            if drops_leader and not self._probes.may_move(tp, state):
+                dropping.append(tp)
+            if replicas:
+                staying[tp] = replicas
+        waived, confirmed = await asyncio.gather(self._probes.ask_to_waive(dropping), self._remaining.ask(staying))
+        return {*dropping}.difference(waived) | staying.keys() - confirmed
 
     async def _alter(self, wanted: Wanted, tried: set[TopicPartition]) -> dict[TopicPartition, Result]:
         """One attempt; ``tried`` has the partitions of earlier attempts, whose outcome may be unknown."""
@@ -138,7 +138,7 @@ class MoveCommands:
             if moves and is_led(state, context.live_brokers) and not self._probes.may_move(tp, state):
                 results[tp] = leader_is_silent(state)
                 continue
-            if step is not None and (silent := self._remaining.silent_of(tp, step.relies_on)):
+            if step is not None and (silent := self._remaining.unconfirmed(tp, step.relies_on)):
                 results[tp] = _remaining_are_silent(silent)
                 continue
             if step is not None and step.assigned is not None and not writes.has_room(tp, step.assigned):
@@ -181,7 +181,7 @@ class MoveCommands:
                 step = self._next_step(tp, state)
                 if step is not None and step.assigned is None and not self._probes.may_move(tp, state):
                     self._probes.want_move(tp)
-                elif step is not None and self._remaining.silent_of(tp, step.relies_on):
+                elif step is not None and self._remaining.unconfirmed(tp, step.relies_on):
                     self._remaining.want(tp)
                 elif step is not None:
                     writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
@@ -201,8 +201,13 @@ def _remaining_are_silent(silent: Sequence[int]) -> Result:
     return (SILENT, text + "try again.")
 
 
-def _wanted_of(state: PartitionState, target: Sequence[int] | None) -> Sequence[int]:
-    return state.established if target is None else target
+def _asked_first(state: PartitionState, target: Sequence[int] | None) -> tuple[bool, tuple[BrokerId, ...]]:
+    """Whether the move's first step removes the leader, and the replicas on which it relies."""
+    if not state.adding:
+        return False, ()  # only new replicas are removed at once
+    wanted = state.established if target is None else target
+    dropped = state.leader not in reassignment.retargeted(state, wanted).replicas
+    return dropped, reassignment.first_relies_on(state, wanted)
 
 
 def _target_of(wanted: Sequence[int] | None, step: Step) -> list[int]:

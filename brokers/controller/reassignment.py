@@ -55,7 +55,7 @@ def retargeted(state: PartitionState, target: Sequence[int]) -> PartitionState:
     )
 
 
-def to_rely_on(state: PartitionState, target: Sequence[int]) -> tuple[BrokerId, ...]:
+def first_relies_on(state: PartitionState, target: Sequence[int]) -> tuple[BrokerId, ...]:
     """The replicas on which the first step of a move to that target relies (``Step.relies_on``)."""
     return _staying(state, _dropped(state, retargeted(state, target)))
 
@@ -148,7 +148,7 @@ def _reassigned(
     if lost:
         raise _refused(
             f"Replicas {lost} would keep the data, and are away or may have lost some of it since they were in sync."
-            f" Wait until replicas {dropped}, which would be removed, or all others are back."
+            f" Wait until these, or replicas {dropped}, are back in sync."
         )
     reduced = without_replicas(assigned, dropped, minimum)
     if state.leader not in dropped:

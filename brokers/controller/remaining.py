@@ -14,22 +14,22 @@ from collections.abc import Callable, Collection, Mapping
 from brokers.controller.context import ControllerContext, Settle
 from brokers.controller.log_end_probes import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, LogEndProbes
 from brokers.model import BrokerId, TopicPartition
+from brokers.replication.ends import ASK_MS
 
 log = logging.getLogger(__name__)
 
-SEEN_SECONDS = 3.0
-"""How long an answer shows that a replica is there. A request takes half of this at most; the other half is for the
-controller's other work."""
+FRESH_SECONDS = 2 * ASK_MS / 1000
+"""How old an answer may be when a step is decided: a request, and as much of the controller's other work."""
 PARTITIONS_PER_ROUND = 500
 """What is asked, and written, while the answers are fresh."""
 CHECKED_PER_TURN = 64
 
-ReliedOn = Mapping[TopicPartition, tuple[BrokerId, ...]]
-"""Partitions with the replicas that a move relies on."""
+Staying = Mapping[TopicPartition, tuple[BrokerId, ...]]
+"""Partitions with the replicas that stay, on which a step of a move relies."""
 
 
 class RemainingReplicas:
-    """See the module. Holds what was answered, and the partitions that wait for answers."""
+    """See the module. Holds what was answered, and the partitions whose moves wait for answers."""
 
     def __init__(self, context: ControllerContext, settle: Settle, probes: LogEndProbes) -> None:
         self._context = context
@@ -37,57 +37,65 @@ class RemainingReplicas:
         self._probes = probes
         self._wake = asyncio.Event()
         self._new: dict[TopicPartition, None] = {}
-        self._waiting: dict[TopicPartition, None] = {}
-        self._seen: dict[tuple[TopicPartition, BrokerId], tuple[int, float]] = {}
-        self.silent: tuple[BrokerId, ...] = ()
-        """The brokers for which moves wait."""
+        self._waiting: dict[TopicPartition, list[BrokerId]] = {}
+        """With the brokers that have not confirmed; those that were asked longest ago come first."""
+        self._confirmed: dict[tuple[TopicPartition, BrokerId], tuple[int, float]] = {}
+        """Incarnation and time of answers."""
+        self._reported: frozenset[BrokerId] = frozenset()
 
-    def silent_of(self, tp: TopicPartition, relied_on: Collection[BrokerId]) -> list[BrokerId]:
-        """Those of the replicas that have not answered just now, in their registered incarnation and with a log.
+    @property
+    def silent(self) -> frozenset[BrokerId]:
+        """The brokers for which moves wait."""
+        return frozenset(b for brokers in self._waiting.values() for b in brokers)
+
+    def unconfirmed(self, tp: TopicPartition, staying: Collection[BrokerId]) -> list[BrokerId]:
+        """Those of the replicas that have not just answered, in their registered incarnation and with a log.
 
         A broker that answers still has what it had in that incarnation. Whether this is the incarnation that the
         in-sync set names is for the caller to compare (``isr.counts``).
         """
-        live_brokers, since = self._context.live_brokers, asyncio.get_running_loop().time() - SEEN_SECONDS
+        live_brokers, since = self._context.live_brokers, asyncio.get_running_loop().time() - FRESH_SECONDS
 
         def is_there(broker_id: BrokerId) -> bool:
-            incarnation, seen = self._seen.get((tp, broker_id), (-1, 0.0))
+            incarnation, at = self._confirmed.get((tp, broker_id), (-1, 0.0))
             live_broker = live_brokers.get(broker_id)
-            return live_broker is not None and live_broker.incarnation == incarnation and seen >= since
+            return live_broker is not None and live_broker.incarnation == incarnation and at >= since
 
-        return [b for b in relied_on if not is_there(b)]
+        return [b for b in staying if not is_there(b)]
 
-    async def ask(self, relied_on: ReliedOn) -> list[TopicPartition]:
-        """Ask these replicas once; returns the partitions of which all have answered. Call without the lock.
-
-        At most PARTITIONS_PER_ROUND partitions, which is one request to each broker.
-        """
+    async def ask(self, staying: Staying) -> list[TopicPartition]:
+        """Ask these replicas once; returns the partitions of which all have confirmed. Call without the lock."""
         now = asyncio.get_running_loop().time()
-        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] >= now - SEEN_SECONDS}
+        self._confirmed = {key: known for key, known in self._confirmed.items() if known[1] >= now - FRESH_SECONDS}
         asked: dict[BrokerId, list[TopicPartition]] = {}
-        for tp, replicas in relied_on.items():
+        for tp, replicas in staying.items():
             for broker_id in replicas:
                 asked.setdefault(broker_id, []).append(tp)
         found = await asyncio.gather(*(self._probes.ask_one(b, partitions) for b, partitions in asked.items()))
-        for broker_id, (incarnation, answers) in zip(asked, found, strict=True):
-            for tp, answer in answers.items():
-                if answer.end is not None and self._seen.get((tp, broker_id), (-1, 0.0))[1] <= now:
-                    self._seen[tp, broker_id] = incarnation, now
-        return [tp for tp, replicas in relied_on.items() if not self.silent_of(tp, replicas)]
+        for (broker_id, partitions), (incarnation, answers) in zip(asked.items(), found, strict=True):
+            for tp in partitions:
+                answer = answers.get(tp)
+                if self._confirmed.get((tp, broker_id), (-1, now))[1] > now:
+                    continue  # a later request was faster
+                if answer is not None and answer.end is not None:
+                    self._confirmed[tp, broker_id] = incarnation, now
+                else:
+                    self._confirmed.pop((tp, broker_id), None)
+        return [tp for tp, replicas in staying.items() if not self.unconfirmed(tp, replicas)]
 
     # ------------------------------------------------------------ moves that wait
 
     def want(self, tp: TopicPartition) -> None:
-        """Ask the replicas on which the partition's move relies until all have answered; then the move continues."""
+        """Ask the replicas on which the partition's move relies until all have confirmed; then the move continues."""
         if tp not in self._waiting:
             self._new[tp] = None
             self._wake.set()
 
-    async def run(self, relied_on: Callable[[TopicPartition], tuple[BrokerId, ...]]) -> None:
+    async def run(self, still_staying: Callable[[TopicPartition], tuple[BrokerId, ...]]) -> None:
         """Ask until cancelled; raises NotController.
 
-        ``relied_on`` names the replicas on which the next step of a partition's move relies; none: it need not wait.
-        New partitions come first. Those in vain take turns, with backoff.
+        ``still_staying`` names the replicas on which the next step of a partition's move relies; none: it need not
+        wait. New partitions come first. Those in vain take turns, with backoff.
         """
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -97,19 +105,21 @@ class RemainingReplicas:
             except TimeoutError:
                 pass
             self._wake.clear()
-            asked = await self._next(relied_on)
-            there = await self.ask(asked)
-            self._report(asked)
-            for tp in there:
+            asked = await self._next(still_staying)
+            confirmed = await self.ask(asked)
+            for tp, replicas in asked.items():
+                self._waiting[tp] = self.unconfirmed(tp, replicas)
+            for tp in confirmed:
                 self._waiting.pop(tp, None)
-            if there:
+            self._report()
+            if confirmed:
                 async with self._context.lock:
-                    await self._settle(sorted(there))
+                    await self._settle(sorted(confirmed))
             if self._new:
                 self._wake.set()
-            pause = FIRST_PAUSE_SECONDS if there else min(2 * pause, LAST_PAUSE_SECONDS)
+            pause = FIRST_PAUSE_SECONDS if confirmed else min(2 * pause, LAST_PAUSE_SECONDS)
 
-    async def _next(self, relied_on: Callable[[TopicPartition], tuple[BrokerId, ...]]) -> ReliedOn:
+    async def _next(self, still_staying: Callable[[TopicPartition], tuple[BrokerId, ...]]) -> Staying:
         """What to ask now: the new partitions, then those that were asked longest ago. They wait from now on."""
         found: dict[TopicPartition, tuple[BrokerId, ...]] = {}
         for number, tp in enumerate([*self._new, *self._waiting]):
@@ -118,19 +128,18 @@ class RemainingReplicas:
             if len(found) == PARTITIONS_PER_ROUND:
                 break
             self._new.pop(tp, None)
-            self._waiting.pop(tp, None)
-            if replicas := relied_on(tp):
+            unconfirmed = self._waiting.pop(tp, [])
+            if replicas := still_staying(tp):
                 found[tp] = replicas
-        self._waiting |= dict.fromkeys(found)
+                self._waiting[tp] = unconfirmed
         return found
 
-    def _report(self, asked: ReliedOn) -> None:
+    def _report(self) -> None:
         """Log for which brokers moves wait, when these change."""
-        silent = {tp: found for tp, replicas in asked.items() if (found := self.silent_of(tp, replicas))}
-        brokers = tuple(sorted({b for found in silent.values() for b in found}))
-        if brokers and brokers != self.silent:
+        silent = self.silent
+        if silent and silent != self._reported:
             log.info(
                 "%d moves, one of %s, wait before they remove replicas: brokers %s, which keep the data, have not"
-                " confirmed that they have it", len(silent), next(iter(silent)), list(brokers),
+                " confirmed that they have it", len(self._waiting), next(iter(self._waiting)), sorted(silent),
             )  # fmt: skip
-        self.silent = brokers
+        self._reported = silent

@@ -76,7 +76,11 @@ class PeerLink(asyncio.BufferedProtocol):
     ) -> Any:
         """Send a request and wait for its response until ``deadline`` (the loop's time); raises PeerUnavailable."""
         while self._writable is not None:
-            await self._writable.wait()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._writable.wait()
+            except TimeoutError:
+                raise PeerUnavailable(self.broker_id, f"took no request within {timeout_ms} ms") from None
         if not self.open or self._transport is None:
             raise PeerUnavailable(self.broker_id, "closed the connection")
         answer: asyncio.Future[Any] = self._loop.create_future()

@@ -14,6 +14,7 @@ from brokers.model import GROUP_METADATA_TOPIC, TopicPartition
 from coordination.store import Operation
 from tests.support.nodes import PATIENCE_MS, Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
+from tests.support.waiting import eventually_async
 from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
@@ -313,11 +314,52 @@ async def test_an_answer_counts_only_for_a_while(connect: str, monkeypatch: pyte
         ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
         assert (error, "Replicas [5] are to keep" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
         nodes.alive[5].silent, nodes.alive[2].silent = False, True
-        monkeypatch.setattr(remaining, "SEEN_SECONDS", 0.2)
+        monkeypatch.setattr(remaining, "FRESH_SECONDS", 0.2)
         await asyncio.sleep(0.3)
         ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
         assert (error, "Replicas [2" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
         assert boss.state("t", 0).isr == (2, 5, 3)
+
+
+@on_loop
+async def test_the_newest_answer_counts(connect: str) -> None:
+    """A disk fails between two questions: what its broker said before does not count any more."""
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, topic=on(2, 3, 1))
+        nodes.alive[3].silent = True
+        assert await boss.controller.alter_reassignments({T0: [2, 3]}) == {T0: OK}
+        await eventually_async(lambda: boss.controller.work().silent_brokers == (3,), "moves wait for (3,)")
+        nodes.alive[2].offline = {T0}
+        await eventually_async(lambda: boss.controller.work().silent_brokers == (2, 3), "moves wait for (2, 3)")
+        nodes.alive[3].silent = False
+        await eventually_async(lambda: boss.controller.work().silent_brokers == (2,), "moves wait for (2,)")
+        assert boss.state("t", 0).removing == (1,)
+        nodes.alive[2].offline = set()
+        await nodes.agree(lambda node: node.state("t", 0).replicas == (2, 3))
+
+
+@on_loop
+async def test_what_joins_while_brokers_are_asked_is_asked_about_again(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await fleet(nodes, 2, 3, 4, topic=on(2, 3))
+        assert await boss.controller.alter_reassignments({T0: [4, 1]}) == {T0: OK}
+        real, asked = remaining.RemainingReplicas.ask, []
+
+        async def ask(self: remaining.RemainingReplicas, staying: remaining.Staying) -> list[TopicPartition]:
+            asked.append(staying)
+            found = await real(self, staying)
+            if len(asked) == 1:
+                await nodes.alive[2].join(T0, 4)
+                await nodes.agree(lambda node: 4 in node.state("t", 0).isr)
+            return found
+
+        monkeypatch.setattr(remaining.RemainingReplicas, "ask", ask)
+        assert await boss.controller.alter_reassignments({T0: None}) == {T0: OK}
+        assert asked[0] == {}
+        assert {T0: (2, 3)} in asked
+        assert boss.state("t", 0).replicas == (2, 3)
 
 
 @on_loop
@@ -338,12 +380,13 @@ async def test_what_is_asked_at_once_is_bounded(connect: str, monkeypatch: pytes
         boss.silent = True  # the moves wait for it, and are taken back
         for tp in tps:
             await nodes.alive[2].join(tp, 1)
+        await nodes.agree(lambda node: all(1 in s.isr for s in node.metadata.topics["t"].partitions))
         assert await boss.controller.alter_reassignments(dict.fromkeys(tps)) == dict.fromkeys(tps, OK)
         assert {node.most_asked for node in nodes.alive.values() if node.asked} <= {1, 2, 3}
 
 
 @on_loop
-async def test_who_does_not_come_back_is_not_asked_any_more(connect: str) -> None:
+async def test_brokers_are_not_asked_for_a_replica_that_is_away(connect: str) -> None:
     async with Nodes(connect) as nodes:
         boss = await fleet(nodes, 2, 3, topic=on(2, 3, 1))
         nodes.alive[3].silent = True
@@ -351,8 +394,7 @@ async def test_who_does_not_come_back_is_not_asked_any_more(connect: str) -> Non
         await nodes.agree(lambda node: node.state("t", 0).removing == (1,))
         await nodes.die(nodes.alive[3])
         await nodes.agree(lambda node: node.state("t", 0).isr == (2, 1))
-        while boss.controller.work().silent_brokers:
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: boss.controller.work().silent_brokers == (), "moves wait for ()")
         before = nodes.alive[2].asked
         await asyncio.sleep(1.5)
         assert nodes.alive[2].asked == before

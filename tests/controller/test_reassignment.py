@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.controller.elections import elect, elect_by_ends, is_led, must_be_heard, new_partition, to_ask
-from brokers.controller.reassignment import Step, advance, cancel_move, start_move, to_rely_on
+from brokers.controller.reassignment import Step, advance, cancel_move, first_relies_on, start_move
 from brokers.controller.requests import Refused
 from brokers.metadata.image import stateless
 from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
@@ -225,7 +225,7 @@ def test_no_change_of_mind_costs_the_only_copy_that_counts(lost: LiveBroker | No
     live_brokers = {b: known for b, known in {**LIVE, 2: lost}.items() if known is not None}
     with pytest.raises(Refused, match=r"Replicas \[2\] would keep the data"):
         cancel_move(TP, offline, live_brokers, EPOCH, min_isr=1)
-    with pytest.raises(Refused, match=r"Wait until replicas \[3, 4\]"):
+    with pytest.raises(Refused, match=r"or replicas \[3, 4\], are back"):
         start_move(TP, offline, (1, 2, 5), live_brokers, EPOCH, min_isr=1)
     behind = caught_up(begin(partition(1, 2), 3, 4))
     offline = replace(behind, leader=BrokerId(-1), leader_incarnation=-1)
@@ -291,7 +291,7 @@ class MovedPartition:
     def order(self) -> None:
         target = None if self.rng.random() < 0.3 else self.some_brokers()
         try:
-            relied_on = to_rely_on(self.state, self.state.established if target is None else target)
+            relied_on = first_relies_on(self.state, self.state.established if target is None else target)
             if target is None:
                 step: Step | None = cancel_move(self.tp, self.state, self.live_brokers, EPOCH, min_isr=self.min_isr)
             else:

@@ -14,6 +14,7 @@ import uvloop
 
 from brokers.model import BrokerId, BrokerInfo, Endpoint
 from brokers.peers.calls import Peers, PeerUnavailable
+from brokers.peers.link import PeerLink
 from tests.support.clocks import running_timers
 from tests.support.peer_server import KEY, Server, answer, prompt, request
 from tests.support.stores import on_loop
@@ -64,6 +65,16 @@ async def test_a_call_without_answer_ends_the_connection_and_the_next_opens_anot
         assert (await peers.call(0, KEY, 0, request(), 60_000)).cluster_id
         assert server.connections == 2
         await peers.close()
+
+
+@on_loop
+async def test_a_call_waits_no_longer_for_room_in_the_send_buffer() -> None:
+    """A paused peer reads nothing, and the request before, which it has no room for, may wait for minutes."""
+    link = PeerLink(7, asyncio.get_running_loop(), running_timers())
+    link.pause_writing()
+    soon = asyncio.get_running_loop().time() + 0.1
+    with pytest.raises(PeerUnavailable, match="took no request within 100 ms"):
+        await link.call(KEY, 0, b"", "test", soon, 100, raw=True)
 
 
 @pytest.mark.parametrize(

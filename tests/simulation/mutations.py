@@ -496,7 +496,7 @@ MUTATIONS = (
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
     Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),
-    Mutation("replicas are removed though those that stay do not answer", (instead(RemainingReplicas.silent_of, lambda self, tp, relied_on: []),), 52,
+    Mutation("replicas are removed though those that stay do not answer", (instead(RemainingReplicas.unconfirmed, lambda self, tp, staying: []),), 52,
         ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
     Mutation("a log's start waits for the next checkpoint", (instead(Truncation.save_start, _keeps_the_start_in_memory),), 84,
         ("zookeeper lag", "cut from zookeeper", "depose the controller", "stop")),

@@ -257,7 +257,7 @@ class Nodes:
         for module in (controller, auto_creation, config_writes):
             self._patience.setattr(module, "METADATA_WAIT_MS", PATIENCE_MS)
         self._patience.setattr(auto_creation, "AUTO_CREATE_MS", PATIENCE_MS)
-        self._patience.setattr(remaining, "SEEN_SECONDS", PATIENCE_MS / 1000)
+        self._patience.setattr(remaining, "FRESH_SECONDS", PATIENCE_MS / 1000)
         return self
 
     async def __aexit__(
