@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from brokers.controller import plans, reassignment
-from brokers.controller.elections import elect, new_partition
+from brokers.controller.elections import elect, new_partition, released
 from brokers.controller.requests import Refused
 from brokers.controller.topic_commands import check_room
 from brokers.controller.writes import MultiWrite, StateWrites, counted_on
@@ -86,6 +86,18 @@ def test_an_election_counts_on_its_whole_set_and_a_shrinking_on_its_leader() -> 
     assert counted_on(one, shrunk, live_brokers(3)) == {1000}
     assert counted_on(one, moved, live_brokers(3)) == {1001, 1002}
     assert counted_on(one, given_up, live_brokers(3)) == set()
+
+
+def test_a_write_checks_the_replicas_on_which_it_relies() -> None:
+    """Without a leader it counts on no other broker."""
+    before = image(1, 3)
+    state = released(before.topics["t"].partitions[0], EPOCH)
+    made = StateWrites(before, live_brokers(3))
+    made.add(
+        TopicPartition("t", 0), state, assigned=replace(state, replicas=state.replicas[1:]), relies_on=(BrokerId(1002),)
+    )
+    (write,) = made.done()
+    assert [one for one in write.operations if isinstance(one, Check)] == [Check(incarnation_path(1002), 5)]
 
 
 @pytest.mark.parametrize(("partitions", "factor"), [(2_000, 3), (5_000, 2)])
