@@ -42,6 +42,8 @@ MAX_BATCH_RECORDS = 1_000_000
 """Records of one batch: seven bytes can be a record, so the inflated size alone would allow nine million objects."""
 MAX_EXPLAINED_RECORDS = 10_000
 """Records of refused batches that one request may have looked at, to name the bad ones: some 20 ms and 1 MB at most."""
+LEVEL_UP_TO, QUICKEST_ABOVE = 128 * 1024, 2 * 1024 * 1024
+_OWN_LEVELS = {compression.GZIP: 6, compression.ZSTD: 3}
 _MAX_RECORD_MESSAGES = 100
 _RECORD_WORK = 40
 _MIN_PREFIX = 17
@@ -297,10 +299,23 @@ def _check_records(
     ):
         return None
     if target != header.codec:
-        payload = compression.compress(target, bytes(payload), _level(target, config))
+        payload = pack(target, bytes(payload), _level(target, config))
     else:
         payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
     return build_batch(header._replace(attributes=attributes, max_timestamp=max_timestamp), payload)
+
+
+def pack(codec: int, payload: bytes, level: int | None = None) -> bytes:
+    """Compress records while the loop waits.
+
+    A level above the codec's own counts up to LEVEL_UP_TO bytes: the highest ones pack a few MiB in a second. Of more
+    than QUICKEST_ABOVE bytes it is the codec's quickest, for they may be 64 MiB.
+    """
+    if len(payload) > QUICKEST_ABOVE:
+        level = 1 if codec in (compression.GZIP, compression.ZSTD) else None
+    elif len(payload) > LEVEL_UP_TO and level is not None and level > _OWN_LEVELS.get(codec, 0):
+        level = None
+    return compression.compress(codec, payload, level)
 
 
 def _level(codec: int, config: TopicConfig) -> int | None:

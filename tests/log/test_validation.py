@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from _native.batch import Record, encode_batch, parse_header, validate_batch
 from brokers.log import LogSettings
-from brokers.log.validation import build_batch
+from brokers.log.validation import LEVEL_UP_TO, QUICKEST_ABOVE, build_batch, pack
 from tests.support.logs import (
     NOW,
     append,
@@ -183,6 +183,24 @@ def test_the_topic_chooses_the_codec(tmp_path, target, codec):
         (i, NOW + i, b"value " * 10, (("h", b"x"),)) for i in range(20)
     ]
     assert len(data) == info.size == log.size_bytes
+
+
+@pytest.mark.parametrize(("codec", "level", "size", "chosen"), [
+    (compression.GZIP, 9, LEVEL_UP_TO, 9), (compression.GZIP, 9, LEVEL_UP_TO + 1, None),
+    (compression.GZIP, 1, QUICKEST_ABOVE, 1), (compression.GZIP, None, QUICKEST_ABOVE, None),
+    (compression.GZIP, None, QUICKEST_ABOVE + 1, 1), (compression.ZSTD, 22, LEVEL_UP_TO + 1, None),
+    (compression.ZSTD, 2, QUICKEST_ABOVE, 2), (compression.ZSTD, 22, QUICKEST_ABOVE + 1, 1),
+    (compression.LZ4, 17, LEVEL_UP_TO, 17), (compression.LZ4, 17, LEVEL_UP_TO + 1, None),
+    (compression.LZ4, 17, QUICKEST_ABOVE + 1, None), (compression.SNAPPY, None, QUICKEST_ABOVE + 1, None),
+])  # fmt: skip
+def test_long_batches_are_packed_quickly(
+    monkeypatch: pytest.MonkeyPatch, codec: int, level: int | None, size: int, chosen: int | None
+) -> None:
+    """The loop waits: with zstd's highest level a batch that unpacks to 64 MiB would take half a minute."""
+    found: list[int | None] = []
+    monkeypatch.setattr(compression, "compress", lambda codec, payload, level=None: found.append(level))
+    pack(codec, bytes(size), level)
+    assert found == [chosen]
 
 
 @pytest.mark.parametrize(("target", "least", "most"), [("gzip", 1, 9), ("lz4", 9, 12), ("zstd", -1000, 19)])
