@@ -283,7 +283,7 @@ class Appender:
                 transaction_version=terms.transaction_version,
             )
             if isinstance(outcome, Duplicate):
-                return self._duplicate(outcome, append_time)
+                return self._duplicate(outcome, append_time, touched[-1][0].is_transactional)
             if isinstance(outcome, Refusal):
                 return self.refused(outcome.error, outcome.message)
         places = [position for position, _, _ in checked.batches]
@@ -540,7 +540,7 @@ class Appender:
             ErrorCode.NONE, None,
         )  # fmt: skip
 
-    def _duplicate(self, duplicate: Duplicate, append_time: int) -> AppendInfo:
+    def _duplicate(self, duplicate: Duplicate, append_time: int, in_transaction: bool) -> AppendInfo:
         batch = duplicate.batch
         return AppendInfo(
             batch.first_offset,
@@ -552,6 +552,7 @@ class Appender:
             True,
             ErrorCode.NONE,
             None,
+            in_transaction=in_transaction,
         )
 
 

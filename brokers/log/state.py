@@ -37,7 +37,10 @@ S = TypeVar("S", bound="Part")
 
 
 class AppendInfo(NamedTuple):
-    """What became of an append. ``error`` is NONE if the batches are in the log (or were before: ``duplicate``)."""
+    """What became of an append. ``error`` is NONE if the batches are in the log (or were before: ``duplicate``).
+
+    ``in_transaction``: the duplicate is one of a batch whose transaction is open in this log.
+    """
 
     first_offset: int
     last_offset: int
@@ -49,6 +52,7 @@ class AppendInfo(NamedTuple):
     error: ErrorCode
     error_message: str | None
     record_errors: tuple[tuple[int, str | None], ...] = ()
+    in_transaction: bool = False
 
 
 class ReadResult(NamedTuple):

@@ -33,6 +33,7 @@ from wire.errors import ErrorCode
 if TYPE_CHECKING:
     import uuid
 
+    from _native.batch import Admitted
     from brokers.topic_figures import TopicFigures
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ class Partition:
                 for watcher in list(self._watchers):
                     call(watcher.appended, self)
             self.advance()
+        if not appended[1] and not self.lease_valid():
+            return [_unless_repeated(one) for one in appended[0]], False
         return appended
 
     def is_committed(self, offset: int) -> bool:
@@ -384,3 +387,14 @@ def rejected_append(error: ErrorCode, message: str | None = None) -> AppendInfo:
         error=error,
         error_message=message,
     )
+
+
+def _unless_repeated(outcome: Admitted | AppendInfo) -> Admitted | AppendInfo:
+    """What a leader without its lease says of a batch: not that it has it already, if it is one of a transaction.
+
+    Another leader may have the end of the transaction that is open here. Producers of protocol 1 then use the sequences
+    that were not acknowledged again, in the same epoch: this batch may belong to the next transaction.
+    """
+    if isinstance(outcome, AppendInfo) and outcome.in_transaction:
+        return rejected_append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return outcome
