@@ -251,6 +251,32 @@ def test_the_first_transactional_batch_is_verified_and_later_ones_are_not(
     assert stage.partition("t").log.last_stable_offset == 0
 
 
+def test_no_leader_without_its_lease_calls_a_batch_of_a_transaction_a_duplicate(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction may have been aborted at another leader, and its sequence be used again by the next one (a
+    client of protocol 1 that gave an answer up): what this leader has is not what it is asked to append.
+    """
+
+    async def verify(*args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
+        return dict.fromkeys(args[4], ErrorCode.NONE)
+
+    monkeypatch.setattr(verification, "verify", verify)
+    stage.topic("t")
+    stage.topic("plain")
+    parts = [
+        ("t", 0, stage.batch(base_sequence=0, **TRANSACTIONAL)),
+        ("plain", 0, stage.batch(base_sequence=0, producer_id=9, producer_epoch=0)),
+    ]
+    for acks in (-1, 1):
+        for lease, told in ((True, ErrorCode.NONE), (False, ErrorCode.NOT_LEADER_OR_FOLLOWER), (True, ErrorCode.NONE)):
+            stage.lease = lease
+            found = answer(stage, 9, request(*parts, acks=acks, transactional_id="tx"))
+            assert [one.error_code for one in found] == [told, 0]
+            assert [one.base_offset for one in found] == [0 if lease else -1, 0]
+    assert stage.partition("t").log.log_end_offset == 1
+
+
 def test_what_is_behind_a_batch_that_must_be_verified_waits_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a batch that needs no verification, and where the partition is named again much later."""
     asked: list[Any] = []

@@ -431,7 +431,9 @@ def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) 
 # Safeguards that no history among hundreds of seeds needs any more, and the unit tests that fail without them:
 # a follower joins only from the leader's log start on (test_in_sync_set: test_no_follower_joins_that_starts_below_the_leaders_log);
 # a planned move waits for the leader's waiver (test_moves: test_another_leads_only_when_a_live_leader_has_waived_its_lease);
-# after the whole in-sync set has ended, all of it is heard (test_elections: test_replicas_that_all_lost_their_tails_are_compared).
+# after the whole in-sync set has ended, all of it is heard (test_elections: test_replicas_that_all_lost_their_tails_are_compared);
+# a leader without its lease calls no batch of a transaction a duplicate (test_produce: test_no_leader_without_its_lease_calls_a_batch_of_a_transaction_a_duplicate;
+# seed 9308314 needs it, one of some ten thousand).
 MUTATIONS = (
     # ---- the in-sync set and the high watermark
     Mutation("the high watermark ignores the pending in-sync set", (instead(InSyncSet.maximal_isr, lambda self: self.state.isr),), 43, ("lose an answer", "cut from zookeeper", "isolate")),
