@@ -25,7 +25,7 @@ from _native.compact import (
 from _native.errors import CorruptBatch
 from brokers.log.files import Buffer
 from brokers.log.positions import BelowFloor, NoRoom, PositionSets
-from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch, pack, records_of
+from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch, pack_quickly, records_of
 from wire.errors import ErrorCode
 from wire.types import NO_TIMESTAMP
 
@@ -198,7 +198,7 @@ def _without(payload: Buffer, header: BatchHeader, gone: set[int], stamped: bool
     assert kept.payload is not None
     largest = header.max_timestamp if stamped else kept.max_timestamp
     after = header._replace(record_count=kept.record_count, max_timestamp=largest)
-    return build_batch(after, pack(header.codec, kept.payload))
+    return build_batch(after, pack_quickly(header.codec, kept.payload))
 
 
 def _without_position(missing: Sequence[int], header: BatchHeader, explain: int) -> Rejected:

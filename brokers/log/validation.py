@@ -299,13 +299,13 @@ def _check_records(
     ):
         return None
     if target != header.codec:
-        payload = pack(target, bytes(payload), _level(target, config))
+        payload = pack_quickly(target, bytes(payload), _level(target, config))
     else:
         payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
     return build_batch(header._replace(attributes=attributes, max_timestamp=max_timestamp), payload)
 
 
-def pack(codec: int, payload: bytes, level: int | None = None) -> bytes:
+def pack_quickly(codec: int, payload: bytes, level: int | None = None) -> bytes:
     """Compress records while the loop waits.
 
     A level above the codec's own counts up to LEVEL_UP_TO bytes: the highest ones pack a few MiB in a second. Of more

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from _native.batch import Record, encode_batch, parse_header, validate_batch
 from brokers.log import LogSettings
-from brokers.log.validation import LEVEL_UP_TO, QUICKEST_ABOVE, build_batch, pack
+from brokers.log.validation import LEVEL_UP_TO, QUICKEST_ABOVE, build_batch, pack_quickly
 from tests.support.logs import (
     NOW,
     append,
@@ -199,7 +199,7 @@ def test_long_batches_are_packed_quickly(
     """The loop waits: with zstd's highest level a batch that unpacks to 64 MiB would take half a minute."""
     found: list[int | None] = []
     monkeypatch.setattr(compression, "compress", lambda codec, payload, level=None: found.append(level))
-    pack(codec, bytes(size), level)
+    pack_quickly(codec, bytes(size), level)
     assert found == [chosen]
 
 
