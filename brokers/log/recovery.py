@@ -537,7 +537,7 @@ class _Loader:
             at = 0
             while at < len(data) and not reason:
                 try:
-                    header = self._check_batch(segment, data, at, end)
+                    header = self._check_batch(segment, data, at, end, cut=cut)
                     for aborted in apply_batches(self.producers, data, [(at, header)], self.now_ms):
                         segment.add_aborted(aborted)
                 except (CorruptBatch, CodecError) as wrong:
@@ -581,8 +581,16 @@ class _Loader:
             return segment.log.read(position, needed)
         return data
 
-    def _check_batch(self, segment: Segment, data: bytes, at: int, expected_offset: int) -> BatchHeader:
+    def _check_batch(self, segment: Segment, data: bytes, at: int, expected_offset: int, *, cut: bool) -> BatchHeader:
+        """The header of a sound batch that follows on what is before it. Raises CorruptBatch.
+
+        Epochs never fall in a log. Where they do, the batch was cut off, and came back with the power behind what was
+        written in its place.
+        """
         header = validate_batch(data, at)
+        if cut and 0 <= header.partition_leader_epoch < self._epoch_reached:
+            why = f"leader epoch {header.partition_leader_epoch} behind {self._epoch_reached}: it was cut off before"
+            raise CorruptBatch(why, at)
         missing = header.base_offset > expected_offset and not self.may_have_holes
         if missing or header.base_offset < expected_offset or header.last_offset - segment.base_offset > _INT32_MAX:
             raise CorruptBatch(f"offset {header.base_offset} where {expected_offset} was expected", at)

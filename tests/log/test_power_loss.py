@@ -59,7 +59,8 @@ class History:
             assert data[at : at + header.size] in self.batches[header.base_offset], header
             assert expected is None or header.base_offset == expected, "a hole"
             expected = header.last_offset + 1
-            newest = max(newest, header.partition_leader_epoch)
+            assert header.partition_leader_epoch >= newest, "what was cut off is back behind what replaced it"
+            newest = header.partition_leader_epoch
             assert log.epochs.epoch_at(header.base_offset) == newest, "the leader epochs"
         assert expected in (None, log.log_end_offset)
 
@@ -119,6 +120,21 @@ def _cuts_back_to_older_epochs(store, disk, rng, history) -> None:
         log.truncation.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
 
 
+def _cuts_between_batches_of_one_size(store, disk, rng, history) -> None:
+    """What was cut off and comes back follows on the batches that replaced it as if it belonged there."""
+    log = store.create(TP, None, SMALL)
+    for epoch in range(0, 80, 2):
+        for count, newest in ((5, epoch), (rng.randint(1, 2), epoch + 1)):
+            for _ in range(count):
+                append(log, batch(2, value=b"%02d" % newest * 10), epoch=newest)
+                history.note(log)
+            if newest == epoch:
+                log.truncation.truncate_to(max(0, log.log_end_offset - 6), now_ms=NOW)
+        if rng.random() < 0.2:
+            log.flusher.flush()
+            store.checkpoint()
+
+
 def _cuts_before_a_roll(store, disk, rng, history) -> None:
     """The segment that was cut is closed at the cut: nothing that is appended is in it, and still it has changed."""
     log = store.create(TP, None, SMALL)
@@ -176,6 +192,7 @@ SCENARIOS = {
     "truncations": _truncations,
     "cuts before a roll": _cuts_before_a_roll,
     "cuts back to older epochs": _cuts_back_to_older_epochs,
+    "cuts between batches of one size": _cuts_between_batches_of_one_size,
     "clean stops": _clean_stops,
 }
 

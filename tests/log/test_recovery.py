@@ -284,6 +284,28 @@ def test_an_epoch_without_records_is_not_written_and_cannot_stand_in_the_way(tmp
     assert checkpoint.read_bytes().endswith(b"2\n3 0\n6 4\n")
 
 
+def test_what_was_cut_off_does_not_come_back_behind_what_replaced_it(tmp_path):
+    """The power fails after a cut: the file is as long as before, and only the first of the new batches is there."""
+    path = tmp_path / "events-0"
+    log = open_log(path)
+    for _ in range(4):
+        append(log, batch(3), epoch=1)
+    file = path / f"{0:020}.log"
+    before = file.read_bytes()
+    log.truncation.truncate_to(6)
+    log.assign_epoch(2)
+    assert append(log, batch(3), epoch=2).first_offset == 6
+    log.abandon()
+    after = file.read_bytes()
+    assert len(after) == len(before) * 3 // 4
+    file.write_bytes(after + before[len(after) :])
+    assert [header.partition_leader_epoch for _, header in scan(file.read_bytes())] == [1, 1, 2, 1]
+    again = _recover(path)
+    assert (again.log_end_offset, again.epochs.latest) == (9, 2)
+    assert "leader epoch 1 behind 2" in again.recovery_report.reason
+    assert file.read_bytes() == after
+
+
 def test_a_clean_close_needs_no_scan_and_keeps_everything(tmp_path):
     path = tmp_path / "events-0"
     log = open_log(path, config=SMALL)

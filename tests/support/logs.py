@@ -68,8 +68,10 @@ def append_as_leader(
     return log.appender.info(outcome)
 
 
-def append(log: Log, data: bytes, *, epoch=0, now_ms=NOW, commit_hw=True, **options):
-    info = append_as_leader(log, bytearray(data), leader_epoch=epoch, now_ms=now_ms, **options)
+def append(log: Log, data: bytes, *, epoch=None, now_ms=NOW, commit_hw=True, **options):
+    """By the leader of that epoch, or of the log's newest one."""
+    leader_epoch = max(0, log.epochs.latest) if epoch is None else epoch
+    info = append_as_leader(log, bytearray(data), leader_epoch=leader_epoch, now_ms=now_ms, **options)
     if commit_hw:
         log.appender.set_high_watermark(log.log_end_offset)
     return info
