@@ -21,16 +21,13 @@ from brokers.controller.leader_commands import (
 )
 from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.reassignment import Step
-from brokers.controller.remaining import PARTITIONS_PER_ROUND, RemainingReplicas
+from brokers.controller.remaining import MOVES_PER_TURN, PARTITIONS_PER_ROUND, RemainingReplicas
 from brokers.controller.requests import Refused, check_replication
 from brokers.controller.writes import StateWrites
 from brokers.model import BrokerId, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
-
-MOVES_PER_TURN = 64
-"""Moves planned before the loop gets a turn: a request may contain thousands."""
 
 NO_ROOM: Result = (
     ErrorCode.REASSIGNMENT_IN_PROGRESS,

@@ -22,7 +22,8 @@ FRESH_SECONDS = 2 * ASK_MS / 1000
 """How old an answer may be when a step is decided: a request, and as much of the controller's other work."""
 PARTITIONS_PER_ROUND = 500
 """What is asked, and written, while the answers are fresh."""
-CHECKED_PER_TURN = 64
+MOVES_PER_TURN = 64
+"""Moves planned before the loop gets a turn: there may be thousands."""
 
 Staying = Mapping[TopicPartition, tuple[BrokerId, ...]]
 """Partitions with the replicas that stay, on which a step of a move relies."""
@@ -106,11 +107,12 @@ class RemainingReplicas:
                 pass
             self._wake.clear()
             asked = await self._next(still_staying)
-            confirmed = await self.ask(asked)
+            confirmed = set(await self.ask(asked))
             for tp, replicas in asked.items():
-                self._waiting[tp] = self.unconfirmed(tp, replicas)
-            for tp in confirmed:
-                self._waiting.pop(tp, None)
+                if tp in confirmed:
+                    self._waiting.pop(tp, None)
+                else:
+                    self._waiting[tp] = self.unconfirmed(tp, replicas)
             self._report()
             if confirmed:
                 async with self._context.lock:
@@ -123,7 +125,7 @@ class RemainingReplicas:
         """What to ask now: the new partitions, then those that were asked longest ago. They wait from now on."""
         found: dict[TopicPartition, tuple[BrokerId, ...]] = {}
         for number, tp in enumerate([*self._new, *self._waiting]):
-            if number % CHECKED_PER_TURN == 0:
+            if number % MOVES_PER_TURN == 0:
                 await asyncio.sleep(0)
             if len(found) == PARTITIONS_PER_ROUND:
                 break
