@@ -150,8 +150,8 @@ class Segment:
         if len(hints) > _HINTS:
             del hints[next(iter(hints))]
         largest = self._max_timestamp
-        if largest is None:
-            largest = self.max_timestamp
+        if largest is None:  # of what stood there before: an entry speaks of the batches up to its own
+            largest = self._max_timestamp = self._load_max_timestamp(position)
         entries, self._bytes_since_index, newest, offset = index_entries(
             batches, position, self._bytes_since_index, index_interval_bytes, *largest
         )
@@ -214,14 +214,15 @@ class Segment:
     def max_timestamp(self) -> tuple[int, int]:
         """The largest timestamp in ms, and the last offset of the first batch that has it; (-1, base) if empty."""
         if self._max_timestamp is None:
-            self._max_timestamp = self._load_max_timestamp()
+            self._max_timestamp = self._load_max_timestamp(self.log.size)
         return self._max_timestamp
 
-    def _load_max_timestamp(self) -> tuple[int, int]:
-        if not self.log.size:
+    def _load_max_timestamp(self, end: int) -> tuple[int, int]:
+        """That of the batches before position ``end``, behind the last indexed one."""
+        if not end:
             return -1, self.base_offset
         largest, offset = self.time_index.last()
-        for _, header in self.headers(self.offset_index.last().position):
+        for _, header in self.headers(self.offset_index.last().position, end):
             if header.max_timestamp > largest:
                 largest, offset = header.max_timestamp, header.last_offset
         return largest, offset

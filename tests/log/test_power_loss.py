@@ -16,7 +16,18 @@ from brokers.model import GROUP_METADATA_TOPIC
 from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put
 from tests.support.clocks import ManualClock
 from tests.support.crashes import RecordingDisk, image
-from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced
+from tests.support.logs import (
+    NOW,
+    append,
+    append_txn,
+    assert_every_time_is_found,
+    batch,
+    config,
+    content,
+    end_txn,
+    open_log,
+    produced,
+)
 from wire.types import TopicPartition
 
 TP = TopicPartition("events", 0)
@@ -96,7 +107,8 @@ def _truncations(store, disk, rng, history) -> None:
     log = store.create(TP, None, SMALL)
     for i in range(12):
         for _ in range(rng.randint(3, 12)):
-            append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 40)), epoch=i)
+            value, timestamp = b"%d" % i * rng.randint(1, 40), NOW + rng.randrange(1_000)
+            append(log, batch(rng.randint(1, 3), value=value, timestamp=timestamp), epoch=i)
             history.note(log)
         if rng.random() < 0.7:
             log.flusher.flush()
@@ -234,6 +246,7 @@ def _check(target, history, where) -> None:
     again = store.get(TP)
     again.appender.set_high_watermark(again.log_end_offset)
     assert _state(again) == state, where
+    assert_every_time_is_found(again)
     assert again.recovery_report.truncated_bytes == 0, where
     scratch = target / "scratch"
     scratch.mkdir()

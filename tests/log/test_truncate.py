@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from _native.batch import scan
@@ -9,6 +11,7 @@ from tests.support.logs import (
     NOW,
     append,
     append_txn,
+    assert_every_time_is_found,
     batch,
     by_time,
     config,
@@ -55,6 +58,27 @@ def test_truncation_cuts_the_indexes(tmp_path):
     assert log.segments.active.max_timestamp == (NOW + 24, 6)
     assert [by_time(log, NOW + at)[0] for at in (0, 20, 21, 22, 23, 24)] == [0, 2, 3, 4, 5, 6]
     assert by_time(log, NOW + 25) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_truncation_every_time_is_found(tmp_path, seed):
+    """Also where a follower wrote many batches at once, and was cut between them; retention goes by the same times."""
+    rng = random.Random(seed)
+    settings = config(segment_bytes=2_000, index_interval_bytes=rng.choice((0, 100, 300)))
+    leader, log = open_log(tmp_path / "leader-0", config=settings), open_log(tmp_path / "e-0", config=settings)
+    for epoch in range(12):
+        for _ in range(rng.randint(1, 30)):
+            append(leader, batch(rng.randint(1, 3), timestamp=NOW + rng.randrange(1_000)), epoch=epoch)
+        while log.log_end_offset < leader.log_end_offset:
+            assert log.appender.append_as_follower(content(leader, log.log_end_offset, max_bytes=1_500)).error == 0
+        if rng.random() < 0.3:
+            log.close()
+            log = open_log(tmp_path / "e-0", clean=True, config=settings)
+        cut = rng.randint(log.log_end_offset // 2, log.log_end_offset)
+        for one in (leader, log):
+            one.truncation.truncate_to(cut, now_ms=NOW)
+        log.appender.set_high_watermark(log.log_end_offset)
+        assert_every_time_is_found(log)
 
 
 def test_after_a_truncation_readers_start_at_batches_of_now(tmp_path):

@@ -156,6 +156,17 @@ def latest(log: Log) -> tuple[int, int, int] | None:
     return log.reader.max_timestamp(lambda _: None)
 
 
+def assert_every_time_is_found(log: Log) -> None:
+    """A search by time finds what a walk through all records finds, and each segment knows its largest time."""
+    rows = records(log)
+    for timestamp in sorted({row.timestamp for row in rows}):
+        want = next((row.offset, row.timestamp) for row in rows if row.timestamp >= timestamp)
+        assert by_time(log, timestamp)[:2] == want
+    for segment in log.segments:
+        largest = max((header.max_timestamp for _, header in segment.headers()), default=-1)
+        assert segment.max_timestamp[0] == largest, segment
+
+
 def headers(log: Log):
     data = content(log)
     return [header for _, header in scan(data)]
