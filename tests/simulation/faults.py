@@ -273,9 +273,11 @@ class Faults:
         return True
 
     def _take_a_partition(self, broker: SimBroker) -> str:
-        """An operator moves the directory of a partition away, for its files are damaged. Returns its path."""
+        """An operator moves the directory of a partition away, for its files are damaged. Returns what is missing."""
         medium = broker.medium
         found = sorted({name.rpartition("/")[0] for name in medium.files if name.endswith(".log")})
+        if not found:
+            return "partitions, for all have moved away"
         path = self._rng.choice(found)
         medium.remove_tree(path)
         return path
