@@ -22,7 +22,7 @@ from brokers.log.failures import (
 from brokers.log.files import DiskPort, RealDisk
 from brokers.log.log import Log
 from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
-from brokers.log.recovery import RecoveryReport
+from brokers.log.recovery_report import RecoveryReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
 from brokers.log.store import LogStore, StoreReport
 from brokers.log.validation import MAX_EXPLAINED_RECORDS

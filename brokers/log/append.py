@@ -349,6 +349,8 @@ class Appender:
                     return self.refused(
                         ErrorCode.OFFSET_OUT_OF_RANGE, f"batch at {header.base_offset} where {expected} was expected"
                     )
+                if placed and header.last_offset - placed[0].first_offset > MAX_POSITION:
+                    break  # one segment can't address them all: the next fetch begins here
                 if header.base_offset > expected and log.calls.on_hole is not None:
                     try:
                         log.calls.on_hole(log)
@@ -403,6 +405,8 @@ class Appender:
             segment.append(pieces, placed, config.index_interval_bytes)
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
+        except CorruptBatch as wrong:  # what stands there, while its largest timestamp was looked for
+            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(log.failure(wrong)))
         if produced:
             for aborted in log.producers.appended(placed, now_ms, markers):
                 segment.add_aborted(aborted)
@@ -433,7 +437,20 @@ class Appender:
             return active
         room = SegmentRoom(active, log._config, self._newest_for(active, now_ms))
         size, newest = sum([one.size for one in placed]), max([one.max_timestamp for one in placed])
-        return active if room.takes(size, placed[-1].last_offset, newest) else self._roll(first_offset, now_ms)
+        if room.takes(size, placed[-1].last_offset, newest):
+            return active
+        # Behind a hole, too, it begins where the log ends, unless its offsets have too many bits then: another leader
+        # may have what is missing here.
+        far = placed[-1].last_offset - log.log_end_offset > MAX_POSITION
+        return self._roll(first_offset if far else log.log_end_offset, now_ms)
+
+    def _take_back_roll(self) -> None:
+        """Remove a segment that begins above the log's end: it was made for batches that the disk did not take."""
+        log, active = self._log, self._log.segments.active
+        if active.base_offset > log.log_end_offset:
+            log.take_out(active)
+            active.remove()
+            log.disk.remove(recovery.snapshot_path(log.directory, active.base_offset))
 
     @guarded
     def roll(self, now_ms: int) -> Segment:
@@ -494,6 +511,11 @@ class Appender:
     def _unwritten(self, wrong: DiskFull | DiskFailed) -> AppendInfo:
         """The refusal of what the disk did not take."""
         log = self._log
+        try:
+            if isinstance(wrong, DiskFull):
+                self._take_back_roll()
+        except (DiskFull, DiskFailed) as again:
+            wrong = again
         if isinstance(wrong, DiskFull):
             # as text: an exception that is kept keeps its frames, and the views of what was received in them
             logger.log(

@@ -52,6 +52,8 @@ class Kept(NamedTuple):
     dropped: int = 0
     repeated: frozenset[tuple[bytes, int]] = frozenset()
     """Where the dropped ones are known: source and page."""
+    going: tuple[bytes, ...] = ()
+    """What the accepted positions forget for these: see ``PositionSets.forget``."""
 
 
 def refused_transaction() -> Rejected:
@@ -154,10 +156,10 @@ def keep_new(
         )
     if not sifted.duplicates:
         fresh = [(header.base_offset, page_positions(mine)) for header, mine in zip(headers, found, strict=True)]
-        return Kept(buffer, list(headers), list(places), fresh)
+        return Kept(buffer, list(headers), list(places), fresh, going=sifted.going)
     kept = _rewritten(buffer, places, headers, payloads, found, set(sifted.duplicates), stamped)
     repeated = {(positions[index][0], positions[index][1] >> PAGE_BITS) for index in sifted.duplicates}
-    return kept._replace(repeated=frozenset(repeated))
+    return kept._replace(repeated=frozenset(repeated), going=sifted.going)
 
 
 def _rewritten(
@@ -222,6 +224,7 @@ def accept(sets: PositionSets | None, kept: Kept, now_ms: int) -> None:
     assert sets is not None, "its batches were sifted"
     sets.dropped += kept.dropped
     sets.touch(kept.repeated, now_ms)
+    sets.forget(kept.going, {page.source for _, pages in kept.fresh for page in pages})
     for offset, pages in kept.fresh:
         sets.accept(pages, offset, now_ms, exact=True)
 

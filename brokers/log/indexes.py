@@ -133,7 +133,7 @@ class _IndexFile:
     def flush(self, *, sync: bool = False) -> None:
         """Write what is only in memory; with ``sync``, durably. Creates the file, unless nothing was ever loaded."""
         if self.kept is None:
-            if sync and self._disk.size(self.path):  # written before the memory was given back
+            if sync and self._disk.size(self.path) is not None:  # written, or emptied, before it was given back
                 self._open().sync()
             return
         if self._anew:
@@ -146,13 +146,21 @@ class _IndexFile:
             file.sync()
 
     def _compare(self, data: bytearray) -> None:
-        """Write the file anew only if it says something else: after a crash nearly all indexes are right."""
-        self._anew = False
+        """Write the file anew only if it says something else: after a crash nearly all indexes are right.
+
+        It is replaced at once and durably then. A start after the next power cut may find the log at its recovery point
+        and believe the file without a scan, while no flush looks at what is below that point. Entries that are only
+        missing at its end are those of what was not flushed.
+        """
         found = self._disk.read(self.path)
-        if found is not None and found == bytes(data):
+        if (found is not None or not data) and data.startswith(found or b""):
+            self._written = len(found or b"")
+        else:
+            self.close()
+            self._file = None
+            self._disk.replace(self.path, bytes(data))
             self._written = len(data)
-        elif found:
-            self._open().truncate(0)
+        self._anew = False
 
     def make_anew(self) -> None:
         """Forget all entries; those that are appended from now on are compared with the file at the next flush."""
@@ -351,18 +359,18 @@ class TransactionIndex(_IndexFile):
         """Write new entries; an index without any has no file."""
         if self._anew and not self.kept:
             self._compare(bytearray())
-        if self.kept or self._file is not None:
+        if self.kept or self._file is not None or (sync and self.kept is None):
             super().flush(sync=sync)
 
-    def plausible(self) -> bool:
-        """Whether every entry has a known version and lies at or above the segment's base."""
+    def plausible(self, end_offset: int) -> bool:
+        """Whether every entry has a known version and its marker in the segment."""
         size = self._disk.size(self.path)
         if size is None:
             return True
         if size % self.entry.size:
             return False
         return all(
-            version == TXN_INDEX_VERSION and last >= self.base_offset and first <= last
+            version == TXN_INDEX_VERSION and self.base_offset <= last < end_offset and first <= last
             for version, _, first, last, _ in _TXN_ENTRY.iter_unpack(bytes(self.data))
         )
 

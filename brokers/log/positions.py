@@ -15,7 +15,7 @@ bounded: what has no room leaves its floor behind it, also a source of which not
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from _native.compact import PAGE_BITS, PagePositions, Position
@@ -53,6 +53,8 @@ class Sifted(NamedTuple):
 
     duplicates: list[int]
     fresh: list[Position]
+    going: tuple[bytes, ...] = ()
+    """Sources whose lowest pages have to go for it, once for each: see :meth:`PositionSets.forget`."""
 
 
 class PositionPage:
@@ -205,10 +207,13 @@ class PositionSets:
         needed = len(new_pages) * PAGE_COST + ordinals * ORDINAL_COST
         new_sources = {source for source, _ in new_pages if source not in self.sources}
         needed += sum(map(self._cost_of_source, new_sources))
-        if needed and self.cost + needed > self._limit and not self._make_room(needed, positions, now_ms):
+        if not needed or self.cost + needed <= self._limit:
+            return Sifted(duplicates, list(fresh))
+        going = self._find_room(needed, positions, now_ms)
+        if going is None:
             self.refused += 1
             return NoRoom(self.cost + needed, self._limit)
-        return Sifted(duplicates, list(fresh))
+        return Sifted(duplicates, list(fresh), tuple(going))
 
     def _cost_of_source(self, source_id: bytes) -> int:
         """What a source takes that has no pages yet; its floor may be known."""
@@ -260,7 +265,7 @@ class PositionSets:
         else:
             self._vain = None  # a page of which only this is known may go
         if self.cost > self.max_bytes:
-            self._make_room(0, (), now_ms, pressed=True)
+            self.forget(self._find_room(0, (), now_ms, pressed=True) or ())
 
     def _source(self, source_id: bytes) -> PositionSource:
         source = self.sources.get(source_id)
@@ -281,12 +286,25 @@ class PositionSets:
 
     # ---- memory
 
-    def _make_room(self, needed: int, positions: Sequence[Position], now_ms: int, *, pressed: bool = False) -> bool:
-        """Forget the pages that were not touched for the longest, so that a leader has room for ``needed`` bytes.
+    def forget(self, going: Iterable[bytes], writing: Container[bytes] = ()) -> None:
+        """Drop the lowest page of each of these sources, so that there is room for a batch that is in the log now.
+
+        Floors move only then: of a batch that the disk refused no follower hears. ``writing``: the batch's sources.
+        """
+        for source_id in going:
+            source = self.sources[source_id]
+            self.cost -= source.drop_lowest()
+            if not source.numbers and source_id not in writing:
+                self._keep_floor(source_id)
+
+    def _find_room(
+        self, needed: int, positions: Sequence[Position], now_ms: int, *, pressed: bool = False
+    ) -> list[bytes] | None:
+        """The pages that were not touched for the longest, so that a leader has room for ``needed`` bytes.
 
         What may go: pages without a new record for the window; pages of which nothing more is known than that they
         were replayed; with ``pressed`` any page. None that ``positions``, the batch that needs the room, reaches. If
-        that is not enough nothing goes, unless ``pressed``: False.
+        that is not enough nothing goes, unless ``pressed``: None.
         """
         for source_id in [source_id for source_id, source in self.sources.items() if not source.numbers]:
             self._keep_floor(source_id)
@@ -294,7 +312,7 @@ class PositionSets:
         vain = self._vain
         same = vain is not None and not pressed and vain[:3] == (self.cost, self.max_bytes, self.window_ms)
         if vain is not None and same and now_ms < vain.until_ms and vain.found < too_much:
-            return False
+            return None
         reached: dict[bytes, int] = {}
         for source_id, position, _ in positions:
             number = position >> PAGE_BITS
@@ -303,13 +321,8 @@ class PositionSets:
         going, found, until_ms = self._going(enough, reached, now_ms, pressed=pressed)
         if found < too_much and not pressed:
             self._vain = _Vain(self.cost, self.max_bytes, self.window_ms, until_ms, found)
-            return False
-        for source_id in going:
-            source = self.sources[source_id]
-            self.cost -= source.drop_lowest()
-            if not source.numbers and source_id not in reached:
-                self._keep_floor(source_id)
-        return True
+            return None
+        return going
 
     def _going(
         self, enough: int, reached: Mapping[bytes, int], now_ms: int, *, pressed: bool

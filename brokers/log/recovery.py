@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from _native.errors import CorruptBatch
@@ -29,6 +29,7 @@ from brokers.log.producers import (
     ProducerState,
     admitted_of,
 )
+from brokers.log.recovery_report import RecoveryReport
 from brokers.log.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -51,54 +52,6 @@ _SEGMENT_FILE = re.compile(r"(\d{20})(\.[a-z]+)")
 _READ_BYTES = 1024 * 1024
 _SMALL_BYTES = 64 * 1024
 _INT32_MAX = 2**31 - 1
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What loading one partition found and did."""
-
-    partition: TopicPartition
-    clean: bool
-    segments_scanned: int = 0
-    bytes_scanned: int = 0
-    truncated_bytes: int = 0
-    truncated_at: int | None = None
-    reason: str = ""
-    segments_removed: int = 0
-    indexes_rebuilt: int = 0
-    swaps_completed: int = 0
-    files_removed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was repaired or cut."""
-        return bool(
-            self.truncated_bytes
-            or self.segments_removed
-            or self.indexes_rebuilt
-            or self.swaps_completed
-            or self.files_removed
-            or self.notes
-        )
-
-    def line(self) -> str:
-        """One line for the broker's log."""
-        parts = [f"{self.partition}: "]
-        if self.segments_scanned:
-            parts.append(f"checked {self.bytes_scanned} bytes in {self.segments_scanned} segment(s)")
-        if self.truncated_at is not None:
-            parts.append(f"cut {self.truncated_bytes} bytes at offset {self.truncated_at} ({self.reason})")
-        if self.segments_removed:
-            parts.append(f"removed {self.segments_removed} segment(s) after the damage")
-        if self.indexes_rebuilt:
-            parts.append(f"rebuilt the indexes of {self.indexes_rebuilt} segment(s)")
-        if self.swaps_completed:
-            parts.append(f"finished {self.swaps_completed} compaction swap(s)")
-        if self.files_removed:
-            parts.append(f"removed {len(self.files_removed)} leftover file(s)")
-        parts += self.notes
-        return parts[0] + ("; ".join(parts[1:]) or "nothing to do")
 
 
 @dataclass(slots=True)
@@ -175,10 +128,11 @@ def load_log(
             segment.remove()
         segments.add(Segment(disk, directory, start, create=True, now_ms=now_ms))
         producers.clear()
+        loader.drop_snapshots(-1, None)
         end = start
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(start)
-    loader.remove_stray_snapshots()
+    loader.remove_stray_snapshots(end)
     segments.active.unload()  # opened again with its next use: most partitions of a large fleet sleep
     return LoadedLog(segments, epochs, producers, start, end, report)
 
@@ -453,7 +407,7 @@ class _Loader:
         return not segment.size or (
             segment.offset_index.plausible(segment.size, end)
             and segment.time_index.plausible(end)
-            and segment.txn_index.plausible()
+            and segment.txn_index.plausible(end)
         )
 
     def check_indexes(self, recovery_point: int) -> None:
@@ -463,20 +417,21 @@ class _Loader:
             if end > recovery_point:
                 return
             if not self._plausible(segment, end):
-                self._drop_snapshots(segment.base_offset, end)
+                self.drop_snapshots(segment.base_offset, end)
                 self._restore_producers(segment.base_offset)
                 # Below the recovery point damage is decay, not a torn write: what lies behind it is kept.
                 _, reason = self._check_segment(segment, cut=False)
                 if reason:
                     self.report.notes.append(f"{segment.log.path} is damaged: {reason}")
                 segment.seal()
+                segment.flush_indexes(sync=True)
                 self.report.indexes_rebuilt += 1
             segment.unload()
 
     def recover(self, recovery_point: int) -> int:
         """Check every batch from the recovery point's segment on, cut at the first wrong one. Returns the log's end."""
         first = self.segments.floor(recovery_point)
-        self._drop_snapshots(first.base_offset, None)
+        self.drop_snapshots(first.base_offset, None)
         self._restore_producers(first.base_offset)
         self._epoch_reached = self.epochs.epoch_at(first.base_offset - 1)
         end = first.base_offset
@@ -508,14 +463,21 @@ class _Loader:
                 segment.seal()
         return end
 
-    def _drop_snapshots(self, above: int, up_to: int | None) -> None:
+    def drop_snapshots(self, above: int, up_to: int | None) -> None:
+        """Remove those of offsets above ``above``, and below ``up_to``."""
         for offset in self.snapshots[:]:
             if offset > above and (up_to is None or offset < up_to):
                 self.disk.remove(snapshot_path(self.directory, offset))
                 self.snapshots.remove(offset)
 
-    def remove_stray_snapshots(self) -> None:
-        """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops."""
+    def remove_stray_snapshots(self, end: int) -> None:
+        """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops.
+
+        Those above the log's end are of what was cut off: a later start would take them for the state at their offset.
+        """
+        if self.snapshots and self.snapshots[-1] > end:
+            self.report.notes.append(f"removed producer snapshots above {end}")
+            self.drop_snapshots(end, None)
         if len(self.snapshots) < 2:
             return
         bases = {segment.base_offset for segment in self.segments}

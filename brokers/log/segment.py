@@ -120,9 +120,12 @@ class Segment:
         """Write whole batches at the end, by one write, and index them. ``pieces`` are their bytes, in any division.
 
         DiskFull: nothing is indexed and the file is cut back to its last whole batch. DiskFailed: nothing is known.
+        CorruptBatch: the last batches are damaged, and nothing was written.
         """
         log = self.log
         position = log.size
+        if self._max_timestamp is None:  # of what stands there now: an index entry speaks of batches up to its own
+            self._max_timestamp = self._load_max_timestamp()
         try:
             log.write_run(pieces, position)
         except DiskFull:
@@ -150,8 +153,7 @@ class Segment:
         if len(hints) > _HINTS:
             del hints[next(iter(hints))]
         largest = self._max_timestamp
-        if largest is None:  # of what stood there before: an entry speaks of the batches up to its own
-            largest = self._max_timestamp = self._load_max_timestamp(position)
+        assert largest is not None, "recovery and append know it before"
         entries, self._bytes_since_index, newest, offset = index_entries(
             batches, position, self._bytes_since_index, index_interval_bytes, *largest
         )
@@ -214,15 +216,21 @@ class Segment:
     def max_timestamp(self) -> tuple[int, int]:
         """The largest timestamp in ms, and the last offset of the first batch that has it; (-1, base) if empty."""
         if self._max_timestamp is None:
-            self._max_timestamp = self._load_max_timestamp(self.log.size)
+            self._max_timestamp = self._load_max_timestamp()
         return self._max_timestamp
 
-    def _load_max_timestamp(self, end: int) -> tuple[int, int]:
-        """That of the batches before position ``end``, behind the last indexed one."""
-        if not end:
+    def _load_max_timestamp(self) -> tuple[int, int]:
+        if not self.log.size:
             return -1, self.base_offset
+        try:
+            return self._largest_from(self.offset_index.last().position)
+        except CorruptBatch:  # the index leads between batches
+            self.rebuild_offset_index()
+            return self._largest_from(self.offset_index.last().position)
+
+    def _largest_from(self, position: int) -> tuple[int, int]:
         largest, offset = self.time_index.last()
-        for _, header in self.headers(self.offset_index.last().position, end):
+        for _, header in self.headers(position):
             if header.max_timestamp > largest:
                 largest, offset = header.max_timestamp, header.last_offset
         return largest, offset

@@ -19,7 +19,7 @@ from brokers.log.files import DiskPort
 from brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
 from brokers.log.positions import PositionSets
 from brokers.log.producers import ProducerState
-from brokers.log.recovery import RecoveryReport
+from brokers.log.recovery_report import RecoveryReport
 from brokers.log.segment import Segment
 from brokers.log.segments import Segments
 from brokers.model import INTERNAL_TOPICS
@@ -204,7 +204,7 @@ class LogState:
         self.cuts = 0
         """Counts truncations and deletions: work on segments over several turns continues while this stands."""
         self.unflushed_since_ms: int | None = None
-        self.dirty_names = recovery_point < loaded.log_end_offset or not loaded.report.clean
+        self.dirty_names = recovery_point < loaded.log_end_offset or not loaded.report.clean or loaded.report.changed
         """Whether files were made or renamed since the directory was last fsynced."""
         self.garbage: list[tuple[int, Segment]] = []
         """Deleted segments, with the time at which their files go."""

@@ -28,7 +28,7 @@ from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
-from brokers.log.recovery import RecoveryReport
+from brokers.log.recovery_report import RecoveryReport
 from brokers.log.start_progress import StartProgress
 from brokers.log.state import LogSettings, LogState
 from brokers.log.upkeep import Upkeep

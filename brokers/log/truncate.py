@@ -69,6 +69,7 @@ class Truncation:
         """
         log = self._log
         first = log.segments.first
+        self._lower_saved_start(offset)
         self._lower_recovery_point(min(offset, log.log_start_offset))
         log.cuts += 1
         log.settled = False
@@ -99,8 +100,6 @@ class Truncation:
         log = self._log
         self._tell_of_cut(offset)
         log.log_start_offset = log.log_end_offset = log.recovery_point = log.high_watermark = offset
-        # What was saved may have been the name of a segment that is gone.
-        log.calls.saved_start = min(log.calls.saved_start, offset)
         log.epochs.clear()
         log.save_epochs()
         log.producers.clear()
@@ -118,6 +117,23 @@ class Truncation:
             except BaseException:
                 log.recovery_point = previous  # the disk says so: the next attempt must write it again
                 raise
+
+    def _lower_saved_start(self, offset: int) -> None:
+        """Before the log starts over below a start that the directory's checkpoint or its first segment says.
+
+        A start of the broker would hide what is appended from here up to the former start.
+        """
+        log = self._log
+        previous = log.log_start_offset
+        if offset < log.calls.saved_start:
+            log.log_start_offset = min(previous, offset)
+            try:
+                if log.calls.save_starts is not None:
+                    log.calls.save_starts()
+            except BaseException:
+                log.log_start_offset = previous
+                raise
+            log.calls.saved_start = offset
 
     def _discard(self, segment: Segment) -> None:
         log = self._log

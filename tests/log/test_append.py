@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.batch import parse_header, scan
+from _native.batch import parse_header, scan, stamp
 from brokers.log import Log, Origin
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
@@ -21,6 +21,7 @@ from tests.support.logs import (
     append_as_leader,
     append_together,
     append_txn,
+    assert_every_time_is_found,
     batch,
     config,
     content,
@@ -333,3 +334,78 @@ def test_an_abort_enters_the_index_of_the_segment_that_has_its_marker(tmp_path):
     append(log, batch(1, value=b"x" * 100))
     end_txn(log, 1, 0, commit=False)
     assert [(segment.base_offset, len(segment.txn_index)) for segment in log.segments] == [(0, 0), (2, 1)]
+
+
+def _compacted(count):
+    """Batches of five records each, by their offsets, and the log that has them."""
+    batches = [bytearray(produced(7, 0, n * 5, 5, timestamp=NOW + n)) for n in range(count)]
+    for n, data in enumerate(batches):
+        stamp(data, 0, n * 5, 0, -1)
+    return {n * 5: bytes(data) for n, data in enumerate(batches)}
+
+
+def test_a_write_behind_a_hole_that_finds_no_room_leaves_no_segment_above_the_end(tmp_path):
+    """Another leader may have what is missing here, and then it must go where readers look for it."""
+    disk, batches = FaultyDisk(), _compacted(12)
+    log = open_log(tmp_path / "e-0", disk, config=config(segment_bytes=400), may_have_holes=True)
+    for offset in (0, 5, 10):
+        assert log.appender.append_as_follower(batches[offset]).error == 0
+    disk.faults.append(Fault("write", ".log", times=1, written=40))
+    assert log.appender.append_as_follower(batches[45]).error is ErrorCode.KAFKA_STORAGE_ERROR
+    log.abandon()
+    for clean in (True, False):
+        log = open_log(tmp_path / "e-0", config=log.config, clean=clean, may_have_holes=True)
+        assert log.log_end_offset == 15
+        log.abandon()
+    log = open_log(tmp_path / "e-0", config=log.config, may_have_holes=True)
+    for offset in (15, 20, 45):
+        assert log.appender.append_as_follower(batches[offset]).error == 0
+    assert [header.base_offset for header in headers(log)] == [0, 5, 10, 15, 20, 45]
+
+
+def test_offsets_that_one_segment_cannot_address_come_in_two_writes(tmp_path):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk, may_have_holes=True)
+    near, far = bytearray(batch(1)), bytearray(batch(1))
+    stamp(near, 0, 0, 0, -1)
+    stamp(far, 0, 3_000_000_000, 0, -1)
+    assert log.appender.append_as_follower(bytes(near + far)).record_count == 1
+    disk.faults.append(Fault("write", "3000000000.log", times=1))
+    assert log.appender.append_as_follower(bytes(far)).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert [segment.base_offset for segment in log.segments] == [0]
+    assert log.appender.append_as_follower(bytes(far)).error == 0
+    log.appender.roll(NOW)
+    log.abandon()
+    again = open_log(tmp_path / "e-0", may_have_holes=True)
+    assert [header.base_offset for header in headers(again)] == [0, 3_000_000_000]
+
+
+def test_an_index_that_leads_between_batches_stops_no_append(tmp_path):
+    """What the first write after a start needs to know of the batches before it is looked up before it."""
+    settings = config(index_interval_bytes=100)
+    log = open_log(tmp_path / "e-0", config=settings)
+    for n in range(20):
+        append(log, batch(1, timestamp=NOW + n))
+    log.close()
+    path = tmp_path / "e-0" / f"{0:020d}.index"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 7]))
+    log = open_log(tmp_path / "e-0", config=settings, clean=True, recovery_point=20)
+    for n in range(2):
+        assert append(log, batch(1, timestamp=NOW + 20 + n)).first_offset == 20 + n
+    assert_every_time_is_found(log)
+
+
+def test_damage_at_the_end_of_what_is_there_refuses_a_write(tmp_path):
+    log = open_log(tmp_path / "e-0", config=config(index_interval_bytes=100))
+    for n in range(20):
+        append(log, batch(1, timestamp=NOW + n))
+    log.close()
+    log = open_log(tmp_path / "e-0", config=log.config, clean=True, recovery_point=20)
+    path, size = tmp_path / "e-0" / f"{0:020d}.log", log.size_bytes
+    with path.open("r+b") as file:
+        file.seek(size - len(batch(1)) + 16)
+        file.write(b"\x07")
+    info = append(log, batch(1))
+    assert info.error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert "damaged" in info.error_message
+    assert (log.size_bytes, log.log_end_offset) == (size, 20)

@@ -21,10 +21,11 @@ from brokers.log import DiskFull, Log, Origin, RealDisk
 from brokers.log.admission import Terms
 from brokers.log.passing import MOST_BATCHES
 from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
-from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
 from brokers.log.validation import read_marker
 from brokers.topic_figures import TopicFigures
 from tests.support.crashes import RecordingDisk, image
+from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
     append,
@@ -250,6 +251,25 @@ def test_beyond_its_memory_a_partition_refuses(tmp_path: Path) -> None:
     assert append(log, sourced(*range(10, 20))).error is ErrorCode.NONE
     log.config = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=1024 * 1024)
     assert append(log, sourced(far)).error is ErrorCode.NONE
+
+
+def test_a_batch_that_the_disk_refuses_moves_no_floor(tmp_path: Path) -> None:
+    """Its followers never hear of it, and what a source repeats is still known to be in the log."""
+    disk = FaultyDisk()
+    settings = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=24 * PAGE_COST, fleetlog_dedup_window_ms=1000)
+    log = open_log(tmp_path / "events-0", disk, config=settings)
+    sources = [b"s%d" % n for n in range(12)]
+    for source in sources:
+        assert append(log, sourced(0, source=source)).error is ErrorCode.NONE
+    before, floors = known(log), dict(sets_of(log).floors)
+    disk.faults.append(Fault("write", ".log", times=1))
+    late = sourced(0, source=b"t")
+    assert append(log, late, now_ms=NOW + 10_000).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert (known(log), sets_of(log).floors) == (before, floors)
+    assert append(log, sourced(0, source=sources[0]), now_ms=NOW + 10_000).record_count == 0, "it repeats"
+    assert append(log, late, now_ms=NOW + 10_000).error is ErrorCode.NONE
+    assert b"t" in known(log)
+    assert len(known(log)) < len(before), "room was made"
 
 
 def test_a_batch_has_no_more_records_than_are_looked_at_in_a_short_time(tmp_path: Path) -> None:

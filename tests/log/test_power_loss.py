@@ -147,6 +147,37 @@ def _cuts_between_batches_of_one_size(store, disk, rng, history) -> None:
             store.checkpoint()
 
 
+def _cuts_of_transactions(store, disk, rng, history) -> None:
+    """What one history aborted, another commits at the same offsets; times fall, so index entries are not all alike."""
+    log = store.create(TP, None, SMALL)
+    for i in range(12):
+        log.assign_epoch(i)
+        for _ in range(rng.randint(2, 6)):
+            producer, sequence = rng.randint(1, 4), 0
+            known = log.producers.entries.get(producer)
+            if known is not None and known.last_sequence >= 0:
+                sequence = known.last_sequence + 1
+            options = {"timestamp": NOW + 1_000 - 10 * i + rng.randint(0, 30), "value": b"%d" % i * rng.randint(1, 40)}
+            if rng.random() < 0.3:
+                append(log, produced(10 + producer, i, 0, **options))
+            else:
+                append_txn(log, producer, 0, sequence, rng.randint(1, 3), **options)
+                history.note(log)
+                end_txn(log, producer, 0, commit=rng.random() < 0.5)
+            history.note(log)
+        if rng.random() < 0.7:
+            log.flusher.flush()
+            store.checkpoint()
+        if rng.random() < 0.2:
+            store.close()
+            store = _store(store.directories[0].path, disk)
+            log = store.get(TP)
+            log.config = SMALL
+            log.appender.set_high_watermark(log.log_end_offset)
+        if rng.random() < 0.6:
+            log.truncation.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+
+
 def _cuts_before_a_roll(store, disk, rng, history) -> None:
     """The segment that was cut is closed at the cut: nothing that is appended is in it, and still it has changed."""
     log = store.create(TP, None, SMALL)
@@ -202,6 +233,7 @@ SCENARIOS = {
     "checkpoints": _checkpoints_in_the_background,
     "appends": _appends,
     "truncations": _truncations,
+    "cuts of transactions": _cuts_of_transactions,
     "cuts before a roll": _cuts_before_a_roll,
     "cuts back to older epochs": _cuts_back_to_older_epochs,
     "cuts between batches of one size": _cuts_between_batches_of_one_size,
@@ -225,6 +257,37 @@ def test_power_loss(tmp_path, name):
             continue
         _check(target, history, (name, number, crash))
         shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_power_fails_twice(tmp_path, part):
+    """What a start mends must be as durable as what it takes for granted, though no flush looks below the point."""
+    rng = random.Random(part)
+    root, first, target = tmp_path / "store", tmp_path / "first", tmp_path / "image"
+    for number in range(IMAGES // 2):
+        disk, history = RecordingDisk(), History()
+        _cuts_of_transactions(_store(root, disk), disk, rng, history)
+        image(disk.ops, rng.randint(len(disk.ops) * 3 // 4, len(disk.ops)), rng, str(root), first)
+        disk = RecordingDisk()
+        disk.found(str(first))
+        store = _store(first, disk)
+        log = store.get(TP)
+        begun = len(disk.ops)
+        if log is not None:
+            log.config = SMALL
+            history.note(log)
+            log.appender.set_high_watermark(log.log_end_offset)
+            for i in range(rng.randint(0, 6)):
+                append(log, batch(2, timestamp=NOW + i), epoch=99)
+                history.note(log)
+                if rng.random() < 0.3:
+                    log.flusher.flush()
+                    store.checkpoint()
+            image(disk.ops, rng.randint(begun, len(disk.ops)), rng, str(first), target)
+            _check(target, history, (part, number))
+            store.close(clean=False)
+        for directory in (root, first, target):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check(target, history, where) -> None:

@@ -279,6 +279,24 @@ def test_a_start_above_the_batch_at_which_a_log_restarted_is_saved(tmp_path):
     again.close()
 
 
+def test_a_log_that_starts_over_below_its_saved_start_keeps_what_it_gets(tmp_path):
+    """A leader that was elected uncleanly ends below what was deleted: the former start must hide nothing."""
+    store = _started(tmp_path)
+    log = _create(store, A)
+    log.truncation.restart_at(40)
+    append(log, batch(60), epoch=1)
+    log.truncation.delete_records_before(50)
+    log.truncation.save_start()
+    log.truncation.truncate_to(30, now_ms=NOW)
+    for _ in range(50):
+        append(log, batch(1), epoch=2)
+    log.flusher.flush()
+    store.close(clean=False)
+    again = _started(tmp_path)
+    assert (again.get(A).log_start_offset, again.get(A).log_end_offset) == (30, 80)
+    again.close()
+
+
 def test_a_start_that_is_saved_is_not_overtaken_by_the_checkpoint_under_way(tmp_path):
     store, log = _flushed(tmp_path)
     store.tick(NOW + 60_000)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from _native.batch import scan
+from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import (
     NOW,
     append,
@@ -122,6 +123,49 @@ def test_truncation_rebuilds_producers_and_aborts(tmp_path):
         )
         assert got == states[end]
     assert log.log_end_offset == 0
+
+
+def _known(log):
+    producers = {p: (e.last_sequence, e.last_offset, e.txn_first_offset) for p, e in log.producers.entries.items()}
+    return content(log), producers, log.reader.aborted_entries(), log.epochs.entries
+
+
+def test_a_process_that_dies_anywhere_in_a_cut(tmp_path):
+    """What it left undone says nothing of the history that is written instead, however the log is opened later."""
+    for step in range(100):
+        path, disk = tmp_path / f"e-{step}", DyingDisk()
+        log = open_log(path)
+        for n in range(10):
+            append(log, produced(1, 0, n))
+        append_txn(log, 7, 0, 0, 3)
+        end_txn(log, 7, 0, commit=False)
+        for n in range(10, 30):
+            append(log, produced(1, 0, n))
+        log.close()  # leaves a snapshot at the end
+        log = open_log(path, disk, clean=True, recovery_point=log.log_end_offset)
+        disk.left = step
+        try:
+            log.truncation.truncate_to(10, now_ms=NOW)
+        except Killed:
+            pass
+        whole, disk.left, point = disk.left, None, log.recovery_point
+        log.abandon()
+        log = open_log(path, recovery_point=point)
+        log.truncation.truncate_to(10, now_ms=NOW)
+        append_txn(log, 7, 0, 0, 3)
+        end_txn(log, 7, 0, commit=True)
+        for n in range(30):
+            append(log, produced(2, 0, n), epoch=1)
+        log.flusher.flush()
+        want, point = _known(log), log.log_end_offset
+        assert want[2] == [], step
+        log.abandon()
+        log = open_log(path, recovery_point=point)
+        assert _known(log) == want, step
+        log.close()
+        if whole:
+            return
+    pytest.fail("a cut takes fewer operations")
 
 
 def test_restart_at(log):

@@ -64,6 +64,17 @@ class RecordingDisk(RealDisk):
         self._inodes: dict[str, int] = {}
         self._numbers = itertools.count()
 
+    def found(self, root: str) -> None:
+        """What is below ``root`` is on the disk."""
+        for directory, _, names in os.walk(root):
+            self.note("mkdir", directory)
+            for name in names:
+                path = os.path.join(directory, name)
+                self.note_create(path)
+                self.note("write", path, data=Path(path).read_bytes())
+                self.note("sync", path)
+            self.note("syncdir", directory)
+
     def note(self, kind, path, **fields):
         self.ops.append(Op(kind, path, self._inodes.get(path, -1), **fields))
 

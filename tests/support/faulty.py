@@ -57,6 +57,10 @@ class FaultyFile(RealFile):
         super().sync()
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
 class FaultyDisk(RealDisk):
     """``faults`` may be changed at any time; ``calls`` lists (operation, path)."""
 
@@ -121,3 +125,16 @@ class FaultyDisk(RealDisk):
     def sync_directory(self, path):
         self.check("sync_directory", path)
         super().sync_directory(path)
+
+
+class DyingDisk(FaultyDisk):
+    """Lets ``left`` more operations pass, then raises Killed; None: all of them."""
+
+    left: int | None = None
+
+    def fault(self, op: str, path: str) -> Fault | None:
+        if self.left is not None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+        return super().fault(op, path)
