@@ -1,9 +1,10 @@
-"""Deleted topics whose previous leaders may still acknowledge records by the topic's name.
+"""Deleted topics that live brokers may still know by their names.
 
-A leader that has not read the deletion yet takes a record for the deleted log. A client that makes a topic of the same
-name in the meantime would take that acknowledgement for one of the new topic. So a deletion is answered, and its name
-is free again, when each previous leader has confirmed it, or its registration has ended. (Kafka's controller with
-ZooKeeper waits in the same way, for the deletion of every replica.)
+A leader that has not read the deletion yet takes a record for the deleted log; a group coordinator takes an offset, and
+drops it with the deleted topic's; a follower proposes that it leaves the in-sync set. A client that makes a topic of
+the same name in the meantime would take all that for the new topic's. So a deletion is answered, and its name is free
+again, when each live broker has confirmed it, or its registration has ended. (Kafka's controller with ZooKeeper waits
+in the same way, for the deletion of every replica.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from brokers.controller.context import ControllerContext
 from brokers.model import BrokerId, TopicInfo
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.5
-LONGEST_S = 30.0
+LONGEST_S = 30
 """After this time a live broker has read the deletion, though it cannot be asked: its session ends sooner otherwise."""
 
 
@@ -44,24 +45,24 @@ class UnconfirmedDeletions(Container[str]):
         self._topics.add(topic.name)
 
     async def confirmed(self, topics: Sequence[TopicInfo]) -> None:
-        """Return when the topics that were added have no live leader that has not confirmed. Call without the lock."""
-        live_brokers = self._context.live_brokers
-        led: dict[BrokerId, dict[uuid.UUID, list[int]]] = {}
-        for topic in topics:
-            for index, state in enumerate(topic.partitions):
-                if state.leader in live_brokers and state.leader != self._broker_id:
-                    led.setdefault(BrokerId(state.leader), {}).setdefault(topic.id, []).append(index)
+        """Return when no live broker may know the topics that were added any more. Call without the lock."""
+        metadata, asked = self._context.metadata, {topic.id: [0] for topic in topics}
         try:
-            await asyncio.gather(
-                *(
-                    self._broker_confirms(broker_id, live_brokers[broker_id].incarnation, asked)
-                    for broker_id, asked in led.items()
+            if asked:
+                await asyncio.gather(
+                    metadata.wait_until(lambda: asked.keys().isdisjoint(metadata.topic_names), LONGEST_S * 1000),
+                    *(
+                        self._broker_confirms(BrokerId(broker_id), live_broker.incarnation, asked)
+                        for broker_id, live_broker in self._context.live_brokers.items()
+                        if broker_id != self._broker_id
+                    ),
                 )
-            )
         finally:
             self._topics.difference_update(topic.name for topic in topics)
 
-    async def _broker_confirms(self, broker_id: BrokerId, incarnation: int, asked: dict[uuid.UUID, list[int]]) -> None:
+    async def _broker_confirms(
+        self, broker_id: BrokerId, incarnation: int, asked: Mapping[uuid.UUID, list[int]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         give_up, pause = loop.time() + LONGEST_S, FIRST_PAUSE_S
         while asked and loop.time() < give_up:

@@ -57,7 +57,8 @@ class LogEndProbes:
         self._heard: dict[TopicPartition, int] = {}
         self._waived: dict[TopicPartition, Version] = {}
         self._wanted: dict[TopicPartition, None] = {}
-        self._allowed: dict[TopicPartition, int] = {}
+        self._allowed: dict[TopicPartition, tuple[uuid.UUID, int]] = {}
+        """Until which leader epoch of which topic an operator allows an unclean election."""
         self._silent: set[BrokerId] = set()
         self._waits_for: tuple[BrokerId, ...] = ()
         self.unclean_elections = 0
@@ -72,7 +73,7 @@ class LogEndProbes:
 
     def allow_unclean(self, tp: TopicPartition, state: PartitionState) -> None:
         """Allow, for an operator, an unclean election of the partition until it has a leader."""
-        self._allowed[tp] = state.leader_epoch
+        self._allowed[tp] = self._context.image.topics[tp.topic].id, state.leader_epoch
         self._wake.set()
 
     def hear(self, tp: TopicPartition, state: PartitionState) -> None:
@@ -136,7 +137,8 @@ class LogEndProbes:
 
     def may_be_unclean(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether the topic, or an operator, allows an unclean election."""
-        if self._allowed.get(tp, -1) >= state.leader_epoch:
+        topic_id, epoch = self._allowed.get(tp, (None, -1))
+        if epoch >= state.leader_epoch and topic_id == self._context.image.topics[tp.topic].id:
             return True
         return self._context.metadata.topic_config(tp.topic).unclean_leader_election_enable
 

@@ -228,7 +228,7 @@ class TopicCommands:
         return outcome or TopicOutcome(new.name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING)
 
     async def delete(self, topics: Sequence[str | uuid.UUID], gone: Gone = lambda: False) -> list[TopicOutcome]:
-        """One outcome per topic (by name or id), in order, when previous leaders have confirmed; raises NotController.
+        """One outcome per topic (by name or id), in order, when live brokers have confirmed; raises NotController.
 
         None is started once the client is ``gone()``.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,12 @@ from brokers.api.base import ClientConnection, Context
 from brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
 from brokers.controller.elections import RECOVERING, released
 from brokers.controller.leader_commands import imbalanced
+from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.requests import NewTopic
 from brokers.metadata.config_writes import alter_config
-from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LogEnd, PartitionState, TopicPartition
+from brokers.metadata.image import MetadataDelta, MetadataImage
+from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
+from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
 from brokers.replication import isr
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import expire, on_loop
@@ -194,6 +198,23 @@ async def test_unclean_elections_need_leave(connect: str, how: str, caplog: pyte
         assert (led.isr, led.elr, led.leader_recovery_state) == ((1,), (), RECOVERING)
         assert boss.controller.unclean_elections == 1
         assert any("UNCLEAN ELECTION of t-0: broker 1" in record.getMessage() for record in caplog.records)
+
+
+def test_leave_for_an_unclean_election_ends_with_the_topic() -> None:
+    """It stays until there is a leader; a topic of the same name begins with lower epochs."""
+    image, live = MetadataImage(), {2: LiveBroker(4, 4)}
+    settings = SimpleNamespace(topic_config=lambda name: SimpleNamespace(unclean_leader_election_enable=False))
+    context = SimpleNamespace(image=image, live_brokers=live, epoch=1, metadata=settings)
+    probes = LogEndProbes(context, None, None, 1, None)  # type: ignore[arg-type]
+    state = PartitionState((1, 2), -1, 9, (1,), 12, 1, -1, (3,), last_known_leader=1)
+    for topic_id, allowed in ((uuid.uuid4(), True), (uuid.uuid4(), False)):
+        known = image.topics.get("t")
+        gone = [] if known is None else [TopicDeleted("t", known.id)]
+        made = TopicChanged("t", TopicZnode(topic_id, ((1, 2),)), 0)
+        image.apply([*gone, made, StatesChanged("t", topic_id, {0: state})], MetadataDelta())
+        if allowed:
+            probes.allow_unclean(T0, state)
+        assert probes.may_be_unclean(T0, state) == allowed
 
 
 @on_loop

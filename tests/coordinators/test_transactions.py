@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from brokers.coordinators.transactions.verification import Verifier
 from brokers.log import ProducerState
 from brokers.model import PartitionState, TopicInfo
 from brokers.timers import Timers
+from coordination.store import StoreError
 from tests.support.clocks import RealClock
 from tests.support.coordinator_broker import PATIENCE_MS
 from tests.support.waiting import PATIENCE_S, eventually_async
@@ -28,7 +29,7 @@ from txn.verification import Ask, Question
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
-A, B, GONE = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("deleted", 0)
+A, B, GONE = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("gone", 0)
 TX = TopicPartition("__transaction_state", 0)
 
 
@@ -39,10 +40,19 @@ class View:
         self.leaders: dict[TopicPartition, int] = {A: 1, B: 2, TX: 1}
         self.brokers = {1: None, 2: None, 3: None}
         self.listeners: list[Callable[[Any], None]] = []
+        self.looks = 0
+        self.look: Callable[[], Awaitable[bool]] = self.up_to_date
+
+    async def up_to_date(self) -> bool:
+        return True
 
     def partition(self, tp: TopicPartition) -> PartitionState | None:
         leader = self.leaders.get(tp)
         return None if leader is None else PartitionState((leader,), leader, 0, (leader,), 0, 0)
+
+    async def refreshed(self, timeout_ms: int) -> bool:
+        self.looks += 1
+        return await self.look()
 
     def subscribe(self, listener: Callable[[Any], None]) -> None:
         self.listeners.append(listener)
@@ -113,7 +123,7 @@ def sender(metadata: View, peers: Peers, here: list[Any], done: list[Job]) -> Ma
 
     loop = asyncio.get_running_loop()
     return MarkerSender(
-        1, metadata, peers, loop, Timers(loop, RealClock()), RealClock(), write_here=write_here, on_written=done.append
+        1, metadata, peers, loop, Timers(loop, RealClock()), write_here=write_here, on_written=done.append
     )  # type: ignore[arg-type]
 
 
@@ -183,20 +193,61 @@ def test_a_new_leader_is_found_by_the_metadata_change(monkeypatch: pytest.Monkey
     run(scenario())
 
 
-def test_a_deleted_topic_needs_no_marker_and_an_unknown_one_gets_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_topic_needs_no_marker_and_a_new_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache may lag behind the broker that has the partition, also if a topic of that name was deleted before."""
     monkeypatch.setattr(markers, "PAUSE_MS", 1)
-    monkeypatch.setattr(markers, "UNKNOWN_IS_GONE_MS", 50)
 
     async def scenario() -> None:
         metadata, done = View(), []
-        out = sender(metadata, Peers(markers_answer(lambda tp: ErrorCode.NONE)), [], done)
-        metadata.tell(deleted=(TopicInfo("deleted", uuid.uuid4(), ()),))
+        peers = Peers(markers_answer(lambda tp: ErrorCode.NONE))
+        out = sender(metadata, peers, [], done)
+        metadata.tell(deleted=(TopicInfo("gone", uuid.uuid4(), ()),))
         out.add(0, effect(GONE))
         await eventually_async(lambda: done, "the markers are written")
-        began = RealClock().mono_ms()
-        out.add(0, effect(TopicPartition("perhaps new", 0))._replace(transactional_id="y"))
+        assert (metadata.looks, peers.calls) == (1, [])
+
+        async def found() -> bool:
+            metadata.leaders[GONE] = 2
+            return True
+
+        metadata.look = found
+        out.add(0, effect(GONE)._replace(transactional_id="y"))
         await eventually_async(lambda: len(done) == 2, "both jobs are done")
-        assert RealClock().mono_ms() - began >= 50
+        assert [broker for broker, _ in peers.calls] == [2]
+        await out.close()
+
+    run(scenario())
+
+
+def test_only_a_look_that_began_after_the_decision_shows_that_a_partition_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(markers, "PAUSE_MS", 1)
+
+    async def scenario() -> None:
+        metadata, done, answers = View(), [], asyncio.Queue[bool | StoreError]()
+
+        async def look() -> bool:
+            answer = await answers.get()
+            if isinstance(answer, StoreError):
+                raise answer
+            return answer
+
+        metadata.look = look
+        out = sender(metadata, Peers(markers_answer(lambda tp: ErrorCode.NONE)), [], done)
+        out.add(0, effect(GONE))
+        await eventually_async(lambda: metadata.looks == 1, "it looks")
+        answers.put_nowait(StoreError("no ZooKeeper"))
+        await eventually_async(lambda: metadata.looks == 2, "it looks again")
+        answers.put_nowait(False)
+        await eventually_async(lambda: metadata.looks == 3, "and again")
+        assert not done
+        out.add(0, effect(GONE)._replace(transactional_id="y"))
+        answers.put_nowait(True)
+        await eventually_async(lambda: metadata.looks == 4, "once more, for the second one")
+        assert not done
+        answers.put_nowait(True)
+        await eventually_async(lambda: len(done) == 2, "both jobs are done")
         await out.close()
 
     run(scenario())

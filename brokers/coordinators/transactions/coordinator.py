@@ -105,7 +105,6 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             peers,
             loop,
             timers,
-            clock,
             write_here=self.write_markers_here,
             on_written=self._markers_written,
         )

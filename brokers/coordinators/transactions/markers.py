@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import wire.messages as m
 from brokers.coordinators.ports import TransactionMarker
-from brokers.model import Clock
+from coordination.store import StoreError
 from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, fate
 from wire import api_keys
 from wire.apis import APIS
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_MS = 30_000
 PAUSE_MS = 200
-UNKNOWN_IS_GONE_MS = 10_000
-"""How long an unknown partition may be newer than the metadata cache; then it counts as deleted."""
+LOOK_MS = 10_000
+"""How long the metadata cache may take to catch up with ZooKeeper before the next look."""
 
 Errors = Mapping[tuple[JobId, TopicPartition], ErrorCode]
 WriteHere = Callable[[Sequence[tuple[TopicPartition, TransactionMarker]], Callable[[list[ErrorCode]], None]], None]
@@ -43,7 +43,6 @@ class MarkerSender:
         peers: PeersPort,
         loop: asyncio.AbstractEventLoop,
         timers: Timers,
-        clock: Clock,
         *,
         write_here: WriteHere,
         on_written: Callable[[Job], None],
@@ -53,12 +52,15 @@ class MarkerSender:
         self._peers = peers
         self._loop = loop
         self._timers = timers
-        self._clock = clock
         self._write_here = write_here
         self._on_written = on_written
         self._markers = Markers()
-        self._unknown_since_ms: dict[TopicPartition, int] = {}
-        self._deleted: dict[str, None] = {}
+        self._unknown: set[TopicPartition] = set()
+        """Partitions that the metadata cache lacks; it may lag behind the broker that has one and added it."""
+        self._looked_for: set[TopicPartition] = set()
+        self._gone: set[TopicPartition] = set()
+        """Those that a look at ZooKeeper has not found that began after their transactions were decided."""
+        self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
         self._pause: Timer | None = None
@@ -70,6 +72,7 @@ class MarkerSender:
 
     def add(self, shard: int, effect: Any) -> None:
         """Add a WriteMarkers effect whose ``coordinator_epoch`` is set."""
+        self._looked_for.difference_update(effect.partitions)
         self._markers.add(shard, effect)
         self._schedule()
 
@@ -104,8 +107,13 @@ class MarkerSender:
                 task = self._loop.create_task(self._send(broker, entries), name=f"markers to broker {broker}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+        self._gone.clear()
         for job in self._markers.finished():
             self._on_written(job)
+        if self._unknown and self._looking is None:
+            self._looking = self._loop.create_task(self._look(), name="partitions of transactions that are unknown")
+            self._tasks.add(self._looking)
+            self._looking.add_done_callback(self._tasks.discard)
         if self._markers.delayed and self._pause is None:
             self._pause = self._timers.later(PAUSE_MS, self._wake)
 
@@ -115,10 +123,6 @@ class MarkerSender:
         self._schedule()
 
     def _metadata_changed(self, change: MetadataChange) -> None:
-        for topic in change.deleted:
-            self._deleted[topic.name] = None
-            while len(self._deleted) > 10_000:
-                del self._deleted[next(iter(self._deleted))]
         if len(self._markers) and (change.deleted or change.partitions_changed or change.reloaded):
             self._markers.wake()
             self._schedule()
@@ -126,15 +130,29 @@ class MarkerSender:
     def _leader_of(self, tp: TopicPartition) -> int | Gone | None:
         state = self._metadata.partition(tp)
         if state is not None:
-            self._unknown_since_ms.pop(tp, None)
             return state.leader if state.leader in self._metadata.brokers else None
-        now_ms = self._clock.mono_ms()
-        since_ms = self._unknown_since_ms.setdefault(tp, now_ms)
-        if tp.topic in self._deleted or now_ms - since_ms >= UNKNOWN_IS_GONE_MS:
-            self._unknown_since_ms.pop(tp, None)
+        if tp in self._gone:
             log.info("%s: no transaction marker written: the partition does not exist any more", tp)
             return Gone.GONE
+        self._unknown.add(tp)
         return None
+
+    async def _look(self) -> None:
+        """Let the metadata cache catch up with ZooKeeper: what it lacks then was deleted."""
+        self._looked_for, self._unknown = self._unknown, set()
+        try:
+            current = await self._metadata.refreshed(LOOK_MS)
+        except StoreError as problem:
+            log.info(
+                "transaction markers wait: whether %d partitions exist is not known: %s", len(self._looked_for), problem
+            )
+            current = False
+        finally:
+            self._looking = None
+        if current:  # else the next try looks again
+            self._gone |= self._looked_for
+            self._markers.wake()
+            self._schedule()
 
     # ---- one request -----------------------------------------------------------------------------------------------
 
