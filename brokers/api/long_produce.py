@@ -51,7 +51,7 @@ def _slices(parts: Sequence[ProducePart]) -> Iterator[Sequence[ProducePart]]:
 class _LongWork(Work):
     """The work of all slices. A partition that is named in several of them has a group in each."""
 
-    __slots__ = ("epochs",)
+    __slots__ = ("_committed_to", "epochs")
 
     def append_in_slices(self, request: ProduceRequest, *, whole: bool) -> Generator[Any, None, None]:
         """Append what there is; what is behind a batch of its partition that must be verified is left, too.
@@ -62,6 +62,7 @@ class _LongWork(Work):
         batches = ((part.records,) for part in request.parts if part.records is not None)
         denied = denied_transaction(self.context, request.transactional_id, batches)
         self.epochs: list[int] = []
+        self._committed_to: dict[int, int] = {}
         for parts in _slices(request.parts):
             if not whole:
                 yield
@@ -121,8 +122,18 @@ class _LongWork(Work):
         await self._verify()
         return self.outcome_in_slices()
 
+    def committed_to(self, group: int, partition: Partition) -> int:
+        return self._committed_to.get(group, partition.log.high_watermark)
+
     def _response(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Encoded]:
-        """All answers, made and encoded in slices."""
+        """All answers, made and encoded in slices; what is committed is decided now: later another may lead."""
+        for group in errors:
+            partition = self.partitions[group]
+            if partition is not None:
+                self._committed_to[group] = partition.log.high_watermark
+        return self._encoded(errors)
+
+    def _encoded(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Encoded]:
         answers = yield from self._answers(errors)
         leaders = dict.fromkeys(outcome.current_leader for _, outcome in answers)
         endpoints = endpoints_of(self.context, leaders)

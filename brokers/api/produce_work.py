@@ -421,6 +421,10 @@ class Work:
             return []
         return endpoints_of(self.context, [outcome.current_leader for _, outcome in parts])
 
+    def committed_to(self, group: int, partition: Partition) -> int:
+        """The end of what is committed of the group's partition."""
+        return partition.log.high_watermark
+
     def answer_of(self, group: int, outcome: BatchOutcome, error: ErrorCode | None) -> ProduceOutcome:
         """What to say of a batch, in whose partition that error is met by all that is not committed."""
         if isinstance(outcome, ProduceOutcome):
@@ -436,7 +440,7 @@ class Work:
         appended = ProduceOutcome(
             ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
         )  # fmt: skip
-        if error is None or info.last_offset < partition.log.high_watermark:
+        if error is None or info.last_offset < self.committed_to(group, partition):
             return appended
         if error is ErrorCode.REQUEST_TIMED_OUT:
             return appended._replace(error=error)
