@@ -261,7 +261,7 @@ class Node:
         replicas.on_unfollow(self._fetchers.unfollow)
         metadata.subscribe(replicas.apply)
         logs.broker_config = lambda: metadata.effective
-        metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
+        metadata.subscribe(lambda change: drop_topic_offsets(groups, change.deleted))
         self.services = Services(
             config=config,
             clock=clock,

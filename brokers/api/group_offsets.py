@@ -68,6 +68,8 @@ def split_partitions(
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
     for topic in request.topics:
+        present = context.services.metadata.topics.get(topic.name)
+        topic_id = None if present is None else present.id.bytes  # of now: another may have the name when it is written
         for asked in topic.partitions:
             yield
             partition = TopicPartition(topic.name, asked.partition_index)
@@ -78,7 +80,9 @@ def split_partitions(
                 refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             leader_epoch = asked.committed_leader_epoch if leader_epochs else -1
-            committed = CommittedOffset(asked.committed_offset, leader_epoch, asked.committed_metadata or "")
+            committed = CommittedOffset(
+                asked.committed_offset, leader_epoch, asked.committed_metadata or "", topic_id=topic_id
+            )
             known.append((partition, committed))
     return tuple(known), refused
 
@@ -167,18 +171,30 @@ def _fetch_one(
         return GroupOffsets(error)
     if partitions is None:
         every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
+        every = tuple(found for found in every if not _outlives(found, context))
         denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
         if denied:
             every = tuple(offset for offset in every if offset.partition.topic not in denied)
         return GroupOffsets(ErrorCode.NONE, every)
     denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
-    if not denied:
-        return GroupOffsets(ErrorCode.NONE, shard.fetch(FetchRequest(group_id, partitions, bool(require_stable))))
-    allowed = tuple(p for p in partitions if p.topic not in denied)
-    found = shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
+    allowed = tuple(p for p in partitions if p.topic not in denied) if denied else partitions
+    found = [
+        one._replace(committed=None) if _outlives(one, context) else one
+        for one in shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
+    ]
     hidden = (p for p in partitions if p.topic in denied)
     refused = (FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden)
     return GroupOffsets(ErrorCode.NONE, (*found, *refused))
+
+
+def _outlives(found: FetchedOffset, context: Context) -> bool:
+    """Whether the offset is of a deleted topic. This broker knows each topic that has a commit in the shard.
+
+    A commit names a topic that its coordinator knew, and the entry of the change log that elected this one comes behind
+    all that its predecessor had read.
+    """
+    present = context.services.metadata.topics.get(found.partition.topic)
+    return found.committed is not None and found.committed.outlives(None if present is None else present.id)
 
 
 def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:

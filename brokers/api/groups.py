@@ -7,7 +7,7 @@ with a deadline of its own beside the shard's timers, so that a client gets an a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from brokers.groups.requests import (
     SyncRequest,
 )
 from brokers.groups.shard import GroupShard
+from brokers.model import TopicInfo
 from txn.commands import Command, CommandFailed
 from wire import admin_requests, requests
 from wire.errors import ErrorCode
@@ -374,15 +375,21 @@ def _delete(group_id: str) -> Command:
     return lambda shard, now, ticket: shard.delete_group(group_id, now, ticket)
 
 
-def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], topics: Iterable[str]) -> None:
-    """Topics were deleted: drop the offsets that groups coordinated here have committed for them."""
-    names = frozenset(topics)
-    if not names:
+def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], deleted: Iterable[TopicInfo]) -> None:
+    """Topics were deleted: drop the offsets that groups coordinated here have committed for them.
+
+    That makes room, no more. What is left over, because a commit was under way, a shard was loading or the tombstone
+    was refused, is not told for another topic of the name (``brokers.groups.records`` ``CommittedOffset.topic_id``).
+    """
+    topics: dict[str, set[bytes]] = {}
+    for topic in deleted:
+        topics.setdefault(topic.name, set()).add(topic.id.bytes)
+    if not topics:
         return
     for shard in runtime.shards():
-        for group_id in shard.groups_with_topics(names):
-            runtime.submit(group_id, _forget(group_id, names))
+        for group_id in shard.groups_with_topics(topics):
+            runtime.submit(group_id, _forget(group_id, topics))
 
 
-def _forget(group_id: str, names: frozenset[str]) -> Command:
-    return lambda shard, now, ticket: shard.forget_topics(group_id, names, now, ticket)
+def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
+    return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)

@@ -143,14 +143,18 @@ class LagWatch:
     async def _committed(self) -> dict[str, Committed]:
         """What the groups have committed, as far as a round goes."""
         found: dict[str, Committed] = {}
-        groups, rows = self._present(), 0
+        groups, rows, topics = self._present(), 0, self._metadata.topics
         order = [*(name for name in self._later if name in groups), *groups]
         self._later = []
         for group_id in dict.fromkeys(order):
             if rows >= ROWS_PER_ROUND:
                 self._later.append(group_id)
                 continue
-            found[group_id] = list(groups[group_id].offsets.items())
+            found[group_id] = [
+                (tp, entry)
+                for tp, entry in groups[group_id].offsets.items()
+                if not entry[1].outlives(topics[tp.topic].id if tp.topic in topics else None)
+            ]
             rows += len(found[group_id])
             await self._turn()
         return found

@@ -6,6 +6,8 @@ generation; a reader may require stable offsets, without pending transactions), 
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+
 from brokers.groups import records
 from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, GroupState, Turn, coordinator_error
 from brokers.groups.records import CommittedOffset
@@ -71,7 +73,7 @@ def _write(request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) ->
             answer[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
         commit_ms = asked.commit_timestamp_ms if asked.commit_timestamp_ms >= 0 else now_ms
-        committed = CommittedOffset(asked.offset, asked.leader_epoch, asked.metadata, commit_ms, expiry)
+        committed = asked._replace(commit_timestamp_ms=commit_ms, expire_timestamp_ms=expiry)
         turn.records.append(records.offset_record(request.group_id, partition, committed))
         answer[partition] = ErrorCode.NONE
     result = turn.result(answer)
@@ -142,12 +144,18 @@ def delete_group(group: Group | None, turn: Turn) -> Result:
     return turn.result(ErrorCode.NONE)
 
 
-def delete_topic_offsets(group: Group, topics: frozenset[str], turn: Turn) -> None:
-    """Tombstones for offsets of deleted topics (offsets of open transactions included)."""
-    partitions = {*group.offsets}.union(*group.pending_offsets.values())
-    for partition in sorted(partitions):
-        if partition.topic in topics:
-            turn.records.append(records.offset_tombstone(group.id, partition))
+def delete_topic_offsets(group: Group, topics: Mapping[str, Container[bytes]], turn: Turn) -> None:
+    """Tombstones for offsets of deleted topics, given with their ids (offsets of open transactions included).
+
+    A partition keeps its offsets if one of them is of another topic of the name.
+    """
+    found: dict[TopicPartition, bool] = {}
+    for offsets in (group.offsets, *group.pending_offsets.values()):
+        for partition, (_, committed) in offsets.items():
+            if partition.topic in topics:
+                gone = committed.topic_id is None or committed.topic_id in topics[partition.topic]
+                found[partition] = gone and found.get(partition, True)
+    turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(found) if found[partition]]
 
 
 def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:

@@ -2,12 +2,15 @@
 
 Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value schemas (keys 0 to 2; values 0 to 4). Written are the
 defaults of Kafka 3.9 to 4.1 (offset value 3, or 1 if a client set a retention; group value 3); all versions are read.
+Behind an offset value 3, where other readers do not look, stands the id of the topic that it was committed for.
 Keys of other versions (KIP-848, share groups) decode to :class:`UnknownKey`, which the reader skips.
 """
 
 from __future__ import annotations
 
 import struct
+import uuid
+from functools import lru_cache
 from typing import NamedTuple
 
 from _native.byte_reader import ByteReader
@@ -25,6 +28,7 @@ _I64 = struct.Struct(">q")
 _TWO_I16 = struct.Struct(">hh")
 _VALUE_3 = struct.Struct(">hqih")
 """Version, offset, leader epoch and the length of the metadata; behind it is the commit's timestamp."""
+_ID_BYTES = 16
 
 
 class BadRecord(ValueError):
@@ -54,7 +58,11 @@ Key = OffsetKey | GroupKey | UnknownKey
 
 
 class CommittedOffset(NamedTuple):
-    """One committed offset. ``expire_timestamp_ms`` -1: by the broker's retention; else set by an old client."""
+    """One committed offset. ``expire_timestamp_ms`` -1: by the broker's retention; else set by an old client.
+
+    ``topic_id`` is that of the topic for which it was committed. A later topic of the name has none of its offsets,
+    whether or not the coordinator that knew of the deletion could drop them. None where the record does not tell.
+    """
 
     offset: int
     leader_epoch: int = -1
@@ -62,6 +70,10 @@ class CommittedOffset(NamedTuple):
     commit_timestamp_ms: int = -1
     expire_timestamp_ms: int = -1
     topic_id: bytes | None = None
+
+    def outlives(self, topic: uuid.UUID | None) -> bool:
+        """Whether its topic was deleted; ``topic`` is the id that its name has now, None if there is no such topic."""
+        return self.topic_id is not None and (topic is None or topic.bytes != self.topic_id)
 
 
 class MemberRecord(NamedTuple):
@@ -132,7 +144,7 @@ def offset_value(committed: CommittedOffset) -> bytes:
     metadata = committed.metadata.encode()
     assert len(metadata) <= MAX_STRING_BYTES, "the caller bounds metadata"
     head = _VALUE_3.pack(3, committed.offset, committed.leader_epoch, len(metadata))
-    return head + metadata + _I64.pack(committed.commit_timestamp_ms)
+    return head + metadata + _I64.pack(committed.commit_timestamp_ms) + (committed.topic_id or b"")
 
 
 def group_value(group: GroupRecord) -> bytes:
@@ -274,13 +286,21 @@ def _offset_3(raw: bytes) -> CommittedOffset | None:
         return None
     version, offset, leader_epoch, size = _VALUE_3.unpack_from(raw)
     end = _VALUE_3.size + size
-    if version != 3 or size < 0 or len(raw) != end + 8:
+    behind = len(raw) - end - 8
+    if version != 3 or size < 0 or behind not in (0, _ID_BYTES):
         return None
     try:
         metadata = raw[_VALUE_3.size : end].decode() if size else ""
     except UnicodeDecodeError:
         return None
-    return CommittedOffset(offset, leader_epoch, metadata, _I64.unpack_from(raw, end)[0])
+    topic_id = _shared(raw[-_ID_BYTES:]) if behind else None
+    return CommittedOffset(offset, leader_epoch, metadata, _I64.unpack_from(raw, end)[0], -1, topic_id)
+
+
+@lru_cache(maxsize=4096)
+def _shared(topic_id: bytes) -> bytes:
+    """One copy of an id that many offsets have."""
+    return topic_id
 
 
 def _any_offset(raw: bytes) -> CommittedOffset | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from brokers.groups import classic, offsets, records
 from brokers.groups.member_memory import MemberRoom
@@ -165,8 +165,8 @@ class GroupShard:
         """DeleteGroups for one group; answers an error code."""
         return offsets.delete_group(self.groups.get(group_id), Turn(now, ticket))
 
-    def forget_topics(self, group_id: str, topics: frozenset[str], now: Now, ticket: Ticket) -> Result:
-        """Drop the group's offsets of deleted topics; answers an error code."""
+    def forget_topics(self, group_id: str, topics: Mapping[str, Container[bytes]], now: Now, ticket: Ticket) -> Result:
+        """Drop the group's offsets of deleted topics, given with their ids; answers an error code."""
         turn = Turn(now, ticket)
         group = self.groups.get(group_id)
         if group is not None:
@@ -184,7 +184,7 @@ class GroupShard:
         """ListGroups."""
         return [Listing(g.id, g.protocol_type or "", g.state.value) for g in self.groups.values()]
 
-    def groups_with_topics(self, topics: frozenset[str]) -> list[str]:
+    def groups_with_topics(self, topics: Container[str]) -> list[str]:
         """Groups with committed offsets of these topics (in open transactions too)."""
         return [
             group.id

@@ -13,6 +13,7 @@ from brokers.api import groups as handlers
 from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
 from brokers.api.handlers import HANDLERS
 from brokers.groups.requests import FetchRequest
+from brokers.model import TopicInfo
 from tests.support.group_api import Api
 from tests.support.message_defaults import assert_defaults_untouched
 from wire.apis import APIS
@@ -174,6 +175,26 @@ def test_committed_offsets_are_fetched(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(9))
+def test_offsets_of_a_deleted_topic_are_not_a_later_ones(api: Api, version: int) -> None:
+    """Also those that its coordinator could not drop: of commits under way, or before it was elected."""
+
+    def offsets(partitions: list[int] | None) -> list[int]:
+        answer = api.call(9, version, fetch(version, partitions))
+        body = answer.groups[0] if version >= 8 else answer
+        return [part.committed_offset for topic in body.topics for part in topic.partitions]
+
+    api.commit(9)
+    del api.services.metadata.topics["t"]
+    assert offsets([0]) == [-1]
+    api.services.metadata.create()
+    assert offsets([0]) == [-1]
+    if version >= 2:
+        assert offsets(None) == []
+    api.commit(9)
+    assert offsets([0]) == [40]
+
+
+@pytest.mark.parametrize("version", versions(9))
 def test_fetch_refused(api: Api, version: int) -> None:
     api.services.groups = SimpleNamespace(shard_for=lambda group: (ErrorCode.NOT_COORDINATOR, None))
     answer = api.call(9, version, fetch(version, [0]))
@@ -245,7 +266,8 @@ def test_delete_offsets(api: Api) -> None:
 
 def test_offsets_of_deleted_topics_are_dropped_everywhere(api: Api) -> None:
     api.commit(9)
-    handlers.drop_topic_offsets(api.driver, ["t", "other"])  # type: ignore[arg-type]
+    deleted = [TopicInfo(name, api.services.metadata.topics["t"].id, ()) for name in ("other", "t")]
+    handlers.drop_topic_offsets(api.driver, deleted)  # type: ignore[arg-type]
     assert api.driver.shard.fetch(FetchRequest("g", None)) == ()
 
 

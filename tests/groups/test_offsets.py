@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import uuid
 
 import pytest
 
@@ -13,6 +14,8 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+OLD, NEW = uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes
+"""Ids of two topics "t"."""
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -203,12 +206,24 @@ def test_delete_groups(driver: Driver) -> None:
 
 
 def test_offsets_of_deleted_topics_go(driver: Driver) -> None:
-    commit(driver, "s", {T0: CommittedOffset(1), U0: CommittedOffset(2)})
-    topics = frozenset({"t"})
+    commit(driver, "s", {T0: CommittedOffset(1, topic_id=OLD), U0: CommittedOffset(2)})
+    topics = {"t": {OLD}}
     assert driver.shard.groups_with_topics(topics) == ["s"]
     driver.submit("s", lambda shard, now, ticket: shard.forget_topics("s", topics, now, ticket))
     assert [f.partition for f in driver.shard.fetch(FetchRequest("s", None))] == [U0]
     assert driver.shard.groups_with_topics(topics) == []
+
+
+def test_offsets_of_a_later_topic_of_the_name_stay(driver: Driver) -> None:
+    commit(driver, "s", {T0: CommittedOffset(1, topic_id=OLD)}, producer=(3, 0))
+    commit(driver, "s", {T0: CommittedOffset(2, topic_id=NEW)})
+    commit(driver, "s", {T1: CommittedOffset(3)})  # of before the records told it
+    driver.submit("s", lambda shard, now, ticket: shard.forget_topics("s", {"t": {OLD}}, now, ticket))
+    for shard in (driver.shard, driver.restart().shard):
+        (found,) = shard.fetch(FetchRequest("s", None))
+        assert found.partition == T0
+        assert found.committed is not None
+        assert (found.committed.offset, found.committed.topic_id) == (2, NEW)
 
 
 def test_offsets_expire_after_the_group_has_been_empty_for_the_retention(driver: Driver) -> None:

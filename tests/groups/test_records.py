@@ -45,6 +45,9 @@ def test_offsets_byte_for_byte() -> None:
     plain = r.CommittedOffset(42, 5, "hi", TIME_MS)
     assert r.offset_value(plain) == OFFSET_VALUE_3
     assert r.decode_offset(OFFSET_VALUE_3) == plain
+    topic_id = bytes(range(16))
+    assert r.offset_value(plain._replace(topic_id=topic_id)) == OFFSET_VALUE_3 + topic_id, "behind what Kafka reads"
+    assert r.decode_offset(OFFSET_VALUE_3 + topic_id) == plain._replace(topic_id=topic_id)
     expiring = r.CommittedOffset(42, -1, "hi", TIME_MS, TIME_MS + 1)
     assert r.offset_value(expiring) == OFFSET_VALUE_1
     assert r.decode_offset(OFFSET_VALUE_1) == expiring
@@ -194,11 +197,16 @@ def test_groups_round_trip(group: r.GroupRecord) -> None:
     assert r.decode_group(r.group_value(group)) == group
 
 
-@given(names, names, st.integers(0, 2**31 - 1), st.integers(0, 2**62), st.integers(-1, 2**31 - 1), names)
-def test_offsets_round_trip(group: str, topic: str, partition: int, offset: int, epoch: int, metadata: str) -> None:
+@given(
+    names, names, st.integers(0, 2**31 - 1), st.integers(0, 2**62), st.integers(-1, 2**31 - 1), names,
+    st.none() | st.binary(min_size=16, max_size=16),
+)  # fmt: skip
+def test_offsets_round_trip(
+    group: str, topic: str, partition: int, offset: int, epoch: int, metadata: str, topic_id: bytes | None
+) -> None:
     key = r.offset_key(group, TopicPartition(topic, partition))
     assert r.decode_group_key(key) == r.OffsetKey(group, TopicPartition(topic, partition))
-    committed = r.CommittedOffset(offset, epoch, metadata, 17)
+    committed = r.CommittedOffset(offset, epoch, metadata, 17, topic_id=topic_id)
     assert r.decode_offset(r.offset_value(committed)) == committed
 
 

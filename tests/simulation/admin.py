@@ -25,14 +25,18 @@ class Admin(Client):
             await self.pause(0.05, 0.3)
         return None
 
-    async def create(self, name: str, partitions: int, factor: int, configs: dict[str, str] | None = None) -> None:
-        """Create a topic and wait until it is there."""
+    def creation(self, name: str, partitions: int, factor: int, configs: dict[str, str] | None = None) -> Any:
+        """A request for a new topic, of version 5."""
         kind = m.CreateTopicsRequest.CreatableTopic
         topic = kind(
             version=5, name=name, num_partitions=partitions, replication_factor=factor, assignments=[],
             configs=[kind.CreatableTopicConfig(version=5, name=k, value=v) for k, v in (configs or {}).items()],
         )  # fmt: skip
-        request = m.CreateTopicsRequest(version=5, topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
+        return m.CreateTopicsRequest(version=5, topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
+
+    async def create(self, name: str, partitions: int, factor: int, configs: dict[str, str] | None = None) -> None:
+        """Create a topic and wait until it is there."""
+        request = self.creation(name, partitions, factor, configs)
         while TopicPartition(name, partitions - 1) not in self.topics:
             await self.command(request, 5, 1)
             await self.refresh()

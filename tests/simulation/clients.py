@@ -62,19 +62,21 @@ class NewBatch(NamedTuple):
     sequence: int
 
 
-def produce_body(transactional_id: str | None, acks: int, timeout_ms: int, tp: TopicPartition, records: bytes) -> bytes:
-    """A Produce of one batch, version 9 to 12."""
-    return produce_bodies(transactional_id, acks, timeout_ms, tp.topic, [(tp.partition, records)])
+def produce_body(
+    transactional_id: str | None, acks: int, timeout_ms: int, tp: TopicPartition, records: bytes, topic_id: Any = None
+) -> bytes:
+    """A Produce of one batch, version 9 to 12; version 13 with a topic id."""
+    return produce_bodies(transactional_id, acks, timeout_ms, topic_id or tp.topic, [(tp.partition, records)])
 
 
 def produce_bodies(
-    transactional_id: str | None, acks: int, timeout_ms: int, topic: str, parts: Sequence[tuple[int, bytes]]
+    transactional_id: str | None, acks: int, timeout_ms: int, topic: Any, parts: Sequence[tuple[int, bytes]]
 ) -> bytes:
-    """The same with a batch for each of several partitions."""
-    name = topic.encode()
+    """The same with a batch for each of several partitions of a topic, given by name or id."""
+    name = bytes([len(topic) + 1]) + topic.encode() if isinstance(topic, str) else topic.bytes
     transaction = b"\0" if transactional_id is None else bytes([len(transactional_id) + 1]) + transactional_id.encode()
     head = struct.pack(">hi", acks, timeout_ms)
-    begin = b"\2" + bytes([len(name) + 1]) + name + bytes([len(parts) + 1])
+    begin = b"\2" + name + bytes([len(parts) + 1])
     each = (
         piece
         for partition, records in parts
@@ -142,10 +144,10 @@ class Client:
             return
         self.controller = answer.controller_id
         for topic in answer.topics:
-            self.ids[topic.name] = topic.topic_id
+            known, self.ids[topic.name] = self.ids.get(topic.name), topic.topic_id
             for part in topic.partitions:
                 tp = TopicPartition(topic.name, part.partition_index)
-                if part.leader_epoch >= self.topics.get(tp, (-1, -1))[1] or topic.topic_id != self.ids.get(topic.name):
+                if part.leader_epoch >= self.topics.get(tp, (-1, -1))[1] or topic.topic_id != known:
                     self.topics[tp] = part.leader_id, part.leader_epoch
 
     async def leader(self, tp: TopicPartition) -> int:

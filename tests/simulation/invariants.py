@@ -26,6 +26,7 @@ from brokers.replication import isr
 from brokers.replication.partition import Partition
 from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode
+from tests.simulation.lives import INVARIANTS as RENEWED
 from tests.simulation.logins import INVARIANTS as LOGINS
 from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
@@ -49,7 +50,7 @@ INVARIANTS = (
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
     "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
-    "spread", *LOGINS,
+    "spread", *LOGINS, *RENEWED,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
@@ -103,6 +104,9 @@ class Oracle:
         self.violations: list[str] = []
         self.truths: dict[Key, Truth] = {}
         self.by_name: dict[TopicPartition, Truth] = {}
+        """Those of the topics that exist."""
+        self._replaced: set[Any] = set()
+        """The ids of deleted topics whose names belong to others now."""
         self.checked: Counter[str] = Counter()
         self._shadows: dict[int, Shadow] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
@@ -112,6 +116,8 @@ class Oracle:
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
         self.acked: dict[str, TopicPartition] = {}
+        self.gone: set[str] = set()
+        """Values that were sent to a topic of which the deletion was asked for."""
         self.refused: set[str] = set()
         """Values that their sender had no right to write."""
         self.transactions: dict[Transaction, str] = {}
@@ -150,8 +156,14 @@ class Oracle:
         tp, key = partition.tp, (partition.topic_id, partition.tp.partition)
         truth = self.truths.get(key)
         if truth is None:
-            truth = self.truths[key] = self.by_name[tp] = Truth(tp)
+            truth = self.truths[key] = Truth(tp)
+            if partition.topic_id not in self._replaced:
+                self.by_name[tp] = truth
         return truth
+
+    def _standing(self) -> Iterator[tuple[Any, Truth]]:
+        """What ZooKeeper's states are about: the ids of their topics, and all that was committed."""
+        return ((topic_id, truth) for (topic_id, _), truth in self.truths.items() if topic_id not in self._replaced)
 
     def written(self, log: Log, placed: Sequence[Any]) -> None:
         """A log took batches."""
@@ -283,7 +295,7 @@ class Oracle:
         copies are whole, but no broker knows it.
         """
         all_died, live = self._world.faults.fired["all brokers"] > 0, self._live_brokers()
-        for (topic_id, _), truth in self.truths.items():
+        for topic_id, truth in self._standing():
             state = self._state(truth.tp)
             if state is None:
                 continue
@@ -309,12 +321,12 @@ class Oracle:
 
     def alone(self) -> list[int]:
         """Brokers that are a whole in-sync set by themselves: the worst moment for them to fail."""
-        states = [self._state(truth.tp) for truth in self.truths.values()]
+        states = [self._state(truth.tp) for _, truth in self._standing()]
         return sorted({state.isr[0] for state in states if state is not None and len(state.isr) == 1})
 
     def states_written(self) -> None:
         """A partition's state was written: which brokers must hold everything, and whether possible leaders do."""
-        for (topic_id, _), truth in self.truths.items():
+        for topic_id, truth in self._standing():
             state = self._state(truth.tp)
             if state is not None:
                 self._follows(truth, state)
@@ -340,7 +352,7 @@ class Oracle:
             self.on_moved(truth.tp, leader)
 
     def topic_written(self, path: str) -> None:
-        """An assignment was written: a move that is over has all its replicas in sync (KIP-455)."""
+        """A topic was created, or an assignment written: a move that is over has all replicas in sync (KIP-455)."""
         name = path.rpartition("/")[2]
         try:
             topic = znodes.decode_topic(path, self._world.zookeeper.tree.find(path).data)
@@ -348,6 +360,9 @@ class Oracle:
             return
         before = self._topics.get(name)
         self._topics[name] = topic
+        if before is not None and before.id != topic.id:
+            self._replaced.add(before.id)
+            self.by_name = {tp: truth for tp, truth in self.by_name.items() if tp.topic != name}
         if before is None or before.id != topic.id:
             return
         for index, replicas in enumerate(topic.assignment[: len(before.assignment)]):
@@ -526,6 +541,8 @@ class Oracle:
         for value, count in counts.items():
             if count > 1:
                 self.violate(f"{value} stands {count} times in the log")
+            if value in self.gone:
+                self.violate(f"{value} was sent to a topic that is deleted, and is in the new one")
             if value in self.refused:
                 self.violate(f"{value} was refused for lack of a right, and is in the log")
         self.sinks.check_all([self.sent[value][1] for value in counts if value in self.sent])
@@ -550,13 +567,13 @@ class Oracle:
 
     def _erased(self, value: str, tp: TopicPartition) -> bool:
         """Whether it may have been deleted."""
-        return self._offset_of.get(value, -1) < self.erasing.get(tp, 0)
+        return value in self.gone or self._offset_of.get(value, -1) < self.erasing.get(tp, 0)
 
     def stale_metadata(self) -> list[str]:
         """Brokers that see a partition otherwise than ZooKeeper."""
         wrong = []
         for broker in self._world.fleet.brokers.values():
-            for truth in self.truths.values() if broker.services is not None else ():
+            for _, truth in self._standing() if broker.services is not None else ():
                 state = self._state(truth.tp)
                 mine = broker.services.metadata.partition(truth.tp)
                 self.checked["metadata compared"] += 1

@@ -18,7 +18,7 @@ from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartiti
 from brokers.peers.calls import PeerUnavailable
 from coordination import changes
 from coordination.store import StoreError
-from tests.simulation import repeating, spreading
+from tests.simulation import renewing, repeating, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -55,8 +55,8 @@ SEEN_S = 5.0
 """Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
-LOGINS, SPREADS = "logins", "spreads"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS)
+LOGINS, SPREADS, RENEWS = "logins", "spreads", "renews"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -118,7 +118,7 @@ class World:
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``, "spreads" the producers of
-    ``spreading``.
+    ``spreading``, "renews" the clients of ``renewing``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -190,6 +190,7 @@ class World:
         self.registrar = Registrar(self, "registrar") if logins else None
         self.repeating = repeating.writers(self) if later(REPEATS) else []
         self.spreading = spreading.clients(self) if later(SPREADS) else []
+        self.renewing = renewing.clients(self) if later(RENEWS) else []
 
     # ---- what others ask
 
@@ -214,11 +215,11 @@ class World:
     def _committed(self, paths: list[str]) -> None:
         self._hash = zlib.crc32(f"{self.loop.now_us}{paths}".encode(), self._hash)
         self.oracle.checked["changes pruned"] += sum(path.startswith(CHANGE) and path != CHANGE for path in paths)
-        if any(path.endswith("/state") for path in paths):
-            self.oracle.states_written()
         for path in paths:
             if path.startswith(TOPICS) and path.count("/") == TOPICS.count("/"):
                 self.oracle.topic_written(path)
+        if any(path.endswith("/state") for path in paths):
+            self.oracle.states_written()
 
     # ---- the run
 
@@ -288,14 +289,8 @@ class World:
             clients.append((self.officer, self.officer.main(partitions)))
         if self.registrar is not None:
             clients.append((self.registrar, self.registrar.main()))
-        if self.repeating:
-            await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
-            clients += [(writer, writer.write()) for writer in self.repeating]
-            partitions = [*partitions, repeating.TP]
-        if self.spreading:
-            await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
-            clients += self.spreading
-            partitions = [*partitions, *spreading.PARTITIONS]
+        more, also = await self._of_other_topics(admin)
+        clients, partitions = [*clients, *more], [*partitions, *also]
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
@@ -319,6 +314,23 @@ class World:
         self._same_everywhere()
         if self.table is not None:
             self.table.check(self._partitions()[TopicPartition(TABLE, 0)])
+
+    async def _of_other_topics(self, admin: Admin) -> tuple[list[tuple[Client, Any]], list[TopicPartition]]:
+        """Clients that have topics of their own, with their work, and these topics' partitions."""
+        clients: list[tuple[Client, Any]] = []
+        partitions: list[TopicPartition] = []
+        if self.repeating:
+            await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
+            clients += [(writer, writer.write()) for writer in self.repeating]
+            partitions.append(repeating.TP)
+        if self.spreading:
+            await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
+            clients += self.spreading
+            partitions += spreading.PARTITIONS
+        if self.renewing:
+            clients += self.renewing
+            partitions += renewing.PARTITIONS
+        return clients, partitions
 
     # ---- the end
 

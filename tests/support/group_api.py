@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,17 @@ from wire.types import TopicPartition
 
 
 class View:
+    """A topic "t" with three partitions; it may be deleted and created again."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Any] = {}
+        self.create()
+
+    def create(self) -> None:
+        self.topics["t"] = SimpleNamespace(id=uuid.uuid4())
+
     def partition(self, partition: TopicPartition) -> object | None:
-        return object() if partition.topic == "t" and partition.partition < 3 else None
+        return object() if partition.topic in self.topics and partition.partition < 3 else None
 
 
 class Api:
