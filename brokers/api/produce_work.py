@@ -141,6 +141,8 @@ class Work:
             partition = None
             if topic is not None and (topic not in PROTECTED_TOPICS or self._may_audit(topic)):
                 partition = services.replicas.get((topic, index))
+                if partition is not None and topic_id is not None and partition.topic_id != topic_id:
+                    topic = partition = None  # it is of a deleted topic of this name
             if partition is None or not partition.is_leader or not ALL <= acks <= LEADER:
                 self._refuse(topic, index, batches[len(self.outcomes)], topic_id=topic_id)
             else:

@@ -276,9 +276,9 @@ class MetadataCache:
         if not whole:
             log.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
         loaded = await load_metadata(self._store)
+        await self._read_features()  # may fail: what is read anew must not be in the image before listeners hear of it
         delta = difference(self._image, loaded.image)
         self._image, self._sequence = loaded.image, loaded.sequence
-        await self._read_features()
         return delta, True
 
     def _apply(self, sequence: int, entry: Iterable[Change], delta: MetadataDelta) -> None:

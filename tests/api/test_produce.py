@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,18 @@ def test_another_leader_is_named_from_version_10_on(stage: Stage, version: int) 
     if version >= 10:
         assert (part.current_leader.leader_id, part.current_leader.leader_epoch) == (OTHER, 4)
         assert [(e.node_id, e.port, e.rack) for e in message.node_endpoints] == [(OTHER, 9092, "rack-2")]
+
+
+def test_an_id_writes_into_its_own_topic_alone(stage: Stage) -> None:
+    """The metadata cache knows a topic that was created again; the replica of the deleted one is still there."""
+    old, new = stage.topic("t"), uuid.uuid4()
+    image = stage.metadata._image
+    image.topics["t"] = dataclasses.replace(old, id=new)
+    image.topic_names[new] = image.topic_names.pop(old.id)
+    outcome = stage.start(handle_produce, 0, 13, request((new, 0, stage.batch())))
+    part = m.decode_response(0, 13, body_of(outcome.response)).responses[0].partition_responses[0]
+    assert part.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert stage.partition("t").log.log_end_offset == 0
 
 
 @pytest.mark.parametrize("acks", [-1, 1])

@@ -10,8 +10,10 @@ from brokers.config import BrokerConfig
 from brokers.controller.requests import NewTopic
 from brokers.metadata import cache, znodes
 from brokers.metadata.cache import MetadataCache, MetadataChange
+from brokers.metadata.image import MetadataImage
+from brokers.metadata.loading import LoadedMetadata
 from brokers.metadata.znodes import BadZnode
-from coordination.store import NoNode, Stat, Store
+from coordination.store import NoNode, Stat, Store, StoreError
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import running_timers
@@ -82,6 +84,42 @@ async def test_a_view_that_missed_pruned_entries_reads_everything_again(connect:
         await boss.controller.create_topics([NewTopic("d", 1)])
         await late.metadata.wait_until(lambda: "d" in late.metadata.topics, 5_000)
         assert not heard[-1].reloaded
+
+
+@on_loop
+async def test_a_whole_reading_that_fails_at_its_end_is_told_by_the_next(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Nodes(connect) as nodes:
+        node = await nodes.start(1)
+        boss = await nodes.controller()
+        await boss.controller.create_topics([NewTopic("t")])
+        await node.metadata.wait_until(lambda: "t" in node.metadata.topics, 5_000)
+        heard: list[MetadataChange] = []
+        node.metadata.subscribe(heard.append)
+        read = node.store.get
+        failing = [znodes.FEATURE]
+
+        async def get(path: str, watch: object = None) -> tuple[bytes, Stat]:
+            if path in failing:
+                failing.remove(path)
+                assert "t" in node.metadata.topics, "nothing changes before it is told"
+                raise StoreError("planted")
+            return await read(path, watch)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(node.store, "get", get)
+        image = MetadataImage()
+
+        async def load(_store: Store) -> LoadedMetadata:
+            return LoadedMetadata(image, node.metadata.sequence, [])
+
+        monkeypatch.setattr(cache, "load_metadata", load)
+        with pytest.raises(StoreError):
+            await node.metadata._read_changes([], True)
+        assert not failing
+        delta, reloaded = await node.metadata._read_changes([], True)
+        assert reloaded
+        assert [topic.name for topic in delta.deleted] == ["t"]
 
 
 class _ElectedBetween:
