@@ -5,18 +5,24 @@ Internal: not advertised, and answered only on the listener that brokers use amo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from brokers.api.access import CLUSTER, CLUSTER_ACTION
 from brokers.api.base import Context, Done
 from brokers.replication import ends
+from coordination.store import StoreError
 from wire import messages
 from wire.admin_requests import ReplicaEndsRequest
 from wire.errors import ErrorCode
 from wire.requests import ControlledShutdownRequest
 
 CONTROLLED_SHUTDOWN_MS = 10_000
+READ_MS = 1_000
+"""For the metadata cache to catch up with ZooKeeper; the controller asks again."""
+
+log = logging.getLogger(__name__)
 
 
 def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done | Coroutine[Any, Any, Done]:
@@ -38,6 +44,23 @@ def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done |
         asked.setdefault(topic.topic_id, []).extend(topic.partitions)
     if version >= ends.WAIVE_VERSION and request.waive_lease:
         return _waive(own.incarnation, asked, context)
+    if any(topic_id not in services.metadata.topic_names for topic_id in asked):
+        return _after_reading(asked, context, version)
+    return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
+
+
+async def _after_reading(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
+    """A topic that is unknown here may have been created since: its deletion is not known before its creation is."""
+    services = context.services
+    try:
+        current = await services.metadata.refreshed(READ_MS)
+    except StoreError as problem:
+        log.debug("whether %d topics exist is not known: %s", len(asked), problem)
+        current = False
+    own = services.metadata.brokers.get(services.config.broker_id)
+    if not current or own is None:
+        refused = messages.ReplicaEndsResponse
+        return Done(refused(version=version, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))
     return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
 
 

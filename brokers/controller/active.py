@@ -51,8 +51,8 @@ class ActiveController:
     ) -> None:
         self.context = context
         self.probes = LogEndProbes(context, self.settle, peers, broker_id, replicas)
-        unconfirmed = UnconfirmedDeletions(context, peers, broker_id)
-        self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms, unconfirmed)
+        self.deletions = UnconfirmedDeletions(context, peers, broker_id)
+        self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms, self.deletions)
         self.leaders = LeaderCommands(context, self.settle, self.probes)
         self.moves = MoveCommands(context, self.settle, self.probes, self.leaders)
         context.leaving = lambda: self.leaders.leaving
@@ -68,6 +68,7 @@ class ActiveController:
         """Read all metadata and finish the previous controller's incomplete writes; raises NotController."""
         async with self.context.lock:
             await self._make_parents()
+            await self.deletions.begin()
             await self.context.look_again(whole=False)
             await self.settle()
 

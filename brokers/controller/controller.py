@@ -183,9 +183,14 @@ class Controller:
     async def _run_active(self, active: ActiveController) -> None:
         """One controllership, from the first read to its end."""
         epoch = active.context.epoch
+        works = {
+            "log end probes": active.probes.run(),
+            "waiting moves": active.moves.run(),
+            "unconfirmed deletions": active.deletions.run(),
+        }
         beside = [
-            asyncio.create_task(self._run_beside(active, active.probes.run()), name=f"log end probes, epoch {epoch}"),
-            asyncio.create_task(self._run_beside(active, active.moves.run()), name=f"waiting moves, epoch {epoch}"),
+            asyncio.create_task(self._run_beside(active, work), name=f"{what}, epoch {epoch}")
+            for what, work in works.items()
         ]
         try:
             await active.begin()

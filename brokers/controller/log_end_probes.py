@@ -54,7 +54,8 @@ class LogEndProbes:
         self._broker_id = broker_id
         self._own = own
         self._wake = asyncio.Event()
-        self._heard: dict[TopicPartition, int] = {}
+        self._heard: dict[TopicPartition, tuple[uuid.UUID, int]] = {}
+        """For which leader epoch of which topic the previous leader's coordinator is closed."""
         self._waived: dict[TopicPartition, Version] = {}
         self._wanted: dict[TopicPartition, None] = {}
         self._allowed: dict[TopicPartition, tuple[uuid.UUID, int]] = {}
@@ -78,14 +79,16 @@ class LogEndProbes:
 
     def hear(self, tp: TopicPartition, state: PartitionState) -> None:
         """Note that the previous leader's coordinator is closed, from a request of that broker."""
-        self._heard[tp] = state.leader_epoch
+        self._heard[tp] = self._context.image.topics[tp.topic].id, state.leader_epoch
 
     def must_wait(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether an election has to wait for the confirmation of the previous leader."""
         if tp.topic not in INTERNAL_TOPICS:
             return False
-        broker_id = must_be_heard(tp, state, self._context.live_brokers)
-        return broker_id is not None and self._heard.get(tp, -1) < state.leader_epoch
+        if must_be_heard(tp, state, self._context.live_brokers) is None:
+            return False
+        topic_id, epoch = self._heard.get(tp, (None, -1))
+        return epoch < state.leader_epoch or topic_id != self._context.image.topics[tp.topic].id
 
     # ------------------------------------------------------------ planned moves
 
@@ -111,17 +114,22 @@ class LogEndProbes:
             if state.leader >= 0 and not self.may_move(tp, state):
                 asked.setdefault(BrokerId(state.leader), {})[tp] = state
         found = await asyncio.gather(*(self.ask_one(b, known, waive_lease=True) for b, known in asked.items()))
-        live_brokers, topics = self._context.live_brokers, self._context.image.topics
+        live_brokers = self._context.live_brokers
         news: list[TopicPartition] = []
         for (broker_id, known), (incarnation, answers) in zip(asked.items(), found, strict=True):
             if broker_id not in live_brokers or live_brokers[broker_id].incarnation != incarnation:
                 continue
             for tp, state in known.items():
                 answer = answers.get(tp)
-                if answer is not None and answer.leader_epoch >= state.leader_epoch and tp.topic in topics:
+                if answer is not None and answer.leader_epoch >= state.leader_epoch and self.is_present(tp, answer):
                     self._waived[tp] = self._version(tp, state)
                     news.append(tp)
         return news
+
+    def is_present(self, tp: TopicPartition, answer: ReplicaEnd) -> bool:
+        """Whether the answer is of the topic that has this name now: another one may have had it when it was asked."""
+        topic = self._context.image.topics.get(tp.topic)
+        return topic is not None and topic.id == answer.topic_id
 
     def _version(self, tp: TopicPartition, state: PartitionState) -> Version:
         return self._context.image.topics[tp.topic].id, state.partition_epoch
@@ -236,7 +244,7 @@ class LogEndProbes:
                 return -1, {}
         self._silent.discard(broker_id)
         return incarnation, {
-            TopicPartition(names[topic_id], index): end
+            TopicPartition(names[topic_id], index): end._replace(topic_id=topic_id)
             for topic_id, answers in found.items()
             if topic_id in names
             for index, end in answers.items()
@@ -267,7 +275,9 @@ class LogEndProbes:
         for broker_id, found in answers.items():
             for tp, answer in found.items():
                 state = self._context.image.partition(tp)
-                if state is None or state.last_known_leader != broker_id or not self.must_wait(tp, state):
+                if state is None or state.last_known_leader != broker_id or not self.is_present(tp, answer):
+                    continue
+                if not self.must_wait(tp, state):
                     continue
                 if _has_ceased(answer, state):
                     self.hear(tp, state)
@@ -281,7 +291,7 @@ class LogEndProbes:
             for tp, answer in found.items():
                 state = context.image.partition(tp)
                 # a broker in an earlier leader epoch may still append what that epoch's leader sends
-                if state is not None and _has_ceased(answer, state):
+                if state is not None and self.is_present(tp, answer) and _has_ceased(answer, state):
                     known.setdefault(tp, {})[broker_id] = answer.end
         writes = StateWrites(context.image, live_brokers)
         chosen: Chosen = {}

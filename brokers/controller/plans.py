@@ -177,7 +177,10 @@ def partitions(
 
 
 def delete_topic(topic: TopicInfo, version: int, config_exists: bool) -> list[MultiWrite]:
-    """One write if it fits; else first the deletion mark, which deletes the topic for all brokers and clients."""
+    """One write if it fits; else first the deletion mark, which deletes the topic for all brokers and clients.
+
+    The name stays taken until the brokers have confirmed (:mod:`brokers.controller.deletions`).
+    """
     partitions: list[Operation] = []
     for index, state in enumerate(topic.partitions):
         if state.partition_epoch != NO_STATE_EPOCH:
@@ -190,10 +193,19 @@ def delete_topic(topic: TopicInfo, version: int, config_exists: bool) -> list[Mu
     if config_exists:
         tail.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, topic.name)))
     gone = TopicDeleted(topic.name, topic.id)
-    if len(partitions) + len(tail) <= OPERATIONS_PER_WRITE:
-        return [MultiWrite((*partitions, *tail), (gone,))]
-    mark = Create(znodes.delete_topic_path(topic.name), znodes.encode_delete_mark(topic.id))
-    return [MultiWrite((mark,), (gone,)), *finish_deletion(topic.name, partitions, tail)]
+    marked = znodes.encode_delete_mark(topic.id)
+    taken = Create(znodes.deleted_topic_path(topic.name), marked)
+    if len(partitions) + len(tail) < OPERATIONS_PER_WRITE:
+        return [MultiWrite((*partitions, *tail, taken), (gone,))]
+    mark = Create(znodes.delete_topic_path(topic.name), marked)
+    return [MultiWrite((mark, taken), (gone,)), *finish_deletion(topic.name, partitions, tail)]
+
+
+def free_names(names: Sequence[str]) -> list[MultiWrite]:
+    """Brokers have confirmed that the topics of these names are deleted."""
+    taken = [Delete(znodes.deleted_topic_path(name)) for name in names]
+    every = range(0, len(taken), OPERATIONS_PER_WRITE)
+    return [MultiWrite(tuple(taken[i : i + OPERATIONS_PER_WRITE])) for i in every]
 
 
 def finish_deletion(name: str, partitions: Sequence[Operation], tail: Sequence[Operation]) -> list[MultiWrite]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from brokers.controller.context import ControllerContext, Settle
 from brokers.controller.log_end_probes import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, LogEndProbes
 from brokers.model import BrokerId, TopicPartition
-from brokers.replication.ends import ASK_MS
+from brokers.replication.ends import ASK_MS, ReplicaEnd
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class RemainingReplicas:
         self._new: dict[TopicPartition, None] = {}
         self._waiting: dict[TopicPartition, list[BrokerId]] = {}
         """With the brokers that have not confirmed; those that were asked longest ago come first."""
-        self._confirmed: dict[tuple[TopicPartition, BrokerId], tuple[int, float]] = {}
-        """Incarnation and time of answers."""
+        self._confirmed: dict[tuple[TopicPartition, BrokerId], tuple[int, float, ReplicaEnd]] = {}
+        """Answers with their incarnations and times."""
         self._reported: frozenset[BrokerId] = frozenset()
 
     @property
@@ -58,9 +58,11 @@ class RemainingReplicas:
         live_brokers, since = self._context.live_brokers, asyncio.get_running_loop().time() - FRESH_SECONDS
 
         def is_there(broker_id: BrokerId) -> bool:
-            incarnation, at = self._confirmed.get((tp, broker_id), (-1, 0.0))
-            live_broker = live_brokers.get(broker_id)
-            return live_broker is not None and live_broker.incarnation == incarnation and at >= since
+            live_broker, known = live_brokers.get(broker_id), self._confirmed.get((tp, broker_id))
+            if live_broker is None or known is None:
+                return False
+            incarnation, at, answer = known
+            return live_broker.incarnation == incarnation and at >= since and self._probes.is_present(tp, answer)
 
         return [b for b in staying if not is_there(b)]
 
@@ -76,10 +78,11 @@ class RemainingReplicas:
         for (broker_id, partitions), (incarnation, answers) in zip(asked.items(), found, strict=True):
             for tp in partitions:
                 answer = answers.get(tp)
-                if self._confirmed.get((tp, broker_id), (-1, now))[1] > now:
+                known = self._confirmed.get((tp, broker_id))
+                if known is not None and known[1] > now:
                     continue  # a later request was faster
                 if answer is not None and answer.end is not None:
-                    self._confirmed[tp, broker_id] = incarnation, now
+                    self._confirmed[tp, broker_id] = incarnation, now, answer
                 else:
                     self._confirmed.pop((tp, broker_id), None)
         return [tp for tp, replicas in staying.items() if not self.unconfirmed(tp, replicas)]

@@ -261,6 +261,9 @@ class TopicCommands:
                 wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
             )
         done = await self._context.persist(f"deleting {name}", lambda: self._delete_once(name, topic))
+        if done is None:  # one of the writes may have been done
+            self._unconfirmed.add(topic)
+            self._unconfirmed.leave([name])
         return done or TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING, None, topic.id)
 
     async def _delete_once(self, name: str, topic: TopicInfo) -> TopicOutcome:

@@ -33,6 +33,8 @@ DELETE_TOPICS: Final = "/admin/delete_topics"
 CONFIG: Final = "/config"
 FEATURE: Final = "/feature"
 CHANGES: Final = "/fleetlog/changes"
+DELETED_TOPICS: Final = "/fleetlog/deleted_topics"
+"""Those that a broker may still know: their names are taken until all have confirmed that they are gone."""
 CHANGE_PREFIX: Final = "/fleetlog/changes/c_"
 
 DEFAULT_ENTITY: Final = "<default>"
@@ -54,6 +56,7 @@ PERSISTENT_PATHS: Final = (
     "/config/ips",
     "/config/changes",
     CHANGES,
+    DELETED_TOPICS,
 )
 """Parents that exist in every cluster; the first broker creates them."""
 
@@ -98,6 +101,11 @@ def config_path(kind: str, entity: str) -> str:
 def delete_topic_path(topic: str) -> str:
     """The mark of a topic whose deletion has begun."""
     return f"{DELETE_TOPICS}/{topic}"
+
+
+def deleted_topic_path(topic: str) -> str:
+    """The mark of a deleted topic whose name is still taken."""
+    return f"{DELETED_TOPICS}/{topic}"
 
 
 def change_path(sequence: int) -> str:
@@ -265,6 +273,14 @@ def decode_config(path: str, data: bytes) -> dict[str, str]:
 def encode_delete_mark(topic_id: uuid.UUID) -> bytes:
     """Contains the topic id, so that a mark cannot delete a later topic of the same name (Kafka writes no data)."""
     return _dump({"version": 1, "topic_id": id_text(topic_id)})
+
+
+def decode_delete_mark(path: str, data: bytes) -> uuid.UUID:
+    """The deleted topic's id; raises BadZnode."""
+    try:
+        return topic_id_from(str(_load(path, data).get("topic_id")))
+    except ValueError as problem:
+        raise BadZnode(path, f"no topic id: {problem}") from problem
 
 
 def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> BrokerInfo:

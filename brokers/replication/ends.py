@@ -53,13 +53,14 @@ class ReplicaEnd(NamedTuple):
     """One replica's answer: ``leader_epoch`` is the newest that its broker has applied; ``end`` needs error NONE.
 
     KAFKA_STORAGE_ERROR: its log is offline. UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID: the broker has no such
-    replica, or its metadata cache lacks it.
+    replica, or its metadata cache lacks it. ``topic_id`` is for those that keep answers by name.
     """
 
     error: ErrorCode
     leader_epoch: int = -1
     end: LogEnd | None = None
     is_leader: bool = False
+    topic_id: uuid.UUID | None = None
 
 
 def own_end(tp: TopicPartition, state: PartitionState, replicas: Replicas) -> ReplicaEnd:

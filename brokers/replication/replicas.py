@@ -477,7 +477,9 @@ class ReplicaManager:
 
     def _forget(self, tp: TopicPartition, topic_id: uuid.UUID) -> bool:
         """Serve and follow the partition no more; returns whether it has a log, which is to be deleted."""
-        self._unopened.pop(tp, None)
+        unopened = self._unopened.pop(tp, None)
+        if unopened is not None:
+            unopened.close()
         partition = self._partitions.get(tp)
         if partition is None or partition.topic_id != topic_id:
             return False

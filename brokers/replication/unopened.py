@@ -18,8 +18,8 @@ class UnopenedReplica:
     """See the module. ``full``: there was no room for a new log; ``why`` is the disk's error."""
 
     __slots__ = (
-        "_broker_id", "_pending", "_writer", "effective_min_isr", "full", "is_leader", "state", "topic_id", "tp",
-        "waived", "why",
+        "_broker_id", "_pending", "_writer", "deleted", "effective_min_isr", "full", "is_leader", "state", "topic_id",
+        "tp", "waived", "why",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +33,7 @@ class UnopenedReplica:
         self.waived = False
         """Whether the lease is waived for a planned move; applied when the log is opened."""
         self.full = False
+        self.deleted = False
         self.why = ""
         self._broker_id = broker_id
         self._writer = writer
@@ -54,6 +55,11 @@ class UnopenedReplica:
     def opened(self) -> None:
         """Drop the proposal: the replica has a log now."""
         self.full, self._pending = False, None
+
+    def close(self) -> None:
+        """The partition was deleted: its name may belong to another one, of which this replica must say nothing."""
+        self.opened()
+        self.deleted = True
 
     def _see(self, state: PartitionState) -> None:
         if state.partition_epoch >= self.state.partition_epoch:
@@ -80,7 +86,7 @@ class UnopenedReplica:
         return None if self.is_leader or left == self.state else self._propose(left)
 
     def _propose(self, state: PartitionState) -> PartitionState | None:
-        if self._pending is not None:
+        if self._pending is not None or self.deleted:
             return None
         self._pending = replace(state, partition_epoch=state.partition_epoch + 1)
         self._writer.propose(self, self._pending)

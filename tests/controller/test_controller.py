@@ -56,50 +56,6 @@ async def test_topics_are_made_extended_and_unmade(connect: str) -> None:
         assert await boss.real.exists(znodes.config_path("topics", "t")) is None
 
 
-@pytest.mark.parametrize("led_by", ["it", "another"])
-@on_loop
-async def test_a_deletion_waits_until_live_brokers_have_confirmed_it(connect: str, led_by: str) -> None:
-    """Until then a leader acknowledges records by name, and a group coordinator offsets: not for a new topic's."""
-    async with Nodes(connect) as nodes:
-        await nodes.start(1)
-        await nodes.start(2)
-        boss = await nodes.controller()
-        other = next(node for node in nodes.alive.values() if node is not boss)
-        leader = other if led_by == "it" else boss
-        await boss.controller.create_topics([NewTopic("t", assignments={0: [leader.id], 1: [boss.id]})])
-        other.silent = True
-        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
-        await nodes.agree(lambda node: "t" not in node.metadata.topics)
-        (early,) = await boss.controller.create_topics([NewTopic("t")])
-        assert early.error is ErrorCode.TOPIC_ALREADY_EXISTS
-        assert "marked for deletion" in str(early.message)
-        assert not deleted.done()
-        other.silent = False
-        (gone,) = await asyncio.wait_for(deleted, 60)
-        assert gone.ok
-        (made,) = await boss.controller.create_topics([NewTopic("t")])
-        assert made.ok
-
-
-@on_loop
-async def test_a_deletion_waits_for_no_broker_without_registration(connect: str) -> None:
-    async with Nodes(connect) as nodes:
-        await nodes.start(1)
-        await nodes.start(2)
-        boss = await nodes.controller()
-        other = next(node for node in nodes.alive.values() if node is not boss)
-        await boss.controller.create_topics([NewTopic("t", assignments={0: [other.id]})])
-        other.silent = True
-        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
-        await asyncio.sleep(0.3)
-        assert not deleted.done()
-        await nodes.die(other)
-        (gone,) = await asyncio.wait_for(deleted, 60)
-        assert gone.ok
-        (made,) = await boss.controller.create_topics([NewTopic("t")])
-        assert made.ok
-
-
 @on_loop
 async def test_each_topic_of_a_request_fails_by_itself(connect: str) -> None:
     async with Nodes(connect) as nodes:

@@ -253,6 +253,29 @@ def test_only_a_look_that_began_after_the_decision_shows_that_a_partition_is_gon
     run(scenario())
 
 
+def test_a_look_that_ends_with_a_decision_does_not_count_for_it() -> None:
+    """Both in one turn of the loop, the decision behind the look's end."""
+
+    async def scenario() -> None:
+        metadata, done, ends = View(), [], asyncio.get_running_loop().create_future()
+
+        async def look() -> bool:
+            await ends
+            return True
+
+        metadata.look = look
+        out = sender(metadata, Peers(markers_answer(lambda tp: ErrorCode.NONE)), [], done)
+        out.add(0, effect(GONE))
+        await eventually_async(lambda: metadata.looks == 1, "it looks")
+        ends.set_result(None)
+        asyncio.get_running_loop().call_soon(out.add, 0, effect(GONE)._replace(transactional_id="y"))
+        await eventually_async(lambda: len(done) == 2, "both jobs are done")
+        assert metadata.looks > 1
+        await out.close()
+
+    run(scenario())
+
+
 # ---- verification --------------------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,6 +18,7 @@ from brokers.model import BrokerId, LogEnd
 from brokers.peers.calls import PeerUnavailable
 from brokers.replication import ends
 from brokers.replication.ends import ReplicaEnd
+from coordination.store import StoreError
 from tests.support.stage import ME, OTHER, Stage
 from wire import api_keys
 from wire.errors import ErrorCode
@@ -34,7 +37,8 @@ class Line:
     async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
         request = m.decode_request(api_key, version, memoryview(message.encode(version=version)))
         self.requests.append(request)
-        response = self.stage.start(handle_replica_ends, api_key, version, request).response
+        outcome = handle_replica_ends(request, self.stage.context(api_key, version))
+        response = (await outcome if inspect.isawaitable(outcome) else outcome).response
         answer = m.decode_response(api_key, version, m.encode_response(response, api_key, version))
         self.twist(answer)
         return answer
@@ -50,8 +54,10 @@ def ask(line: Line, asked: dict[uuid.UUID, list[int]]) -> tuple[int, dict[uuid.U
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(tmp_path)
+    monkeypatch.setattr(stage.metadata, "refreshed", AsyncMock(return_value=True))
+    return stage
 
 
 def test_a_broker_reports_its_logs(stage: Stage) -> None:
@@ -80,6 +86,30 @@ def test_a_broker_reports_its_logs(stage: Stage) -> None:
         elsewhere.id: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 9)},
         unknown: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_ID)},
     }
+
+
+def test_an_unknown_topic_may_have_been_created_since(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has read neither knows a created and deleted topic as little as one that has read both."""
+    created = uuid.uuid4()
+
+    async def refreshed(timeout_ms: int) -> bool:
+        stage.topic("t", epoch=3, topic_id=created)
+        return True
+
+    monkeypatch.setattr(stage.metadata, "refreshed", refreshed)
+    _, found = ask(Line(stage), {created: [0]})
+    assert found[created][0] == ReplicaEnd(ErrorCode.NONE, 3, LogEnd(3, 0, ((3, 0),)), is_leader=True)
+
+
+@pytest.mark.parametrize("outcome", [{"return_value": False}, {"side_effect": StoreError("no ZooKeeper")}])
+def test_whether_a_topic_is_unknown_is_not_said_without_zookeeper(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any]
+) -> None:
+    known = stage.topic("t")
+    monkeypatch.setattr(stage.metadata, "refreshed", AsyncMock(**outcome))
+    assert ask(Line(stage), {known.id: [0]})[1][known.id][0].is_leader
+    with pytest.raises(PeerUnavailable):
+        ask(Line(stage), {known.id: [0], uuid.uuid4(): [0]})
 
 
 def test_a_failed_log_answers_without_an_end(stage: Stage) -> None:

@@ -62,6 +62,26 @@ def stage(tmp_path: Path) -> Full:
     return Full(tmp_path)
 
 
+@pytest.mark.parametrize("leader", [ME, OTHER])
+def test_a_deleted_topics_replica_proposes_nothing_for_the_next_one(stage: Full, leader: BrokerId) -> None:
+    """Both topics' states have version 0, so that ZooKeeper would take the old one's for the new one's."""
+    stage.topic("new", replicas=ALL, leader=leader)
+    replica, state = stage.replica, stage.replica.state
+    stage.delete("new")
+    stage.topic("new", replicas=(OTHER, THIRD), leader=OTHER)
+    assert full_disks.make_way_unopened(replica, ME, stage.replicas.successors(state), (OTHER,)) is None
+    assert stage.proposals == []
+
+
+def test_a_deleted_topics_replica_drops_its_proposal(stage: Full) -> None:
+    stage.topic("new", replicas=ALL)
+    replica = stage.replica
+    stage.make_way(OTHER)
+    assert replica.proposed is not None
+    stage.delete("new")
+    assert replica.proposed is None, "the writer does not try again"
+
+
 def test_a_leader_hands_over_where_a_replica_has_room(stage: Full) -> None:
     stage.topic("new", replicas=ALL)
     assert stage.replicas.leader(NEW).error is E.KAFKA_STORAGE_ERROR

@@ -72,7 +72,8 @@ class MarkerSender:
 
     def add(self, shard: int, effect: Any) -> None:
         """Add a WriteMarkers effect whose ``coordinator_epoch`` is set."""
-        self._looked_for.difference_update(effect.partitions)
+        for found in (self._looked_for, self._gone):  # by a look that began before this decision
+            found.difference_update(effect.partitions)
         self._markers.add(shard, effect)
         self._schedule()
 

@@ -1,0 +1,234 @@
+"""Topics that are deleted and created again: brokers that learn late of it, and controllers that change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brokers.controller.log_end_probes import LogEndProbes
+from brokers.controller.remaining import RemainingReplicas
+from brokers.controller.requests import NewTopic
+from brokers.metadata import znodes
+from brokers.metadata.image import MetadataDelta, MetadataImage
+from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
+from brokers.model import BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
+from brokers.replication import ends
+from brokers.replication.ends import ReplicaEnd
+from tests.support.nodes import Node, Nodes
+from tests.support.stores import on_loop
+from tests.support.waiting import eventually_async
+from wire.errors import ErrorCode
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.mark.parametrize("led_by", ["it", "another"])
+@on_loop
+async def test_a_deletion_waits_until_live_brokers_have_confirmed_it(connect: str, led_by: str) -> None:
+    """Until then a leader acknowledges records by name, and a group coordinator offsets: not for a new topic's."""
+    async with Nodes(connect) as nodes:
+        await nodes.start(1)
+        await nodes.start(2)
+        boss = await nodes.controller()
+        other = next(node for node in nodes.alive.values() if node is not boss)
+        leader = other if led_by == "it" else boss
+        await boss.controller.create_topics([NewTopic("t", assignments={0: [leader.id], 1: [boss.id]})])
+        other.silent = True
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await nodes.agree(lambda node: "t" not in node.metadata.topics)
+        (early,) = await boss.controller.create_topics([NewTopic("t")])
+        assert early.error is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert "marked for deletion" in str(early.message)
+        assert not deleted.done()
+        other.silent = False
+        (gone,) = await asyncio.wait_for(deleted, 60)
+        assert gone.ok
+        (made,) = await boss.controller.create_topics([NewTopic("t")])
+        assert made.ok
+
+
+@on_loop
+async def test_a_deletion_waits_for_no_broker_without_registration(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        await nodes.start(1)
+        await nodes.start(2)
+        boss = await nodes.controller()
+        other = next(node for node in nodes.alive.values() if node is not boss)
+        await boss.controller.create_topics([NewTopic("t", assignments={0: [other.id]})])
+        other.silent = True
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await asyncio.sleep(0.3)
+        assert not deleted.done()
+        await nodes.die(other)
+        (gone,) = await asyncio.wait_for(deleted, 60)
+        assert gone.ok
+        (made,) = await boss.controller.create_topics([NewTopic("t")])
+        assert made.ok
+
+
+@on_loop
+async def test_a_name_is_free_once_its_mark_is_gone(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        names = [f"t{number}" for number in range(5)]
+        await boss.controller.create_topics([NewTopic(name) for name in names])
+        assert all(outcome.ok for outcome in await boss.controller.delete_topics(names))
+        assert await boss.real.children(znodes.DELETED_TOPICS) == []
+        assert all(outcome.ok for outcome in await boss.controller.create_topics([NewTopic(name) for name in names]))
+
+
+@on_loop
+async def test_a_deletion_waits_for_the_controllers_own_broker(connect: str) -> None:
+    """It may be about to read the creation, and know as little as after the deletion."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        read, reads = asyncio.Event(), boss.store.real.get_many
+
+        async def slowly(paths: list[str]) -> Any:
+            found = await reads(paths)
+            await read.wait()
+            return found
+
+        boss.store.get_many = slowly  # type: ignore[attr-defined]
+        created = asyncio.create_task(boss.controller.create_topics([NewTopic("t")]))
+        await eventually_async(lambda: "t" in _image(boss).topics, "it is created")
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await eventually_async(lambda: "t" not in _image(boss).topics, "it is deleted")
+        await asyncio.sleep(0.3)
+        assert not deleted.done()
+        read.set()
+        (gone,) = await asyncio.wait_for(deleted, 60)
+        assert gone.ok
+        created.cancel()
+
+
+def _image(node: Node) -> MetadataImage:
+    active = node.controller._active
+    assert active is not None
+    return active.context.image
+
+
+@on_loop
+async def test_the_next_controller_waits_for_the_same_brokers(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        for broker_id in (1, 2, 3):
+            await nodes.start(broker_id, controller=broker_id != 3)
+        boss = await nodes.controller()
+        late = nodes.alive[3]
+        await boss.controller.create_topics([NewTopic("t", assignments={0: [late.id]})])
+        late.silent = True
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await nodes.agree(lambda node: "t" not in node.metadata.topics)
+        assert not deleted.done()
+        boss.controller._resigned()
+        (answer,) = await asyncio.wait_for(deleted, 60)
+        assert answer.error is ErrorCode.NOT_CONTROLLER, "it has not seen all confirmations"
+        await nodes.die(boss)
+        successor = await nodes.controller()
+        (early,) = await successor.controller.create_topics([NewTopic("t")])
+        assert early.error is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert "marked for deletion" in str(early.message)
+        late.silent = False
+
+        async def free() -> bool:
+            (made,) = await successor.controller.create_topics([NewTopic("t")])
+            return made.ok
+
+        async with asyncio.timeout(60):
+            while not await free():
+                await asyncio.sleep(0.05)
+        assert await successor.real.children(znodes.DELETED_TOPICS) == []
+
+
+# ---- answers about a deleted topic
+
+
+LIVE = {BrokerId(broker_id): LiveBroker(4, 4) for broker_id in (1, 2, 3)}
+
+
+def _state(epoch: int, leader: int) -> PartitionState:
+    return PartitionState((1, 2), leader, epoch, (1, 2), epoch, 1, -1 if leader < 0 else 4, (4, 4), last_known_leader=1)
+
+
+class Renewed:
+    """A controller's image in which ``create`` creates a topic, again if there is one; ``during`` runs while others
+    are asked about log ends, of which all but the leader epoch are good.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, leader_epoch: int) -> None:
+        self.image = MetadataImage()
+        brokers = {broker_id: SimpleNamespace(waives_leases=True) for broker_id in LIVE}
+        config = SimpleNamespace(unclean_leader_election_enable=False)
+        metadata = SimpleNamespace(brokers=brokers, topic_config=lambda name: config)
+        self.context: Any = SimpleNamespace(image=self.image, live_brokers=LIVE, epoch=1, metadata=metadata)
+        self.probes = LogEndProbes(self.context, None, None, 9, None)  # type: ignore[arg-type]
+        self.during = lambda: None
+
+        async def ask(peers: Any, broker_id: int, asked: Any, **options: Any) -> Any:
+            self.during()
+            return 4, {topic_id: {0: ReplicaEnd(ErrorCode.NONE, leader_epoch, LogEnd(0, 5))} for topic_id in asked}
+
+        monkeypatch.setattr(ends, "ask", ask)
+
+    def create(self, tp: TopicPartition, state: PartitionState) -> None:
+        known, topic_id = self.image.topics.get(tp.topic), uuid.uuid4()
+        changes = [TopicDeleted(tp.topic, known.id)] if known is not None else []
+        new = TopicChanged(tp.topic, TopicZnode(topic_id, ((1, 2),)), 0)
+        self.image.apply([*changes, new, StatesChanged(tp.topic, topic_id, {0: state})], MetadataDelta())
+
+
+T = TopicPartition("t", 0)
+
+
+def test_the_leader_of_a_deleted_topic_waives_no_lease_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = Renewed(monkeypatch, leader_epoch=0)
+    renewed.create(T, _state(0, leader=1))
+    assert asyncio.run(renewed.probes.ask_to_waive([T])) == [T]
+    state = renewed.image.partition(T)
+    assert state is not None
+    assert renewed.probes.may_move(T, state)
+    renewed.create(T, _state(0, leader=1))
+    assert not renewed.probes.may_move(T, state)
+    renewed.during = lambda: renewed.create(T, _state(0, leader=1))
+    assert asyncio.run(renewed.probes.ask_to_waive([T])) == []
+    assert not renewed.probes.may_move(T, state)
+
+
+def test_the_coordinator_of_a_deleted_topic_was_not_that_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = TopicPartition("__consumer_offsets", 0)
+    renewed = Renewed(monkeypatch, leader_epoch=0)
+    renewed.create(offsets, _state(12, leader=-1))
+    renewed.probes.hear(offsets, _state(12, leader=-1))
+    assert not renewed.probes.must_wait(offsets, _state(12, leader=-1))
+    renewed.create(offsets, _state(1, leader=-1))
+    assert renewed.probes.must_wait(offsets, _state(1, leader=-1))
+
+
+def test_replicas_of_a_deleted_topic_do_not_stay_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = Renewed(monkeypatch, leader_epoch=0)
+    remaining = RemainingReplicas(renewed.context, None, renewed.probes)  # type: ignore[arg-type]
+    two = BrokerId(2)
+
+    async def scenario() -> None:
+        renewed.create(T, _state(0, leader=1))
+        assert await remaining.ask({T: (two,)}) == [T]
+        assert remaining.unconfirmed(T, [two]) == []
+        renewed.create(T, _state(0, leader=1))
+        assert remaining.unconfirmed(T, [two]) == [two]
+
+    asyncio.run(scenario())
+
+
+def test_logs_of_a_deleted_topic_elect_no_leader_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = Renewed(monkeypatch, leader_epoch=9)
+    renewed.create(T, _state(9, leader=-1))
+    answers = asyncio.run(renewed.probes._ask({BrokerId(1): {T: 9}, BrokerId(2): {T: 9}}))
+    assert all(renewed.probes.is_present(T, found[T]) for _, found in answers.values())
+    renewed.create(T, _state(1, leader=-1))
+    assert renewed.probes._elections({broker_id: found for broker_id, (_, found) in answers.items()}) == ([], {})
