@@ -403,13 +403,13 @@ class Appender:
             else:
                 segment = self._segment_for(placed, now_ms)
             segment.append(pieces, placed, config.index_interval_bytes)
+            if produced:
+                for aborted in log.producers.appended(placed, now_ms, markers):
+                    segment.add_aborted(aborted)
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
         except CorruptBatch as wrong:  # what stands there, while its largest timestamp was looked for
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(log.failure(wrong)))
-        if produced:
-            for aborted in log.producers.appended(placed, now_ms, markers):
-                segment.add_aborted(aborted)
         log.log_end_offset = end
         log.settled = False
         if now_ms > log.last_now_ms:

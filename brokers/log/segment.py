@@ -75,6 +75,7 @@ class Segment:
         "_cuts",
         "_disk",
         "_first_timestamp",
+        "_loaded",
         "_max_timestamp",
         "base_offset",
         "created_ms",
@@ -102,6 +103,8 @@ class Segment:
         self.time_index = TimeIndex(disk, stem + TIME_INDEX_SUFFIX + suffix, base_offset)
         self.txn_index = TransactionIndex(disk, stem + TXN_INDEX_SUFFIX + suffix, base_offset)
         self._bytes_since_index = 0
+        self._loaded = False
+        """Whether all indexes are in memory, so that an entry finds room there."""
         self._max_timestamp: tuple[int, int] | None = None
         self._first_timestamp: int | None = None
         self.hints: dict[
@@ -126,12 +129,19 @@ class Segment:
         position = log.size
         if self._max_timestamp is None:  # of what stands there now: an index entry speaks of batches up to its own
             self._max_timestamp = self._load_max_timestamp()
+        if not self._loaded:
+            self.load_indexes()
         try:
             log.write_run(pieces, position)
         except DiskFull:
             self._cut_back(position)
             raise
         self.index(batches, position, index_interval_bytes)
+
+    def load_indexes(self) -> None:
+        """Bring all indexes into memory: a change of them finds room from then on, whatever the disk says."""
+        _ = self.offset_index.data, self.time_index.data, self.txn_index.data
+        self._loaded = True
 
     def _cut_back(self, position: int) -> None:
         """Leave nothing of a write that did not fit."""
@@ -459,6 +469,7 @@ class Segment:
 
     def remove(self, *, later: bool = False) -> None:
         """Delete all files, with ``later`` in the background; readers with slices continue."""
+        self._loaded = False
         self.offset_index.remove(later=later)
         self.time_index.remove(later=later)
         self.txn_index.remove(later=later)
@@ -466,6 +477,7 @@ class Segment:
 
     def unload(self) -> None:
         """Give back the indexes' memory and the descriptors."""
+        self._loaded = False
         self.offset_index.unload()
         self.time_index.unload()
         self.txn_index.unload()
