@@ -418,6 +418,9 @@ class RealDisk:
                     raise DiskFull(temporary, "short write")
                 if durable:
                     timed_fsync(fd)
+            except OSError:
+                remove_file(temporary)  # it takes what room there is
+                raise
             finally:
                 os.close(fd)
             os.replace(temporary, path)

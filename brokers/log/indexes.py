@@ -137,7 +137,7 @@ class _IndexFile:
                 self._open().sync()
             return
         if self._anew:
-            self._compare(self.kept)
+            self._compare(self.kept, durable=sync)
         file = self._open()
         if len(self.kept) > self._written:
             file.write(bytes(memoryview(self.kept)[self._written :]), self._written)
@@ -145,11 +145,11 @@ class _IndexFile:
         if sync:
             file.sync()
 
-    def _compare(self, data: bytearray) -> None:
-        """Write the file anew only if it says something else: after a crash nearly all indexes are right.
+    def _compare(self, data: bytearray, *, durable: bool) -> None:
+        """Write the file anew only if it says something else.
 
-        It is replaced at once and durably then. A start after the next power cut may find the log at its recovery point
-        and believe the file without a scan, while no flush looks at what is below that point. Entries that are only
+        It is replaced as a whole then. ``durable``: at once, since no flush will look at it. A start after the next
+        power cut may find the log at its recovery point, and believes the file without a scan. Entries that are only
         missing at its end are those of what was not flushed.
         """
         found = self._disk.read(self.path)
@@ -158,9 +158,35 @@ class _IndexFile:
         else:
             self.close()
             self._file = None
-            self._disk.replace(self.path, bytes(data))
+            try:
+                self._disk.replace(self.path, bytes(data), durable=durable)
+            except DiskFull:
+                if found is None:
+                    raise
+                self._overwrite(found, data, durable=durable)
             self._written = len(data)
         self._anew = False
+
+    def _overwrite(self, found: bytes, data: bytearray, *, durable: bool) -> None:
+        """Write what differs in place: the file has the room of its former entries where a new one finds none.
+
+        Until all is written it ends in half an entry, which no start believes.
+        """
+        size, same = self.entry.size, 0
+        while same < len(data) and found[same : same + size] == data[same : same + size]:
+            same += size
+        file, torn = self._open(), same + (same < len(data))
+        file.truncate(torn)
+        if torn > same:
+            if durable:
+                file.sync()
+            try:
+                file.write(bytes(data[same:]), same)
+            except DiskFull:
+                file.truncate(torn)
+                raise
+        if durable:
+            file.sync()
 
     def make_anew(self) -> None:
         """Forget all entries; those that are appended from now on are compared with the file at the next flush."""
@@ -186,11 +212,13 @@ class _IndexFile:
             self._open().truncate(0)
 
     def unload(self) -> None:
-        """Give the memory back; the next use loads the file again."""
-        if self.kept is not None:
-            if len(self.kept) > self._written or self._anew:
+        """Give the memory back; the next use loads the file again. What finds no room in the file stays in memory."""
+        try:
+            if self.kept is not None and (len(self.kept) > self._written or self._anew):
                 self.flush()
             self.kept = None
+        except DiskFull:
+            pass
         self.close()
 
     def close(self) -> None:
@@ -358,7 +386,7 @@ class TransactionIndex(_IndexFile):
     def flush(self, *, sync: bool = False) -> None:
         """Write new entries; an index without any has no file."""
         if self._anew and not self.kept:
-            self._compare(bytearray())
+            self._compare(bytearray(), durable=sync)
         if self.kept or self._file is not None or (sync and self.kept is None):
             super().flush(sync=sync)
 

@@ -18,6 +18,7 @@ from _native.errors import CorruptBatch
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
 from brokers.log.dedup import note
 from brokers.log.epochs import EpochCache
+from brokers.log.failures import DiskFull
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
 from brokers.log.markers import Marker
@@ -100,6 +101,7 @@ def load_log(
     if not len(segments):
         segments.add(Segment(disk, directory, max(0, log_start_offset), create=True, now_ms=now_ms))
     epochs = _load_epochs(disk, directory, names, segments, report)
+    durable_to = recovery_point
     for segment in segments:
         if segment.base_offset in swapped:
             recovery_point = min(recovery_point, segment.base_offset)
@@ -117,7 +119,7 @@ def load_log(
         if not swapped and loader.stands_at(recovery_point):
             end, report.clean = recovery_point, True
     if end is None:
-        end = loader.recover(segments.active.base_offset if clean else recovery_point)
+        end = loader.recover(segments.active.base_offset if clean else recovery_point, durable_to)
     else:
         loader.load_producers(end)
     start = max(log_start_offset, segments.first.base_offset)
@@ -423,14 +425,16 @@ class _Loader:
                 _, reason = self._check_segment(segment, cut=False)
                 if reason:
                     self.report.notes.append(f"{segment.log.path} is damaged: {reason}")
-                segment.seal()
-                segment.flush_indexes(sync=True)
+                segment.seal(sync=True)
                 self.report.indexes_rebuilt += 1
             segment.unload()
 
-    def recover(self, recovery_point: int) -> int:
-        """Check every batch from the recovery point's segment on, cut at the first wrong one. Returns the log's end."""
-        first = self.segments.floor(recovery_point)
+    def recover(self, offset: int, recovery_point: int) -> int:
+        """Check every batch from the segment that holds ``offset`` on, cut at the first wrong one.
+
+        Returns the log's end. Indexes of segments that the next flush does not cover are durable then.
+        """
+        first = self.segments.floor(offset)
         self.drop_snapshots(first.base_offset, None)
         self._restore_producers(first.base_offset)
         self._epoch_reached = self.epochs.epoch_at(first.base_offset - 1)
@@ -447,21 +451,40 @@ class _Loader:
                 self.report.segments_removed += 1
                 continue
             if segment is not first:
-                self.disk.replace(
-                    snapshot_path(self.directory, segment.base_offset), self.producers.to_snapshot(), durable=False
-                )
-                self.snapshots.append(segment.base_offset)
+                self._write_snapshot(segment.base_offset)
             end, reason = self._check_segment(segment)
             if reason:
                 damaged = True
                 self.report.truncated_at = end
                 self.report.reason = reason
-        for segment in self.segments.from_offset(first.base_offset):
-            if segment is self.segments.active:
-                segment.flush_indexes()
-            else:
-                segment.seal()
+        self._write_indexes(first.base_offset, recovery_point if recovery_point < end else None)
         return end
+
+    def _write_snapshot(self, offset: int) -> None:
+        try:
+            self.disk.replace(snapshot_path(self.directory, offset), self.producers.to_snapshot(), durable=False)
+        except DiskFull as wrong:
+            self.report.notes.append(f"no room for a producer snapshot: {wrong}")
+        else:
+            self.snapshots.append(offset)
+
+    def _write_indexes(self, offset: int, recovery_point: int | None) -> None:
+        """Of the segments from ``offset`` on; at once and durably where no flush above the recovery point covers them.
+
+        The others may stay in memory until there is room.
+        """
+        flushed = [] if recovery_point is None else self.segments.changed_since(recovery_point)
+        for segment in self.segments.from_offset(offset):
+            sync = not flushed or segment.base_offset < flushed[0].base_offset
+            try:
+                if segment is self.segments.active:
+                    segment.flush_indexes(sync=sync)
+                else:
+                    segment.seal(sync=sync)
+            except DiskFull as wrong:
+                if sync:
+                    raise
+                self.report.notes.append(f"no room for an index: {wrong}")
 
     def drop_snapshots(self, above: int, up_to: int | None) -> None:
         """Remove those of offsets above ``above``, and below ``up_to``."""

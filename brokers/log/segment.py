@@ -188,12 +188,12 @@ class Segment:
         """Remember an aborted transaction whose marker was appended here."""
         self.txn_index.append(aborted)
 
-    def seal(self) -> None:
+    def seal(self, *, sync: bool = False) -> None:
         """The segment is no longer the active one: complete the time index and write all indexes."""
         timestamp, offset = self.max_timestamp
         if self.size:
             self.time_index.append(timestamp, offset)
-        self.flush_indexes()
+        self.flush_indexes(sync=sync)
         self.log.trim()
         self.hints.clear()
 
