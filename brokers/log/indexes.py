@@ -195,21 +195,24 @@ class _IndexFile:
         self._anew = True
 
     def _cut(self, entries: int) -> None:
+        """Drop all but so many. Without room to open the file it is compared at the next flush."""
         size = entries * self.entry.size
-        if self._anew:
-            self.flush()
         del self.data[size:]
+        if self._anew:
+            return
         if self._written > size or (self._disk.size(self.path) or 0) > size:
-            self._open().truncate(size)
-            self._written = size
+            try:
+                self._open().truncate(size)
+                self._written = size
+            except DiskFull:
+                self._anew = True
 
     def clear(self) -> None:
         """Forget all entries, in memory and on disk."""
-        self.kept = bytearray()
-        self._written = 0
-        self._anew = False
+        self.make_anew()
         if self._disk.size(self.path):
             self._open().truncate(0)
+        self._anew = False
 
     def unload(self) -> None:
         """Give the memory back; the next use loads the file again. What finds no room in the file stays in memory."""

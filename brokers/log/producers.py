@@ -386,6 +386,19 @@ class ProducerState:
         """For how long the open transaction that is silent for longest has got no record; 0 where none is open."""
         return max((now_ms - self.entries[producer_id].last_seen_ms for producer_id in self.open), default=0)
 
+    def like(self) -> ProducerState:
+        """One with the same settings that knows of no producer."""
+        other = ProducerState(expiration_ms=self.expiration_ms, max_producers=self.max_producers)
+        if self.positions is not None:
+            other.positions = PositionSets(window_ms=self.positions.window_ms, max_bytes=self.positions.max_bytes)
+        return other
+
+    def become(self, other: ProducerState) -> None:
+        """Know what the other one knows, and forget guards that were given out."""
+        self.entries, self.open, self.unreplicated = other.entries, other.open, other.unreplicated
+        self.first_unstable_offset, self.positions = other.first_unstable_offset, other.positions
+        self._verifications.clear()
+
     def clear(self) -> None:
         """Forget everything, guards too."""
         self.entries.clear()

@@ -203,6 +203,8 @@ def replay(segments: Segments, producers: ProducerState, start: int, end: int, n
             for _, data, found in segment.chunks(position):
                 batches = [(at, header) for at, header in found if start <= header.base_offset < end]
                 apply_batches(producers, data, batches, now_ms)
+                if found[-1][1].base_offset >= end:
+                    return
         except (CorruptBatch, CodecError) as wrong:
             # Damage below the recovery point: a read there gets an error. It is no reason to serve nothing at all.
             logger.error("%s: %s: what its producers did after that is not known", segment.log.path, wrong)
@@ -406,7 +408,9 @@ class _Loader:
         return not wrong and end == recovery_point and self._plausible(active, end)
 
     def _plausible(self, segment: Segment, end: int) -> bool:
-        return not segment.size or (
+        if not segment.size:  # a process that died in a cut may have left entries
+            return not any(map(self.disk.size, segment.paths()))
+        return (
             segment.offset_index.plausible(segment.size, end)
             and segment.time_index.plausible(end)
             and segment.txn_index.plausible(end)

@@ -200,10 +200,9 @@ class Segment:
     def flush_indexes(self, *, sync: bool = False) -> None:
         """Write index entries that are only in memory."""
         if not self.size:
-            if self.offset_index.made_anew:
-                self.offset_index.clear()
-                self.time_index.clear()
-                self.txn_index.clear()
+            for index in (self.offset_index, self.time_index, self.txn_index):
+                if index.made_anew:
+                    index.clear()
             return
         # Kafka expects both files beside a log that has data, also when they are empty.
         _ = self.offset_index.data, self.time_index.data

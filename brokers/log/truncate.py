@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _native.batch import HEADER_SIZE, parse_header
 from brokers.log import recovery
-from brokers.log.failures import DiskFull, OffsetOutOfRange
+from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
 from brokers.log.segment import DELETED_SUFFIX, Segment
 from brokers.log.state import LogState, guarded
 
@@ -39,17 +39,23 @@ class Truncation:
         end = offset
         if position is not None:
             end = min(end, parse_header(keep.log.read(position, HEADER_SIZE)).base_offset)
-        self._lower_recovery_point(end)
-        log.cuts += 1
-        log.settled = False
-        while log.segments.active is not keep:  # from the end on: a process that is killed here leaves no hole
-            self._discard(log.segments.active)
-        if position is not None:
-            keep.cut_at(position, end)
-        for snapshot in recovery.snapshot_offsets(log.disk, log.directory):
-            if snapshot > end:
-                log.dirty_names = True
-                log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+        # All that needs room comes before anything is changed: the attempt after one that failed finds the log whole.
+        snapshots = recovery.snapshot_offsets(log.disk, log.directory)
+        producers = log.producers.like()
+        recovery.restore_producers(log.disk, log.directory, log.segments, producers, end, now_ms, snapshots)
+        keep.load_indexes()
+        keep.log.retain()
+        try:
+            self._lower_recovery_point(end)
+            log.cuts += 1
+            log.settled = False
+            self._remove_snapshots([snapshot for snapshot in snapshots if snapshot > end])
+            while log.segments.active is not keep:  # from the end on: a process that is killed here leaves no hole
+                self._discard(log.segments.active)
+            if position is not None:
+                self._cut(keep, position, end)
+        finally:
+            keep.log.release()
         self._tell_of_cut(end)
         log.log_end_offset = end
         log.log_start_offset = min(log.log_start_offset, end)
@@ -57,7 +63,7 @@ class Truncation:
         log.high_watermark = min(log.high_watermark, end)
         log.epochs.truncate_from_end(end)
         log.save_epochs()
-        recovery.restore_producers(log.disk, log.directory, log.segments, log.producers, end, now_ms)
+        log.producers.become(producers)
         log.producers.high_watermark_moved(log.high_watermark)
         return end
 
@@ -69,28 +75,49 @@ class Truncation:
         """
         log = self._log
         first = log.segments.first
-        self._lower_saved_start(offset)
-        self._lower_recovery_point(min(offset, log.log_start_offset))
-        log.cuts += 1
-        log.settled = False
-        for segment in log.segments:
-            if segment is not first:
-                self._discard(segment)
-        for snapshot in recovery.snapshot_offsets(log.disk, log.directory):
-            log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
-        created_ms = log.last_now_ms if now_ms is None else now_ms
+        snapshots = recovery.snapshot_offsets(log.disk, log.directory)
+        first.load_indexes()
+        first.log.retain()
+        try:
+            self._lower_saved_start(offset)
+            self._lower_recovery_point(min(offset, log.log_start_offset))
+            log.cuts += 1
+            log.settled = False
+            self._remove_snapshots(snapshots)
+            for segment in log.segments:
+                if segment is not first:
+                    self._discard(segment)
+            self._continue_at(offset, first, log.last_now_ms if now_ms is None else now_ms)
+        finally:
+            first.log.release()
+
+    def _continue_at(self, offset: int, first: Segment, now_ms: int) -> None:
+        """Begin anew in place of the only segment that is left."""
+        log = self._log
         if first.base_offset == offset:
-            first.cut_at(0, offset)
+            self._cut(first, 0, offset)
         else:
             try:
-                fresh = Segment(log.disk, log.directory, offset, create=True, now_ms=created_ms)
+                fresh = Segment(log.disk, log.directory, offset, create=True, now_ms=now_ms)
             except DiskFull:
-                first.cut_at(0, first.base_offset)
+                self._cut(first, 0, first.base_offset)
                 self._empty_at(first.base_offset)
                 raise
             self._discard(first)
             log.segments.add(fresh)
         self._empty_at(offset)
+
+    def _cut(self, segment: Segment, position: int, offset: int) -> None:
+        """``Segment.cut_at`` once there is no way back. Its file is open, so that only a failed disk refuses."""
+        try:
+            segment.cut_at(position, offset)
+        except DiskFull as wrong:
+            raise DiskFailed(segment.log.path, f"cannot be cut: {wrong.reason}") from wrong
+
+    def _remove_snapshots(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self._log.dirty_names = True
+            self._log.disk.remove(recovery.snapshot_path(self._log.directory, offset))
 
     def _tell_of_cut(self, offset: int) -> None:
         if self._log.calls.on_cut is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from brokers.log import DiskFull
 from tests.support.descriptors import descriptors_left
-from tests.support.logs import NOW, append, append_txn, batch, content, end_txn, headers, open_log, produced
+from tests.support.faulty import CrampedDisk
+from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, headers, open_log, produced
 from wire.errors import ErrorCode
 
 
@@ -59,3 +63,77 @@ def test_a_run_into_a_new_log(tmp_path, left):
     log.appender.set_high_watermark(log.log_end_offset)
     assert content(log) == run
     _assert_whole(log, tmp_path / "e-0")
+
+
+def _known(log):
+    producers = {p: (e.last_sequence, e.last_offset, e.txn_first_offset) for p, e in log.producers.entries.items()}
+    aborted = log.reader.aborted_entries()
+    return log.log_end_offset, content(log), producers, aborted, log.epochs.entries, log.last_stable_offset
+
+
+def _rebuilt(path, scratch):
+    """What the segments alone say."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    for file in path.glob("*.log"):
+        shutil.copy(file, scratch)
+    log = open_log(scratch, config=config(segment_bytes=900), high_watermark=1 << 40)
+    found = _known(log)
+    log.abandon()
+    return found
+
+
+def _filled(path, disk):
+    """Several segments with what each producer did, of which the first begins at 3; loaded anew."""
+    settings = config(segment_bytes=700, index_interval_bytes=100)
+    log = open_log(path, config=settings)
+    log.truncation.restart_at(3)
+    for n in range(12):
+        append(log, produced(5, 0, n), epoch=n // 4)
+        append_txn(log, 7, 0, n, 1)
+        end_txn(log, 7, 0, commit=n % 3 > 0)
+    log.close()
+    log = open_log(path, disk, clean=True, recovery_point=20, config=settings, high_watermark=1 << 40)
+    assert len(log.segments) > 3
+    return log
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(("cut", "offset"), [
+    ("truncate_to", 37), ("truncate_to", 25), ("truncate_to", 3), ("truncate_to", 1), ("restart_at", 3),
+    ("restart_at", 1), ("restart_at", 70), ("restart_at", 20),
+])  # fmt: skip
+def test_a_cut(tmp_path, cut, offset, closed):
+    """It is refused before anything changed, or goes through; a new log that finds no room begins where it began."""
+    for step in range(100):
+        path, disk = tmp_path / f"e-{step}", CrampedDisk()
+        log = _filled(path, disk)
+        before = _known(log)
+        if not closed:
+            append(log, produced(5, 0, 12), epoch=2)
+            before = _known(log)
+        disk.left = step
+        try:
+            getattr(log.truncation, cut)(offset, now_ms=NOW)
+        except DiskFull:
+            assert _known(log)[0] in (before[0], log.segments.first.base_offset)
+        assert not log.offline
+        done, disk.left = disk.left is not None, None
+        log.appender.set_high_watermark(log.log_end_offset)
+        assert _known(log)[:4] == _rebuilt(path, tmp_path / "scratch")[:4], step
+        getattr(log.truncation, cut)(offset, now_ms=NOW)
+        assert log.log_end_offset == offset, step
+        log.appender.set_high_watermark(log.log_end_offset)
+        append(log, batch(1, timestamp=NOW + 1), epoch=9)
+        log.flusher.flush()
+        want, point = _known(log), log.log_end_offset
+        assert log.segments.active.max_timestamp[0] == NOW + 1
+        log.abandon()
+        log = open_log(path, recovery_point=point, high_watermark=1 << 40)
+        assert log.recovery_report.segments_scanned == 0
+        assert _known(log) == want, step
+        log.abandon()
+        shutil.rmtree(path)
+        if done:
+            return
+    pytest.fail("a cut takes fewer operations")

@@ -127,10 +127,12 @@ def test_truncation_rebuilds_producers_and_aborts(tmp_path):
 
 def _known(log):
     producers = {p: (e.last_sequence, e.last_offset, e.txn_first_offset) for p, e in log.producers.entries.items()}
-    return content(log), producers, log.reader.aborted_entries(), log.epochs.entries
+    times = [segment.max_timestamp for segment in log.segments]
+    return content(log), producers, log.reader.aborted_entries(), log.epochs.entries, times
 
 
-def test_a_process_that_dies_anywhere_in_a_cut(tmp_path):
+@pytest.mark.parametrize("cut", [10, 0])
+def test_a_process_that_dies_anywhere_in_a_cut(tmp_path, cut):
     """What it left undone says nothing of the history that is written instead, however the log is opened later."""
     for step in range(100):
         path, disk = tmp_path / f"e-{step}", DyingDisk()
@@ -140,18 +142,18 @@ def test_a_process_that_dies_anywhere_in_a_cut(tmp_path):
         append_txn(log, 7, 0, 0, 3)
         end_txn(log, 7, 0, commit=False)
         for n in range(10, 30):
-            append(log, produced(1, 0, n))
+            append(log, produced(1, 0, n, timestamp=NOW + 1000))
         log.close()  # leaves a snapshot at the end
         log = open_log(path, disk, clean=True, recovery_point=log.log_end_offset)
         disk.left = step
         try:
-            log.truncation.truncate_to(10, now_ms=NOW)
+            log.truncation.truncate_to(cut, now_ms=NOW)
         except Killed:
             pass
         whole, disk.left, point = disk.left, None, log.recovery_point
         log.abandon()
         log = open_log(path, recovery_point=point)
-        log.truncation.truncate_to(10, now_ms=NOW)
+        log.truncation.truncate_to(cut, now_ms=NOW)
         append_txn(log, 7, 0, 0, 3)
         end_txn(log, 7, 0, commit=True)
         for n in range(30):
@@ -159,6 +161,7 @@ def test_a_process_that_dies_anywhere_in_a_cut(tmp_path):
         log.flusher.flush()
         want, point = _known(log), log.log_end_offset
         assert want[2] == [], step
+        assert log.segments.active.time_index.last().timestamp <= NOW, step
         log.abandon()
         log = open_log(path, recovery_point=point)
         assert _known(log) == want, step

@@ -138,3 +138,37 @@ class DyingDisk(FaultyDisk):
                 raise Killed
             self.left -= 1
         return super().fault(op, path)
+
+
+class CrampedDisk(RealDisk):
+    """The next operation but ``left`` that needs a descriptor finds none; None: all find one."""
+
+    left: int | None = None
+
+    def _take(self, path: str) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise disk_error(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    def open_descriptor(self, file):
+        self._take(file.path)
+        return super().open_descriptor(file)
+
+    def open(self, path, *, create=False):
+        if create:
+            self._take(path)
+        return super().open(path, create=create)
+
+    def names(self, path):
+        self._take(path)
+        return super().names(path)
+
+    def read(self, path):
+        self._take(path)
+        return super().read(path)
+
+    def replace(self, path, data, *, durable=True):
+        self._take(path)
+        super().replace(path, data, durable=durable)
