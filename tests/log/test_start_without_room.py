@@ -139,6 +139,20 @@ def test_a_start_after_a_kill_waits_for_no_disk(tmp_path):
     log.abandon()
 
 
+def test_what_a_start_mends_at_the_recovery_point_is_durable(tmp_path):
+    _killed(tmp_path / "e-0")
+    disk = RecordingDisk()
+    disk.found(str(tmp_path / "e-0"))
+    begun = len(disk.ops)
+    open_log(tmp_path / "e-0", disk, recovery_point=15, config=SETTINGS).abandon()
+    ops = [(op.kind, op.path) for op in disk.ops[begun:]]
+    mended = [place for place, (kind, _) in enumerate(ops) if kind == "rename"]
+    assert len(mended) >= 2
+    for place in mended:
+        assert ops[place - 1] == ("sync", ops[place][1])
+        assert ("syncdir", str(tmp_path / "e-0")) in ops[place:]
+
+
 @pytest.mark.parametrize("kind", ["", ".index", ".timeindex", ".txnindex", ".snapshot"])
 def test_a_start_without_any_room(tmp_path, kind):
     """What finds none stays in memory, and is written by the first flush that finds some."""
