@@ -47,6 +47,7 @@ class Truncation:
         keep.log.retain()
         try:
             self._lower_recovery_point(end)
+            self._lower_saved_start(end)
             log.cuts += 1
             log.settled = False
             self._remove_snapshots([snapshot for snapshot in snapshots if snapshot > end])
@@ -79,8 +80,8 @@ class Truncation:
         first.load_indexes()
         first.log.retain()
         try:
-            self._lower_saved_start(offset)
             self._lower_recovery_point(min(offset, log.log_start_offset))
+            self._lower_saved_start(offset)
             log.cuts += 1
             log.settled = False
             self._remove_snapshots(snapshots)
@@ -146,13 +147,14 @@ class Truncation:
                 raise
 
     def _lower_saved_start(self, offset: int) -> None:
-        """Before the log starts over below a start that the directory's checkpoint or its first segment says.
+        """Before the log ends or starts over below a start that the directory's checkpoint or its first segment says.
 
-        A start of the broker would hide what is appended from here up to the former start.
+        A start of the broker would hide what is appended from here up to the former start. The checkpoint may be newer
+        than ``saved_start``, if a periodic one wrote it. Without room all stays as it is.
         """
         log = self._log
         previous = log.log_start_offset
-        if offset < log.calls.saved_start:
+        if offset < max(log.calls.saved_start, previous):
             log.log_start_offset = min(previous, offset)
             try:
                 if log.calls.save_starts is not None:
