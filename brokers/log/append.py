@@ -174,7 +174,13 @@ class Appender:
         active, config = log.segments.active, log._config
         room = self._room
         if room is None or room.segment is not active or room.config is not config or room.batches < len(batches):
-            room = self._room = SegmentRoom(active, config, self._newest_for(active, now_ms))
+            try:
+                room = self._room = SegmentRoom(active, config, self._newest_for(active, now_ms))
+            except DiskFailed as wrong:
+                log.fail(wrong)
+                return [], 0
+            except (DiskFull, CorruptBatch):  # a closer look meets the same, and answers
+                return [], 0
             if room.batches < len(batches):
                 batches = batches[: room.batches]
         client = terms.client

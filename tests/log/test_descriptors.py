@@ -6,10 +6,22 @@ import shutil
 
 import pytest
 
-from brokers.log import DiskFull
+from brokers.log import DiskFull, Origin
 from tests.support.descriptors import descriptors_left
 from tests.support.faulty import CrampedDisk
-from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, headers, open_log, produced
+from tests.support.logs import (
+    NOW,
+    append,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    headers,
+    open_log,
+    patched,
+    produced,
+)
 from wire.errors import ErrorCode
 
 
@@ -137,3 +149,25 @@ def test_a_cut(tmp_path, cut, offset, closed):
         if done:
             return
     pytest.fail("a cut takes fewer operations")
+
+
+@pytest.mark.parametrize("who", ["leader", "coordinator", "follower"])
+def test_the_first_append_after_a_start(tmp_path, who):
+    """It is refused as one without room, so that the leader hands over."""
+    log = open_log(tmp_path / "e-0")
+    append(log, batch(1))
+    log.close()
+    log = open_log(tmp_path / "e-0", clean=True, recovery_point=1)
+    told = []
+    log.calls.on_full = lambda _, wrong: told.append(wrong)
+    for _ in range(2):
+        with descriptors_left():
+            if who == "follower":
+                info = log.appender.append_as_follower(patched(batch(1), base_offset=1))
+            else:
+                info = append(log, batch(1), origin=Origin.COORDINATOR if who == "coordinator" else Origin.CLIENT)
+        assert info.error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(told) == 2
+    assert not log.offline
+    assert (log.log_end_offset, log.size_bytes) == (1, len(batch(1)))
+    _assert_whole(log, tmp_path / "e-0")

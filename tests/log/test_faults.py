@@ -147,3 +147,19 @@ def test_damage_under_a_running_log_is_reported_and_other_logs_continue(tmp_path
         log.reader.read(2, 1, end_offset=3)
     assert not log.offline
     assert append(log, batch(1), now_ms=NOW).error == ErrorCode.NONE
+
+
+def test_a_disk_that_fails_before_the_first_append(tmp_path):
+    """The append is refused, the log goes offline, and nothing is tried again."""
+    log = open_log(tmp_path / "e-0")
+    append(log, batch(1))
+    log.close()
+    disk, told = FaultyDisk(), []
+    log = open_log(tmp_path / "e-0", disk, clean=True, on_failure=lambda log, wrong: told.append(wrong))
+    disk.faults.append(Fault("read", ".log", error=errno.EIO))
+    disk.calls.clear()
+    for _ in range(2):
+        assert append(log, batch(1)).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.offline
+    assert len(told) == 1
+    assert [op for op, _ in disk.calls].count("read") == 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from brokers.log import DiskFull
-from tests.log.test_store import A, _create, _started
 from tests.support.faulty import DyingDisk, Fault, FaultyDisk, Killed
-from tests.support.logs import NOW, append, batch, records
+from tests.support.log_stores import made, started
+from tests.support.logs import NOW, TP, append, batch, records
 
 
 def _filled(path, disk=None):
     """A log of [50, 100) whose first segment begins at 40; its start is saved."""
-    store = _started(path, disk)
-    log = _create(store, A)
+    store = started(path, disk)
+    log = made(store)
     log.truncation.restart_at(40)
     for _ in range(60):
         append(log, batch(1), epoch=1)
@@ -39,16 +39,16 @@ def test_a_kill_after_a_cut(tmp_path, cut, more):
     start = min(cut, 50)
     assert _bounds(log)[:2] == (start, cut + more)
     store.close(clean=False)
-    again = _started(tmp_path)
-    assert _bounds(again.get(A))[:2] == (start, cut + more)
+    again = started(tmp_path)
+    assert _bounds(again.get(TP))[:2] == (start, cut + more)
     again.close()
 
 
 @pytest.mark.parametrize("how", ["truncate_to", "restart_at"])
 @pytest.mark.parametrize("offset", [45, 30])
 def test_a_start_that_only_a_periodic_checkpoint_has_written(tmp_path, how, offset):
-    store = _started(tmp_path, FaultyDisk())
-    log = _create(store, A)
+    store = started(tmp_path, FaultyDisk())
+    log = made(store)
     store.tick(NOW)
     log.truncation.restart_at(40)
     for _ in range(60):
@@ -57,14 +57,14 @@ def test_a_start_that_only_a_periodic_checkpoint_has_written(tmp_path, how, offs
     log.truncation.raise_start(50)
     for n in range(6):
         store.tick(NOW + 60_000 + n)
-    assert f"{A.topic} 0 50" in (tmp_path / "log-start-offset-checkpoint").read_text()
+    assert f"{TP.topic} 0 50" in (tmp_path / "log-start-offset-checkpoint").read_text()
     getattr(log.truncation, how)(offset, now_ms=NOW)
     for _ in range(10):
         append(log, batch(1), epoch=2)
     log.flusher.flush()
     store.close(clean=False)
-    again = _started(tmp_path)
-    assert _bounds(again.get(A))[:2] == (offset, offset + 10)
+    again = started(tmp_path)
+    assert _bounds(again.get(TP))[:2] == (offset, offset + 10)
     again.close()
 
 
@@ -80,8 +80,8 @@ def test_a_cut_that_finds_no_room_for_a_checkpoint(tmp_path, cut, file):
     assert _bounds(log) == (50, 100, 40)
     assert records(log)[0].offset == 50
     store.close(clean=False)
-    again = _started(tmp_path)
-    assert _bounds(again.get(A)) == (50, 100, 40)
+    again = started(tmp_path)
+    assert _bounds(again.get(TP)) == (50, 100, 40)
     again.close()
 
 
@@ -98,8 +98,8 @@ def test_a_process_that_dies_anywhere_in_a_cut_below_the_saved_start(tmp_path, c
             pass
         whole, disk.left = disk.left, None
         store.close(clean=False)
-        store = _started(path)
-        log = store.get(A)
+        store = started(path)
+        log = store.get(TP)
         assert log.log_start_offset <= 50, step
         log.truncation.truncate_to(cut, now_ms=NOW)
         if log.log_end_offset < cut:
@@ -110,8 +110,8 @@ def test_a_process_that_dies_anywhere_in_a_cut_below_the_saved_start(tmp_path, c
         want = _bounds(log)
         assert want[1] == cut + 10, step
         store.close(clean=False)
-        store = _started(path)
-        assert _bounds(store.get(A)) == want, step
+        store = started(path)
+        assert _bounds(store.get(TP)) == want, step
         store.close()
         if whole:
             return

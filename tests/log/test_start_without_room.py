@@ -17,7 +17,8 @@ SETTINGS = config(index_interval_bytes=100)
 _STORE = """
 import errno, sys
 from pathlib import Path
-from tests.log.test_store import A, NOW, _create, _started, append, batch
+from tests.support.log_stores import made, started
+from tests.support.logs import NOW, TP, append, batch
 root = Path(sys.argv[1])
 def fill():
     with (root / "ballast").open("ab", buffering=0) as file:
@@ -26,13 +27,13 @@ def fill():
                 file.write(bytes(4096))
         except OSError as full:
             assert full.errno == errno.ENOSPC
-store = _started(root / "data")
-log = _create(store, A)
+store = started(root / "data")
+log = made(store)
 for n in range(31):
     append(log, batch(1, value=b"v" * 2000, timestamp=NOW + n), epoch=1)
 store.close()
-store = _started(root / "data")
-log = store.get(A)
+store = started(root / "data")
+log = store.get(TP)
 for n in range(31):
     append(log, batch(1, value=b"v" * 2000, timestamp=NOW + 31 + n), epoch=1)
 log.segments.active.flush_indexes()
@@ -40,9 +41,9 @@ fill()
 assert append(log, batch(1, value=b"x" * 9000), epoch=1).error
 fill()
 store.directories[0].lock.close()
-store = _started(root / "data")
+store = started(root / "data")
 assert not store.offline_directories
-assert store.get(A).log_end_offset == 62
+assert store.get(TP).log_end_offset == 62
 """
 
 
