@@ -92,12 +92,14 @@ class SegmentRoom:
 class Appender:
     """The appending part of a log."""
 
-    __slots__ = ("_flusher", "_log", "_room")
+    __slots__ = ("_begun", "_flusher", "_log", "_room")
 
     def __init__(self, log: LogState, flusher: Flusher) -> None:
         self._log = log
         self._flusher = flusher
         self._room: SegmentRoom | None = None
+        self._begun = -1
+        """Where the newest roll was to begin, or began, a segment."""
 
     def append(
         self,
@@ -451,12 +453,13 @@ class Appender:
         return self._roll(first_offset if far else log.log_end_offset, now_ms)
 
     def _take_back_roll(self) -> None:
-        """Remove a segment that begins above the log's end: it was made for batches that the disk did not take."""
+        """Remove what a roll left above the log's end: it was made for batches that the disk did not take."""
         log, active = self._log, self._log.segments.active
         if active.base_offset > log.log_end_offset:
             log.take_out(active)
             active.remove()
-            log.disk.remove(recovery.snapshot_path(log.directory, active.base_offset))
+        if self._begun > log.log_end_offset:
+            log.disk.remove(recovery.snapshot_path(log.directory, self._begun))
 
     @guarded
     def roll(self, now_ms: int) -> Segment:
@@ -470,6 +473,7 @@ class Appender:
         if not active.size and active.base_offset == offset:
             return active
         active.seal()
+        self._begun = offset
         log.disk.replace(recovery.snapshot_path(log.directory, offset), log.producers.to_snapshot(), durable=False)
         fresh = Segment(log.disk, log.directory, offset, create=True, now_ms=now_ms)
         if fresh.size:  # left by a roll that failed half-way before a restart

@@ -449,7 +449,8 @@ class _Loader:
                 damaged = True
                 self.report.truncated_at = end
                 self.report.reason = f"segment {segment.base_offset} where {end} was expected"
-            if damaged or segment.base_offset < end:
+            unused = segment.base_offset > end and not segment.size  # it was begun for batches that are not there
+            if damaged or unused or segment.base_offset < end:
                 self.segments.remove(segment)
                 segment.remove()
                 self.report.segments_removed += 1

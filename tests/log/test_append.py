@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from _native.batch import parse_header, scan, stamp
 from brokers.log import Log, Origin
-from tests.support.faulty import Fault, FaultyDisk
+from tests.support.faulty import Fault, FaultyDisk, FaultyFile, Killed
 from tests.support.logs import (
     DEFAULTS,
     NOW,
@@ -409,3 +410,54 @@ def test_damage_at_the_end_of_what_is_there_refuses_a_write(tmp_path):
     assert info.error is ErrorCode.KAFKA_STORAGE_ERROR
     assert "damaged" in info.error_message
     assert (log.size_bytes, log.log_end_offset) == (size, 20)
+
+
+class _StaysEmpty(FaultyFile):
+    """The process ends before the first write into the far segment."""
+
+    def write(self, data, position):
+        if "3000000000.log" in self.path:
+            raise Killed
+        super().write(data, position)
+
+
+@pytest.mark.parametrize("how", ["killed", "failed", "no room"])
+@pytest.mark.parametrize("point", [0, 1])
+def test_a_far_segment_that_got_no_batch(tmp_path, how, point):
+    """It says nothing of where the log ends, and its snapshot nothing of the producers there."""
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk, may_have_holes=True)
+    near, far, next_one = (patched(batch(1), base_offset=offset) for offset in (0, 3_000_000_000, 1))
+    assert log.appender.append_as_follower(near).error == 0
+    if point:
+        log.flusher.flush()
+    if how == "killed":
+        disk.file_class = _StaysEmpty
+        with pytest.raises(Killed):
+            log.appender.append_as_follower(far)
+    else:
+        op, error = ("write", errno.EIO) if how == "failed" else ("create", errno.ENOSPC)
+        disk.faults.append(Fault(op, "3000000000.log", error=error))
+        assert log.appender.append_as_follower(far).error is ErrorCode.KAFKA_STORAGE_ERROR
+    if how == "no room":
+        assert not [name for name in os.listdir(tmp_path / "e-0") if name.startswith("00000000003")]
+    log.abandon()
+    log = open_log(tmp_path / "e-0", may_have_holes=True, recovery_point=point)
+    assert (log.log_end_offset, [segment.base_offset for segment in log.segments]) == (1, [0])
+    assert not [name for name in os.listdir(tmp_path / "e-0") if name.startswith("00000000003")]
+    assert log.appender.append_as_follower(next_one).error == 0
+    assert log.appender.append_as_follower(far).error == 0
+    log.abandon()
+    log = open_log(tmp_path / "e-0", may_have_holes=True)
+    assert log.log_end_offset == 3_000_000_001
+
+
+def test_an_empty_segment_at_the_end_of_the_log_stays(tmp_path):
+    log = open_log(tmp_path / "e-0", may_have_holes=True)
+    for offset in (0, 5, 9):
+        assert log.appender.append_as_follower(patched(batch(1), base_offset=offset)).error == 0
+    log.appender.roll(NOW)
+    for point in (0, 9, 10):
+        log.abandon()
+        log = open_log(tmp_path / "e-0", may_have_holes=True, recovery_point=point)
+        assert (log.log_end_offset, [segment.base_offset for segment in log.segments]) == (10, [0, 10])
