@@ -417,7 +417,8 @@ class Appender:
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
         except CorruptBatch as wrong:  # what stands there, while its largest timestamp was looked for
-            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(log.failure(wrong)))
+            log.failure(wrong)
+            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"damaged batch: {wrong}")
         log.log_end_offset = end
         log.settled = False
         if now_ms > log.last_now_ms:

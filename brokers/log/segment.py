@@ -73,6 +73,7 @@ class Segment:
     __slots__ = (
         "_bytes_since_index",
         "_cuts",
+        "_damage",
         "_disk",
         "_first_timestamp",
         "_loaded",
@@ -103,6 +104,8 @@ class Segment:
         self.time_index = TimeIndex(disk, stem + TIME_INDEX_SUFFIX + suffix, base_offset)
         self.txn_index = TransactionIndex(disk, stem + TXN_INDEX_SUFFIX + suffix, base_offset)
         self._bytes_since_index = 0
+        self._damage: tuple[str, int] | None = None
+        """Why the largest timestamp can't be found, and where; it is not looked for again before a cut."""
         self._loaded = False
         """Whether all indexes are in memory, so that an entry finds room there."""
         self._max_timestamp: tuple[int, int] | None = None
@@ -231,11 +234,18 @@ class Segment:
     def _load_max_timestamp(self) -> tuple[int, int]:
         if not self.log.size:
             return -1, self.base_offset
+        if self._damage is not None:
+            raise CorruptBatch(*self._damage)
         try:
             return self._largest_from(self.offset_index.last().position)
-        except CorruptBatch:  # the index leads between batches
+        except CorruptBatch:
+            pass  # the index leads between batches, or one is damaged
+        try:
             self.rebuild_offset_index()
             return self._largest_from(self.offset_index.last().position)
+        except CorruptBatch as wrong:
+            self._damage = wrong.reason, wrong.position
+            raise
 
     def _largest_from(self, position: int) -> tuple[int, int]:
         largest, offset = self.time_index.last()
@@ -432,6 +442,7 @@ class Segment:
         self.time_index.truncate(offset)
         self.txn_index.truncate(offset)
         self.hints.clear()
+        self._damage = None
         self._max_timestamp = None
         self._bytes_since_index = 0
         if position == 0:
@@ -453,6 +464,7 @@ class Segment:
 
     def _nothing_indexed(self) -> None:
         self.hints.clear()
+        self._damage = None
         self._bytes_since_index = 0
         self._max_timestamp = (-1, self.base_offset)
         self._first_timestamp = None

@@ -160,6 +160,7 @@ class LogState:
         "segments",
         "settings",
         "settled",
+        "told_damage",
         "topic_id",
         "topic_partition",
         "unflushed_since_ms",
@@ -201,6 +202,8 @@ class LogState:
         self.offline = False
         self.crowded = False
         """Whether its directory has no room: an append was refused, and there was no room since."""
+        self.told_damage = ""
+        """The damage that was met last: one line in the broker's log is enough."""
         self.cuts = 0
         """Counts truncations and deletions: work on segments over several turns continues while this stands."""
         self.unflushed_since_ms: int | None = None
@@ -304,7 +307,10 @@ class LogState:
         if isinstance(wrong, DiskFailed):
             self.fail(wrong)
             return LogOffline(self.directory, str(wrong))
-        logger.error("%s: damaged batch: %s", self.directory, wrong)
+        told, self.told_damage = self.told_damage, str(wrong)
+        logger.log(
+            logging.DEBUG if told == str(wrong) else logging.ERROR, "%s: damaged batch: %s", self.directory, wrong
+        )
         return LogOffline(self.directory, f"damaged batch: {wrong}")
 
     def fail(self, wrong: DiskFailed) -> None:

@@ -8,7 +8,19 @@ import pytest
 
 from brokers.log import DiskFull, LogOffline
 from tests.support.faulty import Fault, FaultyDisk
-from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced, records
+from tests.support.logs import (
+    NOW,
+    append,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    open_log,
+    patched,
+    produced,
+    records,
+)
 from wire.errors import ErrorCode
 
 
@@ -163,3 +175,37 @@ def test_a_disk_that_fails_before_the_first_append(tmp_path):
     assert log.offline
     assert len(told) == 1
     assert [op for op, _ in disk.calls].count("read") == 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_damage_where_the_first_append_after_a_start_looks(tmp_path, first, who, caplog):
+    """It is refused, says why, and looks for it once; after a cut the log goes on."""
+    log = open_log(tmp_path / "e-0", config=config(segment_bytes=1 << 30))
+    for n in range(400):
+        append(log, produced(1, 0, n, value=b"x" * 1000))
+    log.close()
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk, clean=True, recovery_point=400, high_watermark=400)
+    with (tmp_path / "e-0" / f"{0:020d}.log").open("r+b") as file:
+        file.seek(16 if first else log.size_bytes - len(produced(1, 0, 399, value=b"x" * 1000)) + 16)
+        file.write(b"\x09")  # no magic of ours
+    size, reads = log.size_bytes, []
+    for _ in range(3):
+        disk.calls.clear()
+        if who == "leader":
+            info = append(log, batch(1))
+        else:
+            info = log.appender.append_as_follower(patched(batch(1), base_offset=400))
+        assert info.error is ErrorCode.KAFKA_STORAGE_ERROR
+        assert "damaged" in info.error_message
+        assert "offline" not in info.error_message
+        reads.append([op for op, _ in disk.calls].count("read"))
+    assert max(reads[1:]) <= (2 if first else 0), "of the first header, at most"
+    assert (log.offline, log.size_bytes, log.log_end_offset) == (False, size, 400)
+    assert len([record for record in caplog.records if record.name == "brokers.log.state"]) == 1
+    if first:
+        log.truncation.restart_at(0)
+    else:
+        log.truncation.truncate_to(398, now_ms=NOW)
+    assert append(log, produced(2, 0, 0)).first_offset == log.log_end_offset - 1
