@@ -453,7 +453,10 @@ class _Loader:
             if damaged or unused or segment.base_offset < end:
                 self.segments.remove(segment)
                 segment.remove()
-                self.report.segments_removed += 1
+                if unused and not damaged:
+                    self.report.notes.append(f"removed the empty segment {segment.base_offset}")
+                else:
+                    self.report.segments_removed += 1
                 continue
             if segment is not first:
                 self._write_snapshot(segment.base_offset)

@@ -10,7 +10,7 @@ import pytest
 
 from _native.batch import scan
 from brokers.config import BrokerConfig
-from brokers.log import LogStore, Origin, RealDisk
+from brokers.log import DiskFull, LogStore, Origin, RealDisk
 from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
 from brokers.model import GROUP_METADATA_TOPIC
 from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put
@@ -259,6 +259,15 @@ def test_power_loss(tmp_path, name):
         shutil.rmtree(target)
 
 
+class _FullDisk(RecordingDisk):
+    """No index finds room for a second file beside its own."""
+
+    def replace(self, path, data, *, durable=True):
+        if path.endswith("index") and os.path.exists(path):
+            raise DiskFull(path, "no room")
+        super().replace(path, data, durable=durable)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_the_power_fails_twice(tmp_path, part):
     """What a start mends must be as durable as what it takes for granted, though no flush looks below the point."""
@@ -268,7 +277,7 @@ def test_the_power_fails_twice(tmp_path, part):
         disk, history = RecordingDisk(), History()
         _cuts_of_transactions(_store(root, disk), disk, rng, history)
         image(disk.ops, rng.randint(len(disk.ops) * 3 // 4, len(disk.ops)), rng, str(root), first)
-        disk = RecordingDisk()
+        disk = _FullDisk() if part % 2 else RecordingDisk()
         disk.found(str(first))
         store = _store(first, disk)
         log = store.get(TP)
