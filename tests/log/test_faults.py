@@ -209,3 +209,14 @@ def test_damage_where_the_first_append_after_a_start_looks(tmp_path, first, who,
     else:
         log.truncation.truncate_to(398, now_ms=NOW)
     assert append(log, produced(2, 0, 0)).first_offset == log.log_end_offset - 1
+
+
+def test_a_disk_that_fails_the_index_of_aborted_transactions(tmp_path):
+    """Its entries are written in runs; the append that meets the failure is refused as any other."""
+    log = open_log(tmp_path / "e-0", FaultyDisk(Fault("write", ".txnindex", error=errno.EIO)))
+    for producer in range(200):
+        append_txn(log, producer, 0, 0)
+        if end_txn(log, producer, 0, commit=False).error is not ErrorCode.NONE:
+            break
+    assert log.offline
+    assert append(log, batch(1)).error is ErrorCode.KAFKA_STORAGE_ERROR
