@@ -47,16 +47,20 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a seed in FLEETLOG_SAMPLE (CI: the commit) only half of the files with slow tests keep these."""
+    """With a seed in FLEETLOG_SAMPLE (CI: the commit) only half of the files with slow tests keep these.
+
+    With FLEETLOG_LATE half of the deliberate bugs are tried, too.
+    """
     if not SAMPLE:
         return
-    left = [
-        item
-        for item in items
-        if item.get_closest_marker("slow")
-        and not item.get_closest_marker("mutations")
-        and not is_drawn(item.path.relative_to(config.rootpath).as_posix(), SAMPLE)
-    ]
+    late = bool(os.environ.get("FLEETLOG_LATE"))
+
+    def stays(item: pytest.Item) -> bool:
+        if item.get_closest_marker("mutations"):
+            return not late or is_drawn(item.name, SAMPLE)
+        return is_drawn(item.path.relative_to(config.rootpath).as_posix(), SAMPLE)
+
+    left = [item for item in items if item.get_closest_marker("slow") and not stays(item)]
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]

@@ -14,12 +14,10 @@ from brokers.api import fetch, offsets, produce_work
 from brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from brokers.api.fetch_sessions import FetchSession
 from brokers.controller import elections, reassignment
-from brokers.controller.deletions import UnconfirmedDeletions
 from brokers.controller.remaining import RemainingReplicas
 from brokers.controller.writes import StateWrites
 from brokers.coordinators.shard_host import ShardHost
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
-from brokers.coordinators.transactions.markers import MarkerSender
 from brokers.groups.records import CommittedOffset
 from brokers.groups.shard import GroupShard
 from brokers.log import Origin, dedup, producers, retained
@@ -50,7 +48,6 @@ from tests.simulation.replacing import Mutation, instead, mutated
 from tests.simulation.world import Report, World
 from txn import sinks, transaction
 from txn.coordinator import Producer, TransactionShard
-from txn.markers import Gone
 from txn.states import TransactionState
 from wire.errors import ErrorCode
 
@@ -444,20 +441,6 @@ def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) 
 RENEWS = ("renews", "kill", "pause", "slow", "zookeeper lag", "depose the controller")
 
 
-async def _takes_silence_for_a_confirmation(
-    self: Any, broker_id: Any, incarnation: Any, asked: Any, give_up: Any
-) -> None:
-    pass
-
-
-async def _knows_of_no_deletion(self: Any) -> None:
-    pass
-
-
-def _gives_up_what_it_does_not_know(original: Any, self: Any, tp: Any) -> Any:
-    return Gone.GONE if self._metadata.partition(tp) is None else original(self, tp)
-
-
 def _takes_any_log_of_the_name(original: Any, self: Any, tp: Any, topic_id: Any, state: Any) -> Any:
     log = self._logs.get(tp)
     if log is not None:
@@ -538,13 +521,8 @@ MUTATIONS = (
         instead(MetadataCache._apply, _applies_any_change),
     ), 3, ("cut from zookeeper", "pause", "operator")),
     # ---- topics that are created again
-    Mutation("an offset counts for whatever topic has the name", (instead(CommittedOffset.outlives, lambda self, topic: False),), 0, RENEWS),
-    Mutation("a deletion is answered before the brokers know of it", (
-        instead(UnconfirmedDeletions._broker_confirms, _takes_silence_for_a_confirmation),
-    ), 0, RENEWS, 600),
-    Mutation("the next controller does not wait for what was deleted", (instead(UnconfirmedDeletions.begin, _knows_of_no_deletion),), 0, RENEWS, 600),
-    Mutation("markers for what the metadata cache lacks are not written", (instead(MarkerSender._leader_of, _gives_up_what_it_does_not_know),), 0, RENEWS, 600),
-    Mutation("logs go by their names", (instead(ReplicaManager._open, _takes_any_log_of_the_name),), 0, RENEWS, 600),
+    Mutation("an offset counts for whatever topic has the name", (instead(CommittedOffset.outlives, lambda self, topic: False),), 10, RENEWS),
+    Mutation("logs go by their names", (instead(ReplicaManager._open, _takes_any_log_of_the_name),), 13, RENEWS),
     # ---- coordinators and transactions
     Mutation("a coordinator answers before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 3, ("kill", "die in a write", "slow")),
     Mutation("a transaction completes before its markers are committed", (
