@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from brokers.cli.output import CliError, iso, text, warn
 from brokers.groups import records as group_records
 from brokers.log import checkpoints
 from brokers.log.producers import DamagedSnapshot, decode_snapshot
+from brokers.model import id_text
 from txn import records as transaction_records
 from wire.compression import NAMES, CodecError, decompress
 
@@ -282,6 +284,8 @@ def offsets_row(record: Any) -> Row:
     fields = _fields(value)
     if "offset" in fields:  # the record has one, too
         row["committed"] = fields.pop("offset")
+    if isinstance(value, group_records.CommittedOffset) and value.topic_id is not None:
+        fields["topic_id"] = id_text(uuid.UUID(bytes=value.topic_id))
     return row | fields
 
 

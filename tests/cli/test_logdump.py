@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from _native.batch import Record, control_batch, encode_batch
 from brokers.cli.logs import log
 from brokers.groups import records as group_records
 from brokers.log import checkpoints
+from brokers.model import id_text
 from txn import records as transaction_records
 from txn.states import TransactionState
 from txn.transaction import Transaction
@@ -132,10 +134,11 @@ def internal(tmp_path: Path, topic: str, *pairs: tuple[bytes, bytes | None]) -> 
 def test_committed_offsets_and_groups_are_decoded(tmp_path: Path) -> None:
     partition = TopicPartition("t", 4)
     member = group_records.MemberRecord("m", None, "c", "/h", 1, 2, b"s", b"a")
+    committed, topic_id = group_records.CommittedOffset(42, 3, "note", TIME_MS), uuid.UUID(int=7)
     path = internal(
         tmp_path,
         "__consumer_offsets",
-        group_records.offset_record("g", partition, group_records.CommittedOffset(42, 3, "note", TIME_MS)),
+        group_records.offset_record("g", partition, committed._replace(topic_id=topic_id.bytes)),
         group_records.group_record("g", group_records.GroupRecord("consumer", 5, "range", "m", TIME_MS, (member,))),
         group_records.offset_tombstone("g", partition),
         (b"\0\x08new", b"x"),
@@ -149,6 +152,7 @@ def test_committed_offsets_and_groups_are_decoded(tmp_path: Path) -> None:
         42,
         "note",
     )
+    assert rows[0]["topic_id"] == id_text(topic_id)
     assert (rows[1]["generation"], rows[1]["members"][0]["member_id"]) == (5, "m")
     assert rows[2]["deleted"] is True
     assert rows[3]["key_version"] == 8
