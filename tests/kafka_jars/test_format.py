@@ -114,6 +114,25 @@ def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
     assert "deleteHorizonMs: OptionalLong[" in text
 
 
+def test_kafkas_dump_tool_reads_committed_offsets(tmp_path, classpath):
+    """With the topic's id behind the fields that Kafka reads."""
+    from _native.batch import Record, encode_batch
+    from brokers.groups import records as group_records
+
+    tp = TopicPartition("__consumer_offsets", 4)
+    store, log = _ours(tmp_path, tp)
+    committed = group_records.CommittedOffset(4242, 7, "a note", NOW, topic_id=bytes(range(16)))
+    record = group_records.offset_record("the group", TopicPartition("orders", 3), committed)
+    append(log, encode_batch([Record(-1, NOW, record.key, record.value, ())]), origin=Origin.COORDINATOR)
+    store.close()
+    (segment,) = (tmp_path / str(tp)).glob("*.log")
+    command = ["java", "-cp", classpath, "kafka.tools.DumpLogSegments", "--offsets-decoder", "--files", str(segment)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for part in ('"the group"', '"orders"', '"offset":4242', '"leaderEpoch":7', '"a note"', f'"commitTimestamp":{NOW}'):
+        assert part in done.stdout, done.stdout[-2000:]
+
+
 @pytest.fixture
 def kafka(tmp_path, classpath):
     with formatted(classpath, tmp_path / "kafka") as made:
