@@ -28,6 +28,8 @@ class Flusher:
             for segment in log.segments.changed_since(log.recovery_point):
                 if segment.size:
                     segment.sync()
+                    if segment.took_names():  # a start believes that an index without a file has no entries
+                        log.dirty_names = True
         if log.epochs.dirty or not log.epochs_durable:
             log.save_epochs(durable=True)
         if log.dirty_names:

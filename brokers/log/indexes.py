@@ -67,6 +67,8 @@ class _IndexFile:
         self._file: DiskFile | None = None
         self._anew = False
         """Whether the entries were made anew, and what the file holds is still to be compared with them."""
+        self.new_name = False
+        """Whether the file was made here since a flush asked: its name is durable with its directory only."""
 
     @property
     def data(self) -> bytearray:
@@ -116,6 +118,7 @@ class _IndexFile:
 
     def _open(self) -> DiskFile:
         if self._file is None:
+            self.new_name = self.new_name or self._disk.size(self.path) is None
             self._file = self._disk.open(self.path, create=True)
         return self._file
 

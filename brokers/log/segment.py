@@ -222,6 +222,14 @@ class Segment:
         self.log.sync()
         self.flush_indexes(sync=True)
 
+    def took_names(self) -> bool:
+        """Whether indexes got their files since this was asked last: their directory is to be synced, too."""
+        indexes = (self.offset_index, self.time_index, self.txn_index)
+        taken = any(index.new_name for index in indexes)
+        for index in indexes:
+            index.new_name = False
+        return taken
+
     # ---- timestamps
 
     @property

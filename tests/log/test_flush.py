@@ -31,6 +31,27 @@ def test_a_flush_makes_the_removals_of_a_cut_durable(tmp_path):
     log.abandon()
 
 
+def test_a_flush_makes_the_name_of_a_new_index_durable(tmp_path):
+    """The index of aborted transactions has no file before the first; a start believes its absence."""
+    disk = RecordingDisk()
+    log = open_log(tmp_path, disk)
+    append(log, batch(1))
+    log.flusher.flush()
+    append_txn(log, 7, 0, 0)
+    end_txn(log, 7, 0, commit=False)
+    begin = len(disk.ops)
+    log.flusher.flush()
+    index = log.segments.active.txn_index.path
+    made = max(number for number, op in enumerate(disk.ops) if op.path == index)
+    assert made >= begin
+    assert any(op.kind == "syncdir" and op.path == str(tmp_path) for op in disk.ops[made:])
+    begin = len(disk.ops)
+    append(log, batch(1))
+    log.flusher.flush()
+    assert not [op for op in disk.ops[begin:] if op.kind == "syncdir"], "no flush without a new name needs it"
+    log.abandon()
+
+
 def test_a_cut_that_a_killed_process_leaves_half_done_leaves_no_hole(tmp_path):
     disk = RecordingDisk()
     log = open_log(tmp_path, disk, config=SMALL)
