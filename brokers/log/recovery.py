@@ -437,6 +437,10 @@ class _Loader:
         """Check every batch from the segment that holds ``offset`` on, cut at the first wrong one.
 
         Returns the log's end. Indexes of segments that the next flush does not cover are durable then.
+
+        A segment begins where the one before it ends, also in a compacted log: its holes are within segments (unless
+        one is so wide that no segment spans it). Above the recovery point anything else means that the power took what
+        was between.
         """
         first = self.segments.floor(offset)
         self.drop_snapshots(first.base_offset, None)
@@ -444,8 +448,10 @@ class _Loader:
         self._epoch_reached = self.epochs.epoch_at(first.base_offset - 1)
         end = first.base_offset
         damaged = False
+        before = first.base_offset
         for segment in self.segments.from_offset(first.base_offset):
-            if segment.base_offset > end and not self.may_have_holes and not damaged:
+            taken = segment.base_offset > max(end, recovery_point) and segment.base_offset - before <= _INT32_MAX
+            if segment.base_offset > end and not damaged and (taken or not self.may_have_holes):
                 damaged = True
                 self.report.truncated_at = end
                 self.report.reason = f"segment {segment.base_offset} where {end} was expected"
@@ -460,6 +466,7 @@ class _Loader:
                 continue
             if segment is not first:
                 self._write_snapshot(segment.base_offset)
+            before = segment.base_offset
             end, reason = self._check_segment(segment)
             if reason:
                 damaged = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 
@@ -22,6 +23,7 @@ from tests.support.logs import (
     marker,
     open_log,
     produced,
+    records,
 )
 
 SMALL = config(segment_bytes=1500, index_interval_bytes=100)
@@ -473,3 +475,24 @@ def test_decay_below_the_recovery_point_costs_only_itself(written, tmp_path):
         assert append(log, batch(1), epoch=9).error == 0
         log.truncation.truncate_to(state["end"])
         log.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "a batch"])
+def test_what_the_power_took_between_two_segments_is_no_hole_of_compaction(tmp_path, left):
+    """The segment behind it reached the disk earlier, and would hide that acknowledged records are gone."""
+    settings = config(segment_bytes=300)
+    log = open_log(tmp_path, config=settings, may_have_holes=True)
+    for _ in range(12):
+        append(log, batch(1))
+    first, taken, *rest = log.segments
+    assert rest
+    ((_, size), *more) = [(at, header.size) for at, header in scan(taken.log.read(0, taken.size))]
+    assert more
+    path, begin = taken.log.path, taken.base_offset
+    log.abandon()
+    os.truncate(path, size if left == "a batch" else 0)
+    log = open_log(tmp_path, config=settings, may_have_holes=True, recovery_point=first.base_offset)
+    assert log.log_end_offset == begin + (left == "a batch")
+    append(log, batch(3))
+    assert len(records(log)) == log.log_end_offset == begin + (left == "a batch") + 3
+    log.close()
