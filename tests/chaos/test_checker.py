@@ -901,6 +901,16 @@ def a_topic_made_again_loses_and_repeats(tale: Tale) -> None:
     tale.again("one", ["a", "b"], ["a", "b"], ["b", "b", "damaged: x"])
 
 
+@story()
+def a_producer_repeats_what_it_sent_behind_a_record_that_it_gave_up(tale: Tale) -> None:
+    tale.again("one", ["a", "b", "c"], ["b", "c"], ["a", "b", "b", "c"])
+
+
+@story("duplicate")
+def a_producer_repeats_more_than_it_gave_up(tale: Tale) -> None:
+    tale.again("one", ["a", "b", "c"], ["a", "c"], ["a", "a", "c", "c"])
+
+
 def transfer(tale: Tale, amounts: tuple[int, int], shown: tuple[int, ...] = (0, 1)) -> None:
     tale.send("order", 0, key="in/0")
     names = [f"x.1.in/0.0.{amount}" for amount in amounts]
