@@ -9,7 +9,7 @@ import sys
 import time
 
 from tests.simulation.lines import covered
-from tests.simulation.mutations import MUTATIONS, caught
+from tests.simulation.mutations import MUTATIONS, RARE, caught
 from tests.simulation.runs import Summary, run_seeds, story
 from tests.simulation.world import World
 
@@ -47,7 +47,7 @@ def _many(first: int, last: int, jobs: int, shown: int = 5) -> int:
 
 def _mutations(name: str, first: int, within: int) -> int:
     missed = 0
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *RARE):
         if name not in mutation.name:
             continue
         began = time.monotonic()
