@@ -31,14 +31,12 @@ def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done |
     From v1 on the leaders among them may be asked to act as without a lease, for a planned move.
     """
     version = min(context.api_version, ends.WAIVE_VERSION)
-    refused = messages.ReplicaEndsResponse
     if _from_outside(context):
-        return Done(refused(version=version, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
+        return _refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, version)
     services = context.services
-    # requests are served once this process has registered, so no answer names the incarnation of the one before
     own = services.metadata.brokers.get(services.config.broker_id)
-    if own is None:  # between two registrations: the answer would count for neither
-        return Done(refused(version=version, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))
+    if own is None:
+        return _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
     asked: dict[Any, list[int]] = {}
     for topic in request.topics:
         asked.setdefault(topic.topic_id, []).extend(topic.partitions)
@@ -46,22 +44,30 @@ def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done |
         return _waive(own.incarnation, asked, context)
     if any(topic_id not in services.metadata.topic_names for topic_id in asked):
         return _after_reading(asked, context, version)
+    return _answer(asked, context, version)
+
+
+def _refused(error: ErrorCode, version: int) -> Done:
+    return Done(messages.ReplicaEndsResponse(version=version, error_code=error, topics=[]))
+
+
+def _answer(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
+    services = context.services
+    # requests are served once this process has registered, so no answer names the incarnation of the one before
+    own = services.metadata.brokers.get(services.config.broker_id)
+    if own is None:  # between two registrations: the answer would count for neither
+        return _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
     return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
 
 
 async def _after_reading(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
     """A topic that is unknown here may have been created since: its deletion is not known before its creation is."""
-    services = context.services
     try:
-        current = await services.metadata.refreshed(READ_MS)
+        current = await context.services.metadata.refreshed(READ_MS)
     except StoreError as problem:
         log.debug("whether %d topics exist is not known: %s", len(asked), problem)
         current = False
-    own = services.metadata.brokers.get(services.config.broker_id)
-    if not current or own is None:
-        refused = messages.ReplicaEndsResponse
-        return Done(refused(version=version, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))
-    return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
+    return _answer(asked, context, version) if current else _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
 
 
 async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:

@@ -67,23 +67,14 @@ class ActiveController:
     async def begin(self) -> None:
         """Read all metadata and finish the previous controller's incomplete writes; raises NotController."""
         async with self.context.lock:
-            await self._make_parents()
+            await self.context.insist("creating the parent znodes", self._make_parents)
             await self.deletions.begin()
             await self.context.look_again(whole=False)
             await self.settle()
 
     async def _make_parents(self) -> None:
-        while True:
-            self.context.check_session()
-            try:
-                for path in znodes.PERSISTENT_PATHS:
-                    await ensure(self.context.store, path)
-                return
-            except SessionExpired:
-                self.context.end("the session expired")
-            except StoreError as problem:
-                log.info("controller: creating the parent znodes failed, retrying: %s", problem)
-                await asyncio.sleep(RETRY_SECONDS)
+        for path in znodes.PERSISTENT_PATHS:
+            await ensure(self.context.store, path)
 
     # ------------------------------------------------------------ reacting
 

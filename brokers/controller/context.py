@@ -123,25 +123,20 @@ class ControllerContext:
         The metadata cache is up to date once it has applied the newest change-log entry. Copying it is instant;
         reading 10,000 partitions takes seconds. ``whole`` reads them nevertheless.
         """
-        while True:
-            self.check_session()
-            try:
-                await self.store.sync(znodes.CONTROLLER_EPOCH)
-                _data, stat = await self.store.get(znodes.CONTROLLER_EPOCH)
-                if stat.version != self.leadership.epoch_version:
-                    self.end("another controller was elected")
-                if whole or not await self._copy_cache():
-                    loaded = await load_metadata(self.store)
-                    self.image, self.deleting = loaded.image, loaded.deleting
-                    self.absorb(self._all_partitions())  # the cache may have advanced during the read
-                return
-            except NoNode:
-                self.end(f"{znodes.CONTROLLER_EPOCH} does not exist")
-            except SessionExpired:
-                self.end("the session expired")
-            except StoreError as problem:
-                log.info("controller: reading the metadata failed, retrying: %s", problem)
-                await asyncio.sleep(RETRY_SECONDS)
+        await self.insist("reading the metadata", lambda: self._look(whole=whole))
+
+    async def _look(self, *, whole: bool) -> None:
+        try:
+            await self.store.sync(znodes.CONTROLLER_EPOCH)
+            _data, stat = await self.store.get(znodes.CONTROLLER_EPOCH)
+            if stat.version != self.leadership.epoch_version:
+                self.end("another controller was elected")
+            if whole or not await self._copy_cache():
+                loaded = await load_metadata(self.store)
+                self.image, self.deleting = loaded.image, loaded.deleting
+                self.absorb(self._all_partitions())  # the cache may have advanced during the read
+        except NoNode:
+            self.end(f"{znodes.CONTROLLER_EPOCH} does not exist")
 
     def _all_partitions(self) -> Iterable[TopicPartition]:
         for name, topic in self.metadata.topics.items():
@@ -156,6 +151,27 @@ class ControllerContext:
             return False
         self.image, self.deleting = self.metadata.snapshot(), deleting
         return True
+
+    async def insist(self, what: str, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Repeat until ZooKeeper has answered all of it; raises NotController."""
+        while True:
+            self.check_session()
+            try:
+                return await attempt()
+            except SessionExpired:
+                self.end("the session expired")
+            except StoreError as problem:
+                log.info("controller: %s failed, retrying: %s", what, problem)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def read_now(self, reading: Awaitable[R]) -> R:
+        """Read once, as a part of what :meth:`persist` repeats; raises StaleState, NotController."""
+        try:
+            return await reading
+        except SessionExpired:
+            self.end("the session expired")
+        except StoreError as problem:
+            raise StaleState(str(problem)) from problem
 
     def check_session(self) -> None:
         """Raises NotController unless the session is the one that was elected."""

@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Container, Mapping, Sequence
 
 from brokers.controller import plans
-from brokers.controller.context import RETRY_SECONDS, ControllerContext, StaleState
+from brokers.controller.context import RETRY_SECONDS, ControllerContext
 from brokers.metadata import znodes
 from brokers.metadata.loading import children_or_none, read_or_none
 from brokers.model import BrokerId, TopicInfo
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import ends
-from coordination.store import SessionExpired, StoreError
+from coordination.store import StoreError
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -60,21 +60,18 @@ class UnconfirmedDeletions(Container[str]):
 
     async def begin(self) -> None:
         """Read what the previous controllers have left; raises NotController, BadZnode."""
-        while True:
-            self._context.check_session()
-            try:
-                for name in await children_or_none(self._context.store, znodes.DELETED_TOPICS):
-                    path = znodes.deleted_topic_path(name)
-                    found = await read_or_none(self._context.store, path)
-                    if found is not None:
-                        self._topics[name] = znodes.decode_delete_mark(path, found[0])
-                self.leave(list(self._topics))
-                return
-            except SessionExpired:
-                self._context.end("the session expired")
-            except StoreError as problem:
-                log.info("controller: reading the deleted topics failed, retrying: %s", problem)
-                await asyncio.sleep(RETRY_SECONDS)
+        await self._context.insist("reading the deleted topics", self._read_marks)
+        self.leave(list(self._topics))
+
+    async def _read_marks(self) -> None:
+        for name in await self._marked():
+            path = znodes.deleted_topic_path(name)
+            found = await read_or_none(self._context.store, path)
+            if found is not None:
+                self._topics[name] = znodes.decode_delete_mark(path, found[0])
+
+    async def _marked(self) -> list[str]:
+        return await children_or_none(self._context.store, znodes.DELETED_TOPICS)
 
     async def run(self) -> None:
         """Wait for the confirmations that no request waits for, until cancelled; raises NotController."""
@@ -120,12 +117,7 @@ class UnconfirmedDeletions(Container[str]):
             self.leave(list(names.values()))
 
     async def _free(self, names: Sequence[str]) -> bool:
-        try:
-            marked = set(await children_or_none(self._context.store, znodes.DELETED_TOPICS))
-        except SessionExpired:
-            self._context.end("the session expired")
-        except StoreError as problem:
-            raise StaleState(str(problem)) from problem
+        marked = set(await self._context.read_now(self._marked()))
         await self._context.perform(plans.free_names([name for name in names if name in marked]))
         for name in names:
             self._topics.pop(name, None)

@@ -280,13 +280,7 @@ class TopicCommands:
     async def finish_deletions(self) -> None:
         """Complete deletions that stopped after their mark; raises StaleState, NotController."""
         for name in list(self._context.deleting):
-            try:
-                writes = await self._rest_of_deletion(name)
-            except SessionExpired:
-                self._context.end("the session expired")
-            except StoreError as problem:
-                raise StaleState(str(problem)) from problem
-            await self._context.perform(writes)
+            await self._context.perform(await self._context.read_now(self._rest_of_deletion(name)))
             self._context.deleting.remove(name)
             log.info("finished deleting topic %s", name)
 

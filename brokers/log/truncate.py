@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from _native.batch import HEADER_SIZE, parse_header
 from brokers.log import recovery
 from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
@@ -43,20 +46,11 @@ class Truncation:
         snapshots = recovery.snapshot_offsets(log.disk, log.directory)
         producers = log.producers.like()
         recovery.restore_producers(log.disk, log.directory, log.segments, producers, end, now_ms, snapshots)
-        keep.load_indexes()
-        keep.log.retain()
-        try:
-            self._lower_recovery_point(end)
-            self._lower_saved_start(end)
-            log.cuts += 1
-            log.settled = False
-            self._remove_snapshots([snapshot for snapshot in snapshots if snapshot > end])
+        with self._changing(keep, end, end, [snapshot for snapshot in snapshots if snapshot > end]):
             while log.segments.active is not keep:  # from the end on: a process that is killed here leaves no hole
                 self._discard(log.segments.active)
             if position is not None:
                 self._cut(keep, position, end)
-        finally:
-            keep.log.release()
         self._tell_of_cut(end)
         log.log_end_offset = end
         log.log_start_offset = min(log.log_start_offset, end)
@@ -77,20 +71,33 @@ class Truncation:
         log = self._log
         first = log.segments.first
         snapshots = recovery.snapshot_offsets(log.disk, log.directory)
-        first.load_indexes()
-        first.log.retain()
-        try:
-            self._lower_recovery_point(min(offset, log.log_start_offset))
-            self._lower_saved_start(offset)
-            log.cuts += 1
-            log.settled = False
-            self._remove_snapshots(snapshots)
+        with self._changing(first, min(offset, log.log_start_offset), offset, snapshots):
             for segment in log.segments:
                 if segment is not first:
                     self._discard(segment)
             self._continue_at(offset, first, log.last_now_ms if now_ms is None else now_ms)
+
+    @contextmanager
+    def _changing(self, keep: Segment, point: int, start: int, snapshots: list[int]) -> Iterator[None]:
+        """Segments are cut or discarded in the block, and ``keep`` stays.
+
+        What needs room comes first, and each step that a start would believe before the next one: the recovery point is
+        at ``point`` at most, the saved start at ``start``, and these snapshots are gone.
+        """
+        log = self._log
+        keep.load_indexes()
+        keep.log.retain()
+        try:
+            self._lower_recovery_point(point)
+            self._lower_saved_start(start)
+            log.cuts += 1
+            log.settled = False
+            for snapshot in snapshots:
+                log.dirty_names = True
+                log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+            yield
         finally:
-            first.log.release()
+            keep.log.release()
 
     def _continue_at(self, offset: int, first: Segment, now_ms: int) -> None:
         """Begin anew in place of the only segment that is left."""
@@ -114,11 +121,6 @@ class Truncation:
             segment.cut_at(position, offset)
         except DiskFull as wrong:
             raise DiskFailed(segment.log.path, f"cannot be cut: {wrong.reason}") from wrong
-
-    def _remove_snapshots(self, offsets: list[int]) -> None:
-        for offset in offsets:
-            self._log.dirty_names = True
-            self._log.disk.remove(recovery.snapshot_path(self._log.directory, offset))
 
     def _tell_of_cut(self, offset: int) -> None:
         if self._log.calls.on_cut is not None:
