@@ -650,21 +650,10 @@ class Member(Client):
 
     async def commit(self, group: str, tp: TopicPartition, offset: int, member_id: str, generation: int) -> int:
         """Commit once; an error other than NONE, or no answer, says nothing about the outcome."""
-        topic = m.OffsetCommitRequest.OffsetCommitRequestTopic
-        part = topic.OffsetCommitRequestPartition(
-            version=7, partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1,
-            committed_metadata=self.name,
-        )  # fmt: skip
-        request = m.OffsetCommitRequest(
-            version=7, group_id=group, generation_id_or_member_epoch=generation, member_id=member_id,
-            group_instance_id=self.instance, topics=[topic(version=7, name=tp.topic, partitions=[part])],
-        )  # fmt: skip
         self.world.oracle.committing(group, tp, offset)
-        answer = await self.coordinate(GROUP, group, request, 7)
-        if answer is not None and answer.topics[0].partitions[0].error_code == OK:
+        if await commit_offset(self, group, tp, offset, member_id, generation, self.instance):
             self.world.oracle.committed_offset(group, tp, offset)
             return OK
-        self.forget_coordinator(GROUP, group)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
@@ -686,10 +675,39 @@ async def list_offset(
     return answer.topics[0].partitions[0]
 
 
+async def commit_offset(
+    client: Client, group: str, tp: TopicPartition, offset: int, member_id: str = "", generation: int = -1,
+    instance: str | None = None,
+) -> bool:  # fmt: skip
+    """OffsetCommit, once, by a member or by none; whether it was acknowledged."""
+    topic = m.OffsetCommitRequest.OffsetCommitRequestTopic
+    part = topic.OffsetCommitRequestPartition(
+        version=7, partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1,
+        committed_metadata=client.name,
+    )  # fmt: skip
+    request = m.OffsetCommitRequest(
+        version=7, group_id=group, generation_id_or_member_epoch=generation, member_id=member_id,
+        group_instance_id=instance, topics=[topic(version=7, name=tp.topic, partitions=[part])],
+    )  # fmt: skip
+    answer = await client.coordinate(GROUP, group, request, 7)
+    if answer is not None and answer.topics[0].partitions[0].error_code == OK:
+        return True
+    client.forget_coordinator(GROUP, group)
+    return False
+
+
 async def fetch_committed(client: Client, group: str, tp: TopicPartition, *, stable: bool) -> int | None:
     """OffsetFetch, shown to the oracle; None when it could not be told."""
     oracle = client.world.oracle
     floor = oracle.begin_committed(group, tp)
+    offset = await fetch_offset(client, group, tp, stable=stable)
+    if offset is not None:
+        oracle.told_committed(client.name, group, tp, offset, floor)
+    return offset
+
+
+async def fetch_offset(client: Client, group: str, tp: TopicPartition, *, stable: bool) -> int | None:
+    """OffsetFetch of one partition; None when it could not be told."""
     kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
     asked = kind(
         version=8, group_id=group,
@@ -702,10 +720,7 @@ async def fetch_committed(client: Client, group: str, tp: TopicPartition, *, sta
         client.forget_coordinator(GROUP, group)
         return None
     part = answer.groups[0].topics[0].partitions[0]
-    if part.error_code != OK:
-        return None
-    oracle.told_committed(client.name, group, tp, part.committed_offset, floor)
-    return int(part.committed_offset)
+    return int(part.committed_offset) if part.error_code == OK else None
 
 
 INTERNAL = (TopicPartition(GROUP_METADATA_TOPIC, 0), TopicPartition(TRANSACTION_STATE_TOPIC, 0))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import wire.messages as m
 from tests.simulation.admin import TIMEOUT_MS, Admin
 from tests.simulation.clients import (
-    GROUP,
     OK,
     RETRIABLE,
     TRANSACTIONAL,
@@ -22,6 +21,8 @@ from tests.simulation.clients import (
     Fenced,
     Producer,
     TransactionalProducer,
+    commit_offset,
+    fetch_offset,
     produce_body,
 )
 from tests.simulation.lives import Life, Lives
@@ -197,47 +198,15 @@ class Committer(Client):
             if life is None:
                 continue
             if self.rng.random() < 0.5:
-                offset = await self.asked(name, tp)
+                offset = await fetch_offset(self, name, tp, stable=True)
                 if offset is not None and not life.over:
                     lives.told(life, name, tp, offset)
                 continue
             number += 1
-            if await self.committed(name, tp, number):
+            if await commit_offset(self, name, tp, number):
                 lives.committed(life, name, tp, number)
             else:
                 group += 1
-
-    async def committed(self, group: str, tp: TopicPartition, offset: int) -> bool:
-        """Whether a commit was acknowledged."""
-        topic = m.OffsetCommitRequest.OffsetCommitRequestTopic
-        part = topic.OffsetCommitRequestPartition(
-            version=7, partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1,
-            committed_metadata="",
-        )  # fmt: skip
-        request = m.OffsetCommitRequest(
-            version=7, group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-            topics=[topic(version=7, name=tp.topic, partitions=[part])],
-        )  # fmt: skip
-        answer = await self.coordinate(GROUP, group, request, 7)
-        if answer is not None and answer.topics[0].partitions[0].error_code == OK:
-            return True
-        self.forget_coordinator(GROUP, group)
-        return False
-
-    async def asked(self, group: str, tp: TopicPartition) -> int | None:
-        """The committed offset; None when it could not be told."""
-        kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
-        topic = kind.OffsetFetchRequestTopics(version=8, name=tp.topic, partition_indexes=[tp.partition])
-        one = kind(version=8, group_id=group, topics=[topic])
-        answer = await self.coordinate(
-            GROUP, group, m.OffsetFetchRequest(version=8, groups=[one], require_stable=True), 8
-        )
-        if answer is not None and answer.groups[0].error_code == OK:
-            part = answer.groups[0].topics[0].partitions[0]
-            if part.error_code == OK:
-                return int(part.committed_offset)
-        self.forget_coordinator(GROUP, group)
-        return None
 
 
 def clients(world: World) -> list[tuple[Client, Any]]:
