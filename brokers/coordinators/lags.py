@@ -143,21 +143,27 @@ class LagWatch:
     async def _committed(self) -> dict[str, Committed]:
         """What the groups have committed, as far as a round goes."""
         found: dict[str, Committed] = {}
-        groups, rows, topics = self._present(), 0, self._metadata.topics
+        groups, rows = self._present(), 0
         order = [*(name for name in self._later if name in groups), *groups]
         self._later = []
         for group_id in dict.fromkeys(order):
             if rows >= ROWS_PER_ROUND:
                 self._later.append(group_id)
                 continue
-            found[group_id] = [
-                (tp, entry)
-                for tp, entry in groups[group_id].offsets.items()
-                if not entry[1].outlives(topics[tp.topic].id if tp.topic in topics else None)
-            ]
-            rows += len(found[group_id])
+            rows += len(groups[group_id].offsets)
+            found[group_id] = await self._of_present_topics(list(groups[group_id].offsets.items()))
             await self._turn()
         return found
+
+    async def _of_present_topics(self, committed: Committed) -> Committed:
+        """Without what was committed for topics that have been deleted."""
+        kept: Committed = []
+        for tp, entry in committed:
+            await self._turn()
+            topic = self._metadata.topics.get(tp.topic)
+            if not entry[1].outlives(None if topic is None else topic.id):
+                kept.append((tp, entry))
+        return kept
 
     async def _positions(self, committed: Iterable[Committed]) -> dict[Asked, LogPosition]:
         """Where these offsets lie in their logs, by the logs' leaders."""
