@@ -157,7 +157,7 @@ def _fetch_one(
 ) -> Generator[None, None, GroupOffsets]:
     """The offsets of the named topics, or of all that may be described; else the error of the group.
 
-    Only the names are gone through in slices: a commit is read as a whole, or not at all.
+    A commit is read as a whole, or not at all: the shard is asked at one go, all else is done in slices.
     """
     if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
         return GroupOffsets(refusal)
@@ -170,31 +170,36 @@ def _fetch_one(
     if shard is None:
         return GroupOffsets(error)
     if partitions is None:
-        every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
-        every = tuple(found for found in every if not _outlives(found, context))
+        found = yield from _of_present_topics(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
+        every = tuple(one for one in found if one.committed is not None or one.error is not ErrorCode.NONE)
         denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
         if denied:
             every = tuple(offset for offset in every if offset.partition.topic not in denied)
         return GroupOffsets(ErrorCode.NONE, every)
     denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
     allowed = tuple(p for p in partitions if p.topic not in denied) if denied else partitions
-    found = [
-        one._replace(committed=None) if _outlives(one, context) else one
-        for one in shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
-    ]
+    found = yield from _of_present_topics(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
     hidden = (p for p in partitions if p.topic in denied)
     refused = (FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden)
     return GroupOffsets(ErrorCode.NONE, (*found, *refused))
 
 
-def _outlives(found: FetchedOffset, context: Context) -> bool:
-    """Whether the offset is of a deleted topic. This broker knows each topic that has a commit in the shard.
+def _of_present_topics(
+    offsets: Sequence[FetchedOffset], context: Context
+) -> Generator[None, None, list[FetchedOffset]]:
+    """None committed where it is of a deleted topic. This broker knows each topic that has a commit in the shard.
 
     A commit names a topic that its coordinator knew, and the entry of the change log that elected this one comes behind
     all that its predecessor had read.
     """
-    present = context.services.metadata.topics.get(found.partition.topic)
-    return found.committed is not None and found.committed.outlives(None if present is None else present.id)
+    kept = []
+    for one in offsets:
+        yield
+        present = context.services.metadata.topics.get(one.partition.topic)
+        if one.committed is not None and one.committed.outlives(None if present is None else present.id):
+            one = one._replace(committed=None)
+        kept.append(one)
+    return kept
 
 
 def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:
