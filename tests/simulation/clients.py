@@ -533,11 +533,12 @@ class Auditor(Client):
             await self.pause(0.01, 0.05)
 
     async def latest(self, tp: TopicPartition, committed: bool, *, insists: bool = False) -> int | None:
-        """ListOffsets of the end; None when it could not be told."""
+        """ListOffsets of the end; None when it could not be told, or was of a topic that has been deleted."""
         oracle = self.world.oracle
+        life = oracle.life(tp)
         floor = oracle.begin_latest(tp, committed)
         answer = await list_offset(self, tp, LATEST, committed, insists=insists)
-        if answer is None:
+        if answer is None or life is None or oracle.life(tp) is not life:
             return None
         oracle.told_latest(self.name, tp, committed, int(answer.offset), floor)
         return int(answer.offset)

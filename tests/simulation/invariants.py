@@ -27,6 +27,7 @@ from brokers.replication.partition import Partition
 from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode
 from tests.simulation.lives import INVARIANTS as RENEWED
+from tests.simulation.lives import Lives
 from tests.simulation.logins import INVARIANTS as LOGINS
 from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
@@ -121,6 +122,8 @@ class Oracle:
         self.refused: set[str] = set()
         """Values that their sender had no right to write."""
         self.transactions: dict[Transaction, str] = {}
+        self.lives: dict[str, Lives] = {}
+        """Of the topics that are deleted and created again."""
         self._acked_end: Counter[TopicPartition] = Counter()
         self._latest: Counter[tuple[TopicPartition, bool]] = Counter()
         self._offsets: dict[tuple[str, TopicPartition], int] = {}
@@ -487,6 +490,16 @@ class Oracle:
         if committed:
             self.sinks.read(client, tp, found)
         return shown
+
+    def life(self, tp: TopicPartition) -> object | None:
+        """Which of its topic's lives it is in; None between a deletion that was asked for and the next creation."""
+        lives = self.lives.get(tp.topic)
+        return self if lives is None else lives.now
+
+    def forget_ends(self, topic: str) -> None:
+        """Its logs begin anew."""
+        self._acked_end = Counter({tp: end for tp, end in self._acked_end.items() if tp.topic != topic})
+        self._latest = Counter({key: end for key, end in self._latest.items() if key[0].topic != topic})
 
     def begin_latest(self, tp: TopicPartition, committed: bool) -> int:
         """What an answer to a request sent now must reach."""

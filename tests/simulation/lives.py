@@ -32,6 +32,7 @@ class Lives:
         self._topic = topic
         self.ids: set[Any] = set()
         self.present: Life | None = None
+        oracle.lives[topic] = self
         self._settled: set[tuple[str, TopicPartition, int]] = set()
         """What was committed for a life, and acknowledged in it."""
 
@@ -44,6 +45,7 @@ class Lives:
         """There is a topic that was not there before."""
         if self.ids:
             self._oracle.checked["topics created again"] += 1
+            self._oracle.forget_ends(self._topic)
         self.ids.add(topic_id)
         self.present = Life(len(self.ids), topic_id)
         return self.present
