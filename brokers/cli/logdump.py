@@ -24,7 +24,7 @@ from brokers.cli.logduplicates import NotReadable, duplicate_rows
 from brokers.cli.output import CliError, iso, text, warn
 from brokers.groups import records as group_records
 from brokers.log import checkpoints
-from brokers.log.producers import DamagedSnapshot, decode_snapshot
+from brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot
 from brokers.model import id_text
 from txn import records as transaction_records
 from wire.compression import NAMES, CodecError, decompress

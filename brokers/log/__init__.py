@@ -21,7 +21,8 @@ from brokers.log.failures import (
 )
 from brokers.log.files import DiskPort, RealDisk
 from brokers.log.log import Log
-from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
+from brokers.log.producer_entries import ProducerEntry
+from brokers.log.producers import Origin, ProducerState, VerificationGuard
 from brokers.log.recovery_report import RecoveryReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
 from brokers.log.store import LogStore, StoreReport

@@ -18,14 +18,15 @@ from _native.batch import HEADER_SIZE, Admitted, BatchHeader, admit, crc32c, par
 from _native.compact import Gathered, PagePositions
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
-from brokers.log import recovery
 from brokers.log.admission import COORDINATOR, Order, Terms
 from brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
 from brokers.log.flush import Flusher
 from brokers.log.markers import NO_MARKERS, Marker
-from brokers.log.producers import Duplicate, ProducerEntry, Refusal, admitted_of
+from brokers.log.producer_entries import ProducerEntry
+from brokers.log.producer_snapshots import snapshot_path
+from brokers.log.producers import Duplicate, Refusal, admitted_of
 from brokers.log.segment import MAX_POSITION, Segment
 from brokers.log.state import AppendInfo, LogState, guarded
 from brokers.log.validation import (
@@ -460,7 +461,7 @@ class Appender:
             log.take_out(active)
             active.remove()
         if self._begun > log.log_end_offset:
-            log.disk.remove(recovery.snapshot_path(log.directory, self._begun))
+            log.disk.remove(snapshot_path(log.directory, self._begun))
 
     @guarded
     def roll(self, now_ms: int) -> Segment:
@@ -475,7 +476,7 @@ class Appender:
             return active
         active.seal()
         self._begun = offset
-        log.disk.replace(recovery.snapshot_path(log.directory, offset), log.producers.to_snapshot(), durable=False)
+        log.disk.replace(snapshot_path(log.directory, offset), log.producers.to_snapshot(), durable=False)
         fresh = Segment(log.disk, log.directory, offset, create=True, now_ms=now_ms)
         if fresh.size:  # left by a roll that failed half-way before a restart
             fresh.log.truncate(0)

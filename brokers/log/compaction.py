@@ -18,10 +18,10 @@ from typing import NamedTuple
 from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
 from _native.compact import KeyMap, collect_keys, keep_records
 from _native.errors import CorruptBatch
-from brokers.log import recovery
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn, unpack_aborted
+from brokers.log.producer_snapshots import snapshot_path
 from brokers.log.producers import admitted_of
 from brokers.log.retained import (
     BatchVerdict,
@@ -354,7 +354,7 @@ def swap_in(log: LogState, rewritten: Rewritten, now_ms: int) -> None:
     log.segments.add(cleaned)
     log.dirty_names = True
     for segment in group[1:]:
-        log.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))
+        log.disk.remove(snapshot_path(log.directory, segment.base_offset))
 
 
 def _undo(log: LogState, cleaned: Segment, wrong: DiskFull) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brokers.log import recovery
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
 from brokers.log.failures import DiskFull
+from brokers.log.producer_snapshots import snapshot_path
 from brokers.log.state import LogState, guarded
 
 
@@ -92,7 +92,7 @@ class Flusher:
             log.save_epochs()
         if log.epochs.behind:
             raise DiskFull(f"{log.directory}/{LEADER_EPOCH_CHECKPOINT}", "no room for the leader epochs")
-        path = recovery.snapshot_path(log.directory, log.log_end_offset)
+        path = snapshot_path(log.directory, log.log_end_offset)
         if log.producers.entries or log.producers.positions is not None:
             log.disk.replace(path, log.producers.to_snapshot(), durable=False)
         else:

@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers: sequences, epochs, open transactions, and Kafka's snapshot of it.
+"""What a partition remembers of its producers: sequences, epochs, open transactions.
 
 Appending is two steps, so that a failed write changes nothing: ``check`` says whether batches may be appended, with a
 refusal or a duplicate if not; ``appended`` makes true what batches change that are in the log, whether a kernel or
@@ -14,30 +14,25 @@ broker last saw it.
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, CorruptBatch, crc32c, parse_header
+from _native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
 from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
 from brokers.log.markers import CONTROL, NO_MARKERS, TRANSACTIONAL, Marker
 from brokers.log.position_snapshot import encode_positions, load_positions, split_positions
 from brokers.log.positions import PositionSets
-from brokers.log.snapshot_tail import decode_tail, encode_tail
+from brokers.log.producer_entries import MAX_SEQUENCE, BatchMeta, ProducerEntry, add_sequence
+from brokers.log.producer_snapshots import DamagedSnapshot, behind_entries, decode_snapshot, encode_snapshot
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 REMEMBERED_BATCHES = 5
-SNAPSHOT_VERSION = 1
-SNAPSHOT_SUFFIX = ".snapshot"
-_MAX_SEQUENCE = 2**31 - 1
 _MAX_VERIFICATIONS = 10_000
-_SNAPSHOT_HEAD = struct.Struct(">hIi")
-_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _producer_id = itemgetter(4)
 _new = tuple.__new__  # a named tuple without the Python function that its own constructor is
 
@@ -48,47 +43,6 @@ class Origin(Enum):
     CLIENT = auto()
     COORDINATOR = auto()
     REPLICATION = auto()
-
-
-class BatchMeta(NamedTuple):
-    """A remembered batch: enough to answer its duplicate with the original offsets."""
-
-    last_sequence: int
-    last_offset: int
-    offset_delta: int
-    timestamp: int
-
-    @property
-    def first_sequence(self) -> int:
-        """The first record's sequence, with the wrap at 2^31 - 1."""
-        return _add_sequence(self.last_sequence, -self.offset_delta)
-
-    @property
-    def first_offset(self) -> int:
-        """The first record's offset."""
-        return self.last_offset - self.offset_delta
-
-
-class ProducerEntry(NamedTuple):
-    """One producer's state; ``batches`` holds up to five, oldest first; ``txn_first_offset`` is -1 outside one."""
-
-    producer_id: int
-    epoch: int = NO_PRODUCER_EPOCH
-    coordinator_epoch: int = -1
-    timestamp: int = -1
-    batches: tuple[BatchMeta, ...] = ()
-    txn_first_offset: int = -1
-    last_seen_ms: int = -1
-
-    @property
-    def last_sequence(self) -> int:
-        """The last record's sequence, -1 if no batch is remembered."""
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_offset(self) -> int:
-        """The last record's offset, -1 if no batch is remembered."""
-        return self.batches[-1].last_offset if self.batches else -1
 
 
 class Completed(NamedTuple):
@@ -132,15 +86,11 @@ class _Verification:
         self.lowest_sequence = sequence
 
 
-def _add_sequence(sequence: int, delta: int) -> int:
-    return (sequence + delta) % (_MAX_SEQUENCE + 1)
-
-
 def admitted_of(header: BatchHeader) -> Admitted:
     """What a batch with its final header is in a log."""
     last_sequence = NO_SEQUENCE
     if header.base_sequence != NO_SEQUENCE:
-        last_sequence = _add_sequence(header.base_sequence, header.last_offset_delta)
+        last_sequence = add_sequence(header.base_sequence, header.last_offset_delta)
     return _new(
         Admitted,
         (
@@ -421,7 +371,7 @@ class ProducerState:
         self.clear()
         entries = decode_snapshot(data)
         if self.positions is not None:
-            body, _ = split_positions(_behind_entries(data))
+            body, _ = split_positions(behind_entries(data))
             if body is None:
                 raise DamagedSnapshot("it has no accepted positions")
             try:
@@ -511,9 +461,9 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
             )
         return None
     last = entry.last_sequence
-    if first == last + 1 or (first == 0 and last == _MAX_SEQUENCE):
+    if first == last + 1 or (first == 0 and last == MAX_SEQUENCE):
         return None
-    if header.is_transactional and entry.txn_first_offset < 0 and _add_sequence(last, -first) <= _MAX_SEQUENCE // 2:
+    if header.is_transactional and entry.txn_first_offset < 0 and add_sequence(last, -first) <= MAX_SEQUENCE // 2:
         # A copy that was held up, or new records under the sequence of a batch whose answer was lost before its
         # transaction was aborted. The two look alike, and more copies may come: only a new epoch shuts them out.
         return Refusal(
@@ -522,70 +472,3 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
             " abort, and continue in a new epoch (InitProducerId)",
         )
     return Refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{name}: sequence {first} after {last}")
-
-
-def _behind_entries(data: bytes) -> memoryview:
-    """What follows the entries of a sound snapshot."""
-    _, _, count = _SNAPSHOT_HEAD.unpack_from(data)
-    return memoryview(data)[_SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size :]
-
-
-class DamagedSnapshot(ValueError):
-    """A producer snapshot whose checksum, version or size is wrong; it is dropped and the log replayed instead."""
-
-
-def encode_snapshot(entries: Iterable[ProducerEntry], positions: bytes = b"") -> bytes:
-    """Kafka's ``.snapshot`` file, version 1: of each producer its last batch; then what that has no room for.
-
-    ``positions`` are accepted ones, as :func:`encode_positions` writes them.
-    """
-    packed: list[bytes] = []
-    more: list[tuple[int, tuple[BatchMeta, ...]]] = []
-    for entry in entries:
-        last = entry.batches[-1] if entry.batches else None
-        packed.append(
-            _SNAPSHOT_ENTRY.pack(
-                entry.producer_id,
-                entry.epoch,
-                NO_SEQUENCE if last is None else last.last_sequence,
-                -1 if last is None else last.last_offset,
-                0 if last is None else last.offset_delta,
-                entry.timestamp,
-                entry.coordinator_epoch,
-                entry.txn_first_offset,
-            )
-        )
-        # a marker's timestamp stands in the place of the batch's
-        if last is not None and (len(entry.batches) > 1 or last.timestamp != entry.timestamp):
-            more.append((entry.producer_id, entry.batches))
-    body = struct.pack(">i", len(packed)) + b"".join(packed) + positions + encode_tail(more)
-    return struct.pack(">hI", SNAPSHOT_VERSION, crc32c(body)) + body
-
-
-def decode_snapshot(data: bytes) -> list[ProducerEntry]:
-    """Read a snapshot; raises DamagedSnapshot."""
-    if len(data) < _SNAPSHOT_HEAD.size:
-        raise DamagedSnapshot("shorter than its head")
-    version, checksum, count = _SNAPSHOT_HEAD.unpack_from(data)
-    if version != SNAPSHOT_VERSION:
-        raise DamagedSnapshot(f"version {version} is not known")
-    if crc32c(memoryview(data)[6:]) != checksum:
-        raise DamagedSnapshot("checksum is wrong")
-    end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
-    if count < 0 or len(data) < end:
-        raise DamagedSnapshot(f"{count} entries don't fit {len(data)} bytes")
-    try:
-        remembered = decode_tail(split_positions(memoryview(data)[end:])[1])
-    except ValueError as wrong:
-        raise DamagedSnapshot(str(wrong)) from wrong
-    entries = []
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size : end]):
-        producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, txn_first_offset = fields
-        batches: tuple[BatchMeta, ...] = ()
-        # Kafka writes an offset of -1 for a producer that only has a marker; there is no batch to compare with then.
-        if offset >= 0:
-            batches = tuple(map(BatchMeta._make, remembered.get(producer_id, ((sequence, offset, delta, timestamp),))))
-            if not batches or batches[-1][:3] != (sequence, offset, delta):
-                raise DamagedSnapshot(f"the remembered batches of producer {producer_id} are not those of its entry")
-        entries.append(ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp, batches, txn_first_offset))
-    return entries

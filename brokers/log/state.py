@@ -11,7 +11,6 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from _native.errors import CorruptBatch
 from _native.files import FileSlice
 from brokers.config import TopicConfig
-from brokers.log import recovery
 from brokers.log.background import PendingSync
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
@@ -19,7 +18,9 @@ from brokers.log.files import DiskPort
 from brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
 from brokers.log.positions import PositionSets
 from brokers.log.producers import ProducerState
+from brokers.log.recovery import LoadedLog
 from brokers.log.recovery_report import RecoveryReport
+from brokers.log.replay import replay_positions
 from brokers.log.segment import Segment
 from brokers.log.segments import Segments
 from brokers.model import INTERNAL_TOPICS
@@ -174,7 +175,7 @@ class LogState:
         topic_partition: TopicPartition,
         config: TopicConfig,
         settings: LogSettings,
-        loaded: recovery.LoadedLog,
+        loaded: LoadedLog,
         *,
         topic_id: uuid.UUID | None,
         recovery_point: int,
@@ -254,7 +255,7 @@ class LogState:
             if known is None:
                 self.producers.positions = sets
                 self.settled = False
-                recovery.replay_positions(self.segments, sets, self.last_now_ms)
+                replay_positions(self.segments, sets, self.last_now_ms)
             else:
                 known.window_ms, known.max_bytes = sets.window_ms, sets.max_bytes
         except DiskFailed as wrong:

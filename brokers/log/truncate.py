@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from _native.batch import HEADER_SIZE, parse_header
-from brokers.log import recovery
 from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
+from brokers.log.producer_snapshots import snapshot_offsets, snapshot_path
+from brokers.log.replay import restore_producers
 from brokers.log.segment import DELETED_SUFFIX, Segment
 from brokers.log.state import LogState, guarded
 
@@ -43,9 +44,9 @@ class Truncation:
         if position is not None:
             end = min(end, parse_header(keep.log.read(position, HEADER_SIZE)).base_offset)
         # All that needs room comes before anything is changed: the attempt after one that failed finds the log whole.
-        snapshots = recovery.snapshot_offsets(log.disk, log.directory)
+        snapshots = snapshot_offsets(log.disk, log.directory)
         producers = log.producers.like()
-        recovery.restore_producers(log.disk, log.directory, log.segments, producers, end, now_ms, snapshots)
+        restore_producers(log.disk, log.directory, log.segments, producers, end, now_ms, snapshots)
         with self._changing(keep, end, end, [snapshot for snapshot in snapshots if snapshot > end]):
             while log.segments.active is not keep:  # from the end on: a process that is killed here leaves no hole
                 self._discard(log.segments.active)
@@ -70,7 +71,7 @@ class Truncation:
         """
         log = self._log
         first = log.segments.first
-        snapshots = recovery.snapshot_offsets(log.disk, log.directory)
+        snapshots = snapshot_offsets(log.disk, log.directory)
         with self._changing(first, min(offset, log.log_start_offset), offset, snapshots):
             for segment in log.segments:
                 if segment is not first:
@@ -94,7 +95,7 @@ class Truncation:
             log.settled = False
             for snapshot in snapshots:
                 log.dirty_names = True
-                log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+                log.disk.remove(snapshot_path(log.directory, snapshot))
             yield
         finally:
             keep.log.release()
@@ -216,7 +217,7 @@ class Truncation:
         for segment in segments:
             log.take_out(segment)
             self.bury(segment, now_ms)
-            log.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))
+            log.disk.remove(snapshot_path(log.directory, segment.base_offset))
         log.cuts += 1
 
     def bury(self, segment: Segment, now_ms: int) -> None:

@@ -24,7 +24,7 @@ from brokers.log import checkpoints
 from brokers.log.checkpoints import DamagedFile
 from brokers.log.epochs import UNDEFINED_EPOCH, EpochCache
 from brokers.log.indexes import TXN_INDEX_VERSION, AbortedTxn
-from brokers.log.producers import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
+from brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
 from brokers.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, file_stem
 from brokers.log.validation import read_marker
 from wire.compression import CodecError, decompress

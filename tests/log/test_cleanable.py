@@ -17,7 +17,7 @@ from brokers.log.cleanable import (
 )
 from brokers.log.indexes import AbortedTxn
 from brokers.log.markers import Marker
-from brokers.log.producers import BatchMeta, ProducerEntry
+from brokers.log.producer_entries import BatchMeta, ProducerEntry
 from brokers.log.retained import (
     KnownProducers,
     MetTransactions,

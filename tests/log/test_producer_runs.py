@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from _native.batch import parse_header
 from brokers.log import AppendInfo, Log, LogSettings, Origin
-from brokers.log.producers import decode_snapshot
+from brokers.log.producer_snapshots import decode_snapshot
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,

@@ -7,14 +7,9 @@ import pytest
 from _native.batch import crc32c
 from brokers.log import Origin
 from brokers.log.markers import encode_marker_run
-from brokers.log.producers import (
-    BatchMeta,
-    DamagedSnapshot,
-    ProducerEntry,
-    ProducerState,
-    decode_snapshot,
-    encode_snapshot,
-)
+from brokers.log.producer_entries import BatchMeta, ProducerEntry
+from brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
+from brokers.log.producers import ProducerState
 from brokers.log.snapshot_tail import encode_tail
 from tests.support.logs import NOW, append, append_txn, batch, end_txn, headers, marker, open_log, produced
 from wire.errors import ErrorCode
