@@ -239,10 +239,10 @@ class LogEnd(NamedTuple):
 
         It does if it has what the other one's last epoch appended up to the other one's end: what two logs have of one
         epoch came from one leader. A later last epoch proves nothing: its leader may have appended to less than what
-        was committed afterwards.
+        was committed afterwards. A log without batches, at whatever offset it starts, differs from none.
         """
-        if other.offset == 0:
-            return self.offset > 0
+        if other.last_epoch < 0:
+            return self.offset > other.offset
         starts = [start for epoch, start in self.epochs if epoch > other.last_epoch]
         end = min(starts, default=self.offset)
         known = other.last_epoch == self.last_epoch or any(epoch == other.last_epoch for epoch, _ in self.epochs)

@@ -47,7 +47,7 @@ def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context
         request.generation_id_or_member_epoch,
         request.member_id,
         request.group_instance_id,
-        known,
+        of_present_topics(known, refused, context),
         request.retention_time_ms if 2 <= version <= 4 else -1,
         knows_missing_groups=version >= 9,
     )
@@ -64,27 +64,46 @@ def split_partitions(
 
     A version without ``leader_epochs`` has none to be kept.
     """
+    metadata = context.services.metadata
     denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
     for topic in request.topics:
-        present = context.services.metadata.topics.get(topic.name)
-        topic_id = None if present is None else present.id.bytes  # of now: another may have the name when it is written
         for asked in topic.partitions:
             yield
             partition = TopicPartition(topic.name, asked.partition_index)
             if topic.name in denied:
                 refused[partition] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
-            if context.services.metadata.partition(partition) is None:
+            present = metadata.topics.get(topic.name)
+            if present is None or metadata.partition(partition) is None:
                 refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             leader_epoch = asked.committed_leader_epoch if leader_epochs else -1
             committed = CommittedOffset(
-                asked.committed_offset, leader_epoch, asked.committed_metadata or "", topic_id=topic_id
+                asked.committed_offset, leader_epoch, asked.committed_metadata or "", topic_id=present.id.bytes
             )
             known.append((partition, committed))
     return tuple(known), refused
+
+
+def of_present_topics(
+    offsets: tuple[tuple[TopicPartition, CommittedOffset], ...], refused: Errors, context: Context
+) -> tuple[tuple[TopicPartition, CommittedOffset], ...]:
+    """Those to be committed in this turn: the others are ``refused``, as their topics were deleted in the meantime.
+
+    Written now, they would stand behind what is committed, and acknowledged, for a new topic of the name.
+    """
+    gone = {partition for partition, committed in offsets if _outlives(partition, committed, context)}
+    if not gone:
+        return offsets
+    refused.update(dict.fromkeys(gone, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    return tuple(row for row in offsets if row[0] not in gone)
+
+
+def _outlives(partition: TopicPartition, committed: CommittedOffset, context: Context) -> bool:
+    topic = context.services.metadata.topics.get(partition.topic)
+    return committed.outlives(None if topic is None else topic.id)
 
 
 def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, Errors]:
@@ -170,7 +189,7 @@ def _fetch_one(
     if shard is None:
         return GroupOffsets(error)
     if partitions is None:
-        found = yield from _of_present_topics(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
+        found = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
         every = tuple(one for one in found if one.committed is not None or one.error is not ErrorCode.NONE)
         denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
         if denied:
@@ -178,25 +197,22 @@ def _fetch_one(
         return GroupOffsets(ErrorCode.NONE, every)
     denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
     allowed = tuple(p for p in partitions if p.topic not in denied) if denied else partitions
-    found = yield from _of_present_topics(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
+    found = yield from _told(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
     hidden = (p for p in partitions if p.topic in denied)
     refused = (FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden)
     return GroupOffsets(ErrorCode.NONE, (*found, *refused))
 
 
-def _of_present_topics(
-    offsets: Sequence[FetchedOffset], context: Context
-) -> Generator[None, None, list[FetchedOffset]]:
-    """None committed where it is of a deleted topic. This broker knows each topic that has a commit in the shard.
+def _told(offsets: Sequence[FetchedOffset], context: Context) -> Generator[None, None, list[FetchedOffset]]:
+    """As in the shard, but nothing is committed where it was for a deleted topic.
 
-    A commit names a topic that its coordinator knew, and the entry of the change log that elected this one comes behind
-    all that its predecessor had read.
+    This broker knows each topic that has a commit in the shard: a commit names a topic that its coordinator knew, and
+    the entry of the change log that elected this one comes behind all that its predecessor had read.
     """
     kept = []
     for one in offsets:
         yield
-        present = context.services.metadata.topics.get(one.partition.topic)
-        if one.committed is not None and one.committed.outlives(None if present is None else present.id):
+        if one.committed is not None and _outlives(one.partition, one.committed, context):
             one = one._replace(committed=None)
         kept.append(one)
     return kept

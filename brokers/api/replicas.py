@@ -51,13 +51,16 @@ def _refused(error: ErrorCode, version: int) -> Done:
     return Done(messages.ReplicaEndsResponse(version=version, error_code=error, topics=[]))
 
 
-def _answer(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
+def _answer(
+    asked: dict[Any, list[int]], context: Context, version: int, unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
+) -> Done:
     services = context.services
     # requests are served once this process has registered, so no answer names the incarnation of the one before
     own = services.metadata.brokers.get(services.config.broker_id)
     if own is None:  # between two registrations: the answer would count for neither
         return _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
-    return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
+    found = ends.own_ends(asked, services.metadata, services.replicas, unknown)
+    return Done(ends.response(own.incarnation, found, version))
 
 
 async def _after_reading(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
@@ -67,7 +70,8 @@ async def _after_reading(asked: dict[Any, list[int]], context: Context, version:
     except StoreError as problem:
         log.debug("whether %d topics exist is not known: %s", len(asked), problem)
         current = False
-    return _answer(asked, context, version) if current else _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if current else ErrorCode.BROKER_NOT_AVAILABLE
+    return _answer(asked, context, version, unknown)
 
 
 async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:

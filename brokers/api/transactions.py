@@ -22,7 +22,7 @@ from brokers.api.access import (
     WRITE,
 )
 from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, too_long
-from brokers.api.group_offsets import commit_response, everywhere, split_partitions
+from brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
 from brokers.api.transaction_lists import (
     handle_describe_producers,
     handle_describe_transactions,
@@ -441,11 +441,15 @@ def handle_txn_offset_commit(
         return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
     if not commit.offsets:
         return Done(render({}))
-    return _commit_in_transaction(request, context, commit, render)
+    return _commit_in_transaction(request, context, commit, errors, render)
 
 
 async def _commit_in_transaction(
-    request: TxnOffsetCommitRequest, context: Context, commit: OffsetCommitRequest, render: Callable[[Any], Any]
+    request: TxnOffsetCommitRequest,
+    context: Context,
+    commit: OffsetCommitRequest,
+    errors: Errors,
+    render: Callable[[Any], Any],
 ) -> Outcome:
     """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
     groups = context.services.groups
@@ -466,9 +470,10 @@ async def _commit_in_transaction(
     error = _offsets_error(asked, error)
     if error is not ErrorCode.NONE:
         return Done(render(CommandFailed(error)))
+    present = commit._replace(offsets=of_present_topics(commit.offsets, errors, context))
 
     def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
-        return shard.commit_transactional(commit, producer, now, ticket)
+        return shard.commit_transactional(present, producer, now, ticket)
 
     pending = groups.submit(request.group_id, command, guard=guard)
     return when_done(pending, render, OFFSETS_TIMEOUT_MS)

@@ -94,7 +94,9 @@ def create_topics(
     results = []
     for topic in answer["topics"]:
         code = topic["error_code"]
-        existed = code == ErrorCode.TOPIC_ALREADY_EXISTS
+        # a deleted topic's name is taken until all brokers have read of that; only the text tells, here as in Kafka
+        deleted = "marked for deletion" in (topic.get("error_message") or "")
+        existed = code == ErrorCode.TOPIC_ALREADY_EXISTS and not deleted
         if not (existed and if_not_exists):
             raise_for_code(f"topic {topic['name']}", code, topic.get("error_message"))
         results.append(

@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from brokers.controller import plans
-from brokers.controller.context import RETRY_SECONDS, ControllerContext
+from brokers.controller.context import ControllerContext, NotController
 from brokers.metadata import znodes
-from brokers.metadata.loading import children_or_none, read_or_none
-from brokers.model import BrokerId, TopicInfo
+from brokers.metadata.loading import children_or_none, read_many
+from brokers.model import BrokerId
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import ends
 from coordination.store import StoreError
@@ -34,6 +36,16 @@ LONGEST_S = 30.0
 stands still may come back with its lease as long as its session has not ended."""
 
 
+@dataclass(eq=False, slots=True)
+class Deletion:
+    """A topic that was deleted, and which brokers, by incarnation, have confirmed that. ``give_up`` is loop time."""
+
+    topic_id: uuid.UUID
+    give_up: float
+    read_here: bool = False
+    confirmed: dict[BrokerId, int] = field(default_factory=dict)
+
+
 class UnconfirmedDeletions(Container[str]):
     """The names of such topics, and of those whose deletion stopped half-way."""
 
@@ -41,119 +53,125 @@ class UnconfirmedDeletions(Container[str]):
         self._context = context
         self._peers = peers
         self._broker_id = broker_id
-        self._topics: dict[str, uuid.UUID] = {}
-        self._left: set[str] = set()
-        """Those for which no request waits."""
-        self._wake = asyncio.Event()
+        self._waiting: dict[str, Deletion] = {}
+        self._added, self._freed = asyncio.Event(), asyncio.Event()
+        self._ended = False
 
     def __contains__(self, name: object) -> bool:
-        return name in self._topics or name in self._context.deleting
+        return name in self._waiting or name in self._context.deleting
 
-    def add(self, topic: TopicInfo) -> None:
-        """Note the topic. Call before the deletion's lock is free."""
-        self._topics[topic.name] = topic.id
-
-    def leave(self, names: Sequence[str]) -> None:
-        """Let :meth:`run` wait for the confirmations of what was added."""
-        self._left.update(names)
-        self._wake.set()
+    def add(self, name: str, topic_id: uuid.UUID) -> None:
+        """Wait for the confirmations of a deletion. Call before its lock is free."""
+        known = self._waiting.get(name)
+        if known is None or known.topic_id != topic_id:
+            session = self._context.store.session()
+            longest_s = max(LONGEST_S, 2 * session.timeout_ms / 1000 if session is not None else 0.0)
+            self._waiting[name] = Deletion(topic_id, asyncio.get_running_loop().time() + longest_s)
+            self._added.set()
 
     async def begin(self) -> None:
         """Read what the previous controllers have left; raises NotController, BadZnode."""
         await self._context.insist("reading the deleted topics", self._read_marks)
-        self.leave(list(self._topics))
 
     async def _read_marks(self) -> None:
-        for name in await self._marked():
-            path = znodes.deleted_topic_path(name)
-            found = await read_or_none(self._context.store, path)
+        names = await self._marked()
+        paths = [znodes.deleted_topic_path(name) for name in names]
+        for name, path, found in zip(names, paths, await read_many(self._context.store, paths), strict=True):
             if found is not None:
-                self._topics[name] = znodes.decode_delete_mark(path, found[0])
+                self.add(name, znodes.decode_delete_mark(path, found[0]))
 
     async def _marked(self) -> list[str]:
         return await children_or_none(self._context.store, znodes.DELETED_TOPICS)
 
+    async def confirmed(self, names: Iterable[str]) -> None:
+        """Return when these names are free, which were added before; raises NotController. Call without the lock."""
+        left = list(names)
+        while left := [name for name in left if name in self._waiting]:
+            if self._ended:
+                raise NotController("another controller waits for the confirmations of what was deleted")
+            await self._freed.wait()
+
     async def run(self) -> None:
-        """Wait for the confirmations that no request waits for, until cancelled; raises NotController."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            left, self._left = sorted(name for name in self._left if name in self._topics), set()
-            if left:
-                await self._confirm({self._topics[name]: name for name in left})
-
-    async def confirmed(self, topics: Sequence[TopicInfo]) -> None:
-        """Return when no live broker may know these topics any more, and their names are free; raises NotController.
-
-        They were added before. Call without the lock.
-        """
-        names = {topic.id: topic.name for topic in topics}
-        if not names:
-            return
+        """Wait for confirmations, and free names, until cancelled; raises NotController, BadZnode."""
+        pause = FIRST_PAUSE_S
         try:
-            await self._confirm(names)
-        except BaseException:
-            self.leave([name for name in names.values() if name in self._topics])
-            raise
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause if self._waiting else None):
+                        await self._added.wait()
+                pause = FIRST_PAUSE_S if self._added.is_set() else min(2 * pause, LAST_PAUSE_S)
+                self._added.clear()
+                await self._look()
+        finally:
+            self._ended = True
+            self._freed.set()
 
-    async def _confirm(self, names: Mapping[uuid.UUID, str]) -> None:
-        asked = {topic_id: [0] for topic_id in names}
-        session = self._context.store.session()
-        longest_s = max(LONGEST_S, 2 * session.timeout_ms / 1000 if session is not None else 0.0)
-        give_up = asyncio.get_running_loop().time() + longest_s
+    async def _look(self) -> None:
+        """Ask the brokers once, and free the names that no live one may take for a deleted topic's any more."""
+        waiting = dict(self._waiting)
+        # Before the live brokers are listed: a leader's registration, too, may not have been read here yet.
+        await self._read_here([deletion for deletion in waiting.values() if not deletion.read_here])
+        asked = [deletion for deletion in waiting.values() if deletion.read_here]
+        live_brokers = self._context.live_brokers
         await asyncio.gather(
-            self._read_here(give_up),
             *(
-                self._broker_confirms(BrokerId(broker_id), live_broker.incarnation, asked, give_up)
-                for broker_id, live_broker in self._context.live_brokers.items()
+                self._ask(BrokerId(broker_id), live_broker.incarnation, asked)
+                for broker_id, live_broker in live_brokers.items()
                 if broker_id != self._broker_id
-            ),
+            )
         )
         self._context.check_session()  # else they were waited for in vain
-        async with self._context.lock:
-            freed = await self._context.persist("freeing names", lambda: self._free(list(names.values())))
-        if not freed:
-            await asyncio.sleep(RETRY_SECONDS)
-            self.leave(list(names.values()))
+        now, done = asyncio.get_running_loop().time(), {}
+        for name, deletion in waiting.items():
+            silent = self._silent(deletion)
+            if not silent or now >= deletion.give_up:
+                done[name] = deletion
+            if silent and name in done:
+                log.warning("topic %s: brokers %s did not confirm its deletion in time", name, silent)
+        if done:
+            async with self._context.lock:
+                await self._context.persist("freeing names", lambda: self._free(done))
 
-    async def _free(self, names: Sequence[str]) -> bool:
+    def _silent(self, deletion: Deletion) -> list[int]:
+        """The live brokers that have not confirmed."""
+        live_brokers, confirmed = self._context.live_brokers, deletion.confirmed
+        silent = [
+            broker_id
+            for broker_id, live_broker in live_brokers.items()
+            if broker_id != self._broker_id and confirmed.get(BrokerId(broker_id)) != live_broker.incarnation
+        ]
+        return silent if deletion.read_here else [self._broker_id, *silent]
+
+    async def _free(self, done: Mapping[str, Deletion]) -> None:
         marked = set(await self._context.read_now(self._marked()))
+        names = [name for name, deletion in done.items() if self._waiting.get(name) is deletion]
         await self._context.perform(plans.free_names([name for name in names if name in marked]))
         for name in names:
-            self._topics.pop(name, None)
-        return True
+            del self._waiting[name]
+        self._freed.set()
+        self._freed = asyncio.Event()
 
-    async def _read_here(self, give_up: float) -> None:
+    async def _read_here(self, deletions: Collection[Deletion]) -> None:
         """The metadata cache of this broker may lag behind its controller, too."""
-        loop, metadata = asyncio.get_running_loop(), self._context.metadata
-        while not self._context.over and loop.time() < give_up:
-            try:
-                if await metadata.refreshed(int(1000 * LAST_PAUSE_S)):
-                    return
-            except StoreError as problem:
-                log.debug("whether this broker has read its deletions is not known: %s", problem)
-                await asyncio.sleep(LAST_PAUSE_S)
+        if not deletions:
+            return
+        try:
+            current = await self._context.metadata.refreshed(int(1000 * LAST_PAUSE_S))
+        except StoreError as problem:
+            log.debug("whether this broker has read its deletions is not known: %s", problem)
+            return
+        for deletion in deletions:
+            deletion.read_here = current
 
-    async def _broker_confirms(
-        self, broker_id: BrokerId, incarnation: int, asked: Mapping[uuid.UUID, list[int]], give_up: float
-    ) -> None:
-        loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
-        while asked and loop.time() < give_up:
-            known = self._context.live_brokers.get(broker_id)
-            if self._context.over or known is None or known.incarnation != incarnation:
-                return
-            try:
-                _, found = await ends.ask(self._peers, broker_id, asked)
-            except PeerUnavailable as problem:
-                log.debug("broker %d can't confirm the deletion of %d topics: %s", broker_id, len(asked), problem)
-            else:
-                asked = {
-                    topic_id: indexes
-                    for topic_id, indexes in asked.items()
-                    if any(one.error is not ErrorCode.UNKNOWN_TOPIC_ID for one in found.get(topic_id, {}).values())
-                }
-            if asked:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE_S)
-        if asked:
-            log.warning("broker %d did not confirm the deletion of %d topics in time", broker_id, len(asked))
+    async def _ask(self, broker_id: BrokerId, incarnation: int, deletions: Iterable[Deletion]) -> None:
+        asked = {one.topic_id: one for one in deletions if one.confirmed.get(broker_id) != incarnation}
+        if not asked:
+            return
+        try:
+            answering, found = await ends.ask(self._peers, broker_id, {topic_id: [0] for topic_id in asked})
+        except PeerUnavailable as problem:
+            log.debug("broker %d can't confirm the deletion of %d topics: %s", broker_id, len(asked), problem)
+            return
+        for topic_id, answers in found.items():
+            if topic_id in asked and all(one.error is ErrorCode.UNKNOWN_TOPIC_ID for one in answers.values()):
+                asked[topic_id].confirmed[broker_id] = answering

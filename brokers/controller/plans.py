@@ -176,10 +176,11 @@ def partitions(
             yield TopicPartition(name, index), state
 
 
-def delete_topic(topic: TopicInfo, version: int, config_exists: bool) -> list[MultiWrite]:
+def delete_topic(topic: TopicInfo, version: int, config_exists: bool, *, taken: bool) -> list[MultiWrite]:
     """One write if it fits; else first the deletion mark, which deletes the topic for all brokers and clients.
 
-    The name stays taken until the brokers have confirmed (:mod:`brokers.controller.deletions`).
+    The name stays taken until the brokers have confirmed (:mod:`brokers.controller.deletions`). ``taken``: it is still,
+    for a topic that was deleted before; only a controller of an older version lets another have it meanwhile.
     """
     partitions: list[Operation] = []
     for index, state in enumerate(topic.partitions):
@@ -194,11 +195,12 @@ def delete_topic(topic: TopicInfo, version: int, config_exists: bool) -> list[Mu
         tail.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, topic.name)))
     gone = TopicDeleted(topic.name, topic.id)
     marked = znodes.encode_delete_mark(topic.id)
-    taken = Create(znodes.deleted_topic_path(topic.name), marked)
+    path = znodes.deleted_topic_path(topic.name)
+    name: Operation = SetData(path, marked) if taken else Create(path, marked)
     if len(partitions) + len(tail) < OPERATIONS_PER_WRITE:
-        return [MultiWrite((*partitions, *tail, taken), (gone,))]
+        return [MultiWrite((*partitions, *tail, name), (gone,))]
     mark = Create(znodes.delete_topic_path(topic.name), marked)
-    return [MultiWrite((mark, taken), (gone,)), *finish_deletion(topic.name, partitions, tail)]
+    return [MultiWrite((mark, name), (gone,)), *finish_deletion(topic.name, partitions, tail)]
 
 
 def free_names(names: Sequence[str]) -> list[MultiWrite]:

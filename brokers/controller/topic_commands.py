@@ -15,7 +15,7 @@ from typing import TypeVar
 from brokers.config import TOPIC_SETTINGS
 from brokers.controller import plans
 from brokers.controller.absent import read_absent
-from brokers.controller.context import ControllerContext, Settle, StaleState
+from brokers.controller.context import ControllerContext, Settle
 from brokers.controller.deletions import UnconfirmedDeletions
 from brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
@@ -37,7 +37,7 @@ from brokers.metadata.loading import children_or_none, read_or_none
 from brokers.metadata.znodes import TopicZnode
 from brokers.model import BrokerInfo, TopicInfo, TopicPartition, random_id
 from brokers.setting_kinds import without_effect
-from coordination.store import Delete, Operation, SessionExpired, StoreError
+from coordination.store import Delete, Operation
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -171,14 +171,9 @@ class TopicCommands:
                 raise
             context = self._context
             if self._absent is None:
-                try:
-                    self._absent = await read_absent(
-                        context.store, context.image, context.metadata.brokers, self._wall_ms()
-                    )
-                except SessionExpired:
-                    context.end("the session expired")
-                except StoreError as problem:
-                    raise StaleState(str(problem)) from problem
+                self._absent = await context.read_now(
+                    read_absent(context.store, context.image, context.metadata.brokers, self._wall_ms())
+                )
             if not self._absent:
                 raise
             planned = plan(self._absent)
@@ -234,7 +229,7 @@ class TopicCommands:
         """
         outcomes: list[TopicOutcome] = []
         await self._delete_each(topics, gone, outcomes)
-        await self._unconfirmed.confirmed([done.topic for done in outcomes if done.ok and done.topic is not None])
+        await self._unconfirmed.confirmed([done.name for done in outcomes if done.ok])
         return outcomes
 
     async def _delete_each(self, topics: Sequence[str | uuid.UUID], gone: Gone, outcomes: list[TopicOutcome]) -> None:
@@ -260,10 +255,14 @@ class TopicCommands:
             return TopicOutcome(
                 wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
             )
-        done = await self._context.persist(f"deleting {name}", lambda: self._delete_once(name, topic))
-        if done is None:  # one of the writes may have been done
-            self._unconfirmed.add(topic)
-            self._unconfirmed.leave([name])
+        done = None
+        try:
+            done = await self._context.persist(f"deleting {name}", lambda: self._delete_once(name, topic))
+        finally:
+            if topic.id not in self._context.image.topic_names:  # the first of its writes was done, at least
+                self._unconfirmed.add(name, topic.id)
+                if done is None and name not in self._context.deleting:
+                    self._context.deleting.append(name)  # the next reaction does the rest
         return done or TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING, None, topic.id)
 
     async def _delete_once(self, name: str, topic: TopicInfo) -> TopicOutcome:
@@ -273,8 +272,9 @@ class TopicCommands:
             await self._settle(None)  # perhaps only the deletion mark was written
         else:
             has_config = (znodes.CONFIG_TOPICS, name) in image.config_versions
-            await self._context.perform(plans.delete_topic(now, image.topic_versions[name], has_config))
-        self._unconfirmed.add(topic)
+            marked = await self._context.read_now(read_or_none(self._context.store, znodes.deleted_topic_path(name)))
+            plan = plans.delete_topic(now, image.topic_versions[name], has_config, taken=marked is not None)
+            await self._context.perform(plan)
         return TopicOutcome(name, ErrorCode.NONE, None, topic, topic.id)
 
     async def finish_deletions(self) -> None:

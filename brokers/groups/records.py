@@ -139,6 +139,7 @@ def offset_value(committed: CommittedOffset) -> bytes:
                 _string(committed.metadata),
                 _I64.pack(committed.commit_timestamp_ms),
                 _I64.pack(committed.expire_timestamp_ms),
+                committed.topic_id or b"",
             )
         )
     metadata = committed.metadata.encode()
@@ -315,6 +316,8 @@ def _any_offset(raw: bytes) -> CommittedOffset | None:
     commit_timestamp_ms = reader.i64()
     expire_timestamp_ms = reader.i64() if version == 1 else -1
     topic_id = reader.tags().get(0)
+    if version in (1, 3) and reader.end - reader.pos == _ID_BYTES:
+        topic_id = _shared(reader.take(_ID_BYTES))
     return CommittedOffset(offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms, topic_id)
 
 

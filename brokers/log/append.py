@@ -320,7 +320,7 @@ class Appender:
                     return self.refused(
                         ErrorCode.OFFSET_OUT_OF_RANGE, f"batch at {header.base_offset} where {expected} was expected"
                     )
-                if placed and header.last_offset - placed[0].first_offset > MAX_POSITION:
+                if placed and header.last_offset - log.log_end_offset > MAX_POSITION:
                     break  # one segment can't address them all: the next fetch begins here
                 if header.base_offset > expected and log.calls.on_hole is not None:
                     try:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from brokers.log.failures import DiskError, disk_error
-from brokers.log.sync_times import timed_fsync
+from brokers.log.sync_times import sync_once
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class PendingSync:
             for path in self.paths:
                 _sync_path(path)
         except OSError as wrong:
-            self.error = disk_error(wrong.filename or self.paths[0], wrong)
+            told = wrong if isinstance(wrong, DiskError) else disk_error(self.paths[0], wrong)
+            self.error = type(told)(told.path, told.reason)  # without its frames
         finally:
             self.done = True
 
@@ -93,8 +94,10 @@ def _sync_path(path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
+    except OSError as wrong:
+        raise disk_error(path, wrong) from wrong
     try:
-        timed_fsync(fd)
+        sync_once(fd, path)
     finally:
         os.close(fd)
 

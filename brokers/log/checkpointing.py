@@ -140,9 +140,9 @@ class Checkpoints:
         The other checkpoints under way continue: deletions may come more often than those take.
         """
         logs, path = self._logs_of(directory), f"{directory.path}/{checkpoints.LOG_START_CHECKPOINT}"
-        self._disk.replace(path, _starts(logs)[checkpoints.LOG_START_CHECKPOINT], durable=False)
-        if directory.checkpoint is not None:
+        if directory.checkpoint is not None:  # before: they have one temporary name
             directory.checkpoint.leave_out(checkpoints.LOG_START_CHECKPOINT)
+        self._disk.replace(path, _starts(logs)[checkpoints.LOG_START_CHECKPOINT], durable=False)
         directory.syncs.append(self._disk.sync_later([path, directory.path]))
         for log in logs:
             log.calls.saved_start = log.log_start_offset
@@ -179,9 +179,9 @@ class Checkpoints:
         """How far logs are clean, now; it reaches the disk in the background. Raises DiskError."""
         path = f"{directory.path}/{checkpoints.CLEANER_CHECKPOINT}"
         files = self._cleaner_file(directory, self._logs_of(directory))
-        self._disk.replace(path, files[checkpoints.CLEANER_CHECKPOINT], durable=False)
         if directory.checkpoint is not None:
             directory.checkpoint.leave_out(checkpoints.CLEANER_CHECKPOINT)
+        self._disk.replace(path, files[checkpoints.CLEANER_CHECKPOINT], durable=False)
         return self._disk.sync_later([path, directory.path])
 
 

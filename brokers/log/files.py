@@ -24,7 +24,7 @@ from brokers.log import preallocation
 from brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
 from brokers.log.mappings import Mappings
-from brokers.log.sync_times import timed_fsync
+from brokers.log.sync_times import sync_once, timed_fsync
 
 Buffer = bytes | bytearray | memoryview
 
@@ -276,7 +276,7 @@ class RealFile(OpenFile):
 
     def sync(self) -> None:
         with _Translate(self.path):
-            timed_fsync(self.fileno())
+            sync_once(self.fileno(), self.path)
 
     def window(self, position: int) -> Mapping | None:
         mappings = self._disk.mappings
@@ -467,7 +467,7 @@ class RealDisk:
         with _Translate(path):
             fd = os.open(path, _DIRECTORY_FLAGS)
             try:
-                timed_fsync(fd)
+                sync_once(fd, path)
             finally:
                 os.close(fd)
 

@@ -69,11 +69,14 @@ class Flusher:
         log.pending_flush = None
         if pending.error is not None:
             log.dirty_names = True
-            raise pending.error
-        if cuts == log.cuts:
+        elif cuts == log.cuts:
             log.durable_epochs = saves
             if not log.epochs.behind:  # else there was no room for them: recovery makes them anew above the point
                 log.recovery_point = max(log.recovery_point, end)
+        if log.recovery_point < min(end, log.log_end_offset) and log.unflushed_since_ms is None:
+            log.unflushed_since_ms = log.last_now_ms  # to be tried again
+        if pending.error is not None:
+            raise pending.error
 
     @guarded
     def settle(self) -> bool:

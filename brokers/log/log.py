@@ -52,12 +52,14 @@ class Log(LogState):
         log_start_offset: int = 0,
         high_watermark: int = 0,
         may_have_holes: bool = False,
+        point_is_known: bool = True,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> Log:
         """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError.
 
         ``may_have_holes``: it was compacted, or its leader's log was, whatever the topic's settings say now.
+        ``point_is_known``: False where the recovery points of a used directory are missing or damaged.
         """
         settings = settings or LogSettings()
         loaded = recovery.load_log(
@@ -73,6 +75,7 @@ class Log(LogState):
             may_have_holes=may_have_holes
             or topic_partition.topic in INTERNAL_TOPICS
             or "compact" in config.cleanup_policy,
+            point_is_known=point_is_known,
         )
         log = cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,

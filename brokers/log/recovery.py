@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from _native.errors import CorruptBatch
@@ -70,12 +71,13 @@ def load_log(
     log_start_offset: int,
     index_interval_bytes: int,
     may_have_holes: bool,
+    point_is_known: bool = True,
 ) -> LoadedLog:
     """Read (and, unless ``clean``, check and repair) a partition's directory.
 
     ``recovery_point`` is the offset below which everything was fsynced; ``log_start_offset`` comes from its checkpoint.
     ``may_have_holes`` says that compaction may have taken offsets out; elsewhere a missing offset is a lost write, and
-    the log ends before it.
+    the log ends before it. Without ``point_is_known`` its point was lost: then none of it may have been above it.
     Raises DiskFull or DiskFailed.
     """
     report = RecoveryReport(partition, clean)
@@ -92,14 +94,11 @@ def load_log(
     if not len(segments):
         segments.add(Segment(disk, directory, max(0, log_start_offset), create=True, now_ms=now_ms))
     epochs = _load_epochs(disk, directory, names, segments, report)
-    durable_to = recovery_point
-    for segment in segments:
-        if segment.base_offset in swapped:
-            recovery_point = min(recovery_point, segment.base_offset)
-            clean = False
+    if swapped:  # their indexes are gone: those below the recovery point are made anew, the others scanned
+        clean = False
     loader = _Loader(
         disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes, may_have_holes,
-        snapshots_among(names),
+        point_is_known, snapshots_among(names),
     )  # fmt: skip
     end: int | None = None
     if clean:
@@ -107,10 +106,10 @@ def load_log(
     else:
         loader.repeat_cut(recovery_point)
         loader.check_indexes(recovery_point)
-        if not swapped and loader.stands_at(recovery_point):
+        if loader.stands_at(recovery_point):
             end, report.clean = recovery_point, True
     if end is None:
-        end = loader.recover(segments.active.base_offset if clean else recovery_point, durable_to)
+        end = loader.recover(segments.active.base_offset if clean else recovery_point, recovery_point)
     else:
         loader.load_producers(end)
     start = max(log_start_offset, segments.first.base_offset)
@@ -243,6 +242,7 @@ class _Loader:
         now_ms: int,
         index_interval_bytes: int,
         may_have_holes: bool,
+        point_is_known: bool,
         snapshots: list[int],
     ) -> None:
         self.disk = disk
@@ -254,6 +254,7 @@ class _Loader:
         self.now_ms = now_ms
         self.index_interval_bytes = index_interval_bytes
         self.may_have_holes = may_have_holes
+        self.point_is_known = point_is_known
         self.snapshots = snapshots
         self._epoch_reached = -1
         """The newest epoch of a batch so far, while the end of the log is scanned."""
@@ -333,7 +334,8 @@ class _Loader:
 
         A segment begins where the one before it ends, also in a compacted log: its holes are within segments (unless
         one is so wide that no segment spans it). Above the recovery point anything else means that the power took what
-        was between.
+        was between. Older versions, and Kafka, roll behind holes, too, so this is not said of a log without a known
+        recovery point.
         """
         first = self.segments.floor(offset)
         self.drop_snapshots(first.base_offset, None)
@@ -341,9 +343,8 @@ class _Loader:
         self._epoch_reached = self.epochs.epoch_at(first.base_offset - 1)
         end = first.base_offset
         damaged = False
-        before = first.base_offset
         for segment in self.segments.from_offset(first.base_offset):
-            taken = segment.base_offset > max(end, recovery_point) and segment.base_offset - before <= _INT32_MAX
+            taken = self.point_is_known and segment.base_offset > recovery_point and not self._too_far(segment, end)
             if segment.base_offset > end and not damaged and (taken or not self.may_have_holes):
                 damaged = True
                 self.report.truncated_at = end
@@ -359,7 +360,6 @@ class _Loader:
                 continue
             if segment is not first:
                 self._write_snapshot(segment.base_offset)
-            before = segment.base_offset
             end, reason = self._check_segment(segment)
             if reason:
                 damaged = True
@@ -367,6 +367,13 @@ class _Loader:
                 self.report.reason = reason
         self._write_indexes(first.base_offset, recovery_point if recovery_point < end else None)
         return end
+
+    def _too_far(self, segment: Segment, end: int) -> bool:
+        """Whether no segment that begins at ``end`` could address this one's first batch: so it was begun for that."""
+        try:
+            return any(header.last_offset - end > _INT32_MAX for _, header in islice(segment.headers(), 1))
+        except CorruptBatch:
+            return False
 
     def _write_snapshot(self, offset: int) -> None:
         try:

@@ -30,8 +30,8 @@ def delete_old_segments(log: Log, now_ms: int) -> int:
         return 0
     if len(due) == len(log.segments):
         log.appender.roll(now_ms)
+    log.truncation.raise_start(log.segments.end_of(len(due) - 1, log.log_end_offset))
     log.truncation.remove_segments(due, now_ms)
-    log.truncation.raise_start(log.segments.first.base_offset)
     logger.info("%s: deleted %d segment(s), starts at %d", log.topic_partition, len(due), log.log_start_offset)
     return len(due)
 

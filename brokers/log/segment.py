@@ -320,6 +320,13 @@ class Segment:
             entry = self.offset_index.floor(offset)
         return self._reached(self._walk(entry.position, self.size, offset), offset)
 
+    def end_before(self, position: int, offset: int) -> int:
+        """The offset behind the batch that ends at ``position``, where one with ``offset`` or a later one begins."""
+        entry, end = self.offset_index.floor(offset - 1), self.base_offset
+        for _, header in self.headers(entry.position, position):
+            end = header.last_offset + 1
+        return end
+
     def _reached(self, found: _Walked, offset: int) -> int | None:
         if found.damaged:
             raise CorruptBatch("no batch begins where the one before ends", found.position)

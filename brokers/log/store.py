@@ -157,7 +157,8 @@ class LogStore:
         clean = fresh or left is not None
         directory.stopped = checkpoints.decode_clean_stop(left) if left is not None else None
         (report.clean_directories if clean else report.unclean_directories).append(path)
-        recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
+        known_points = self._read_points(path, fresh)
+        recovery_points = known_points or {}
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
         cleaned = self._read_cleaned(directory, fresh)
@@ -186,7 +187,7 @@ class LogStore:
                 disk, child, tp, config, self._settings, now_ms=self._clock.wall_ms(), topic_id=topic_ids.read(child),
                 clean=clean, recovery_point=recovery_points.get(tp, 0), log_start_offset=starts.get(tp, 0),
                 high_watermark=watermarks.get(tp, 0), may_have_holes=cleaned is None or tp in cleaned,
-                on_failure=self._disk_failed, checkpoint=checkpoint,
+                point_is_known=known_points is not None, on_failure=self._disk_failed, checkpoint=checkpoint,
             )  # fmt: skip
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
@@ -263,15 +264,25 @@ class LogStore:
             if checkpoints.LOCK in self._disk.names(directory.path):
                 self._disk.lock(lock).close()
 
+    def _read_points(self, path: str, fresh: bool) -> dict[TopicPartition, int] | None:
+        """The recovery points; None if the file of a directory that was used before is missing or damaged."""
+        name = checkpoints.RECOVERY_POINT_CHECKPOINT
+        if fresh and self._disk.read(f"{path}/{name}") is None:
+            self._disk.replace(f"{path}/{name}", checkpoints.encode_offsets({}))
+        return self._read_offsets_or_none(path, name)
+
     def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
+        return self._read_offsets_or_none(path, name) or {}
+
+    def _read_offsets_or_none(self, path: str, name: str) -> dict[TopicPartition, int] | None:
         data = self._disk.read(f"{path}/{name}")
         if data is None:
-            return {}
+            return None
         try:
             return checkpoints.decode_offsets(data, name)
         except DamagedFile as wrong:
             logger.warning("%s: %s; ignored", path, wrong)
-            return {}
+            return None
 
     def _read_cleaned(self, directory: LogDirectory, fresh: bool) -> dict[TopicPartition, int] | None:
         """How far its logs are clean; None if that is not known: then each of them may have holes."""

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 
+from brokers.log.failures import DiskFailed
 from brokers.metrics import Histogram
 
 RECENT_S = 60.0
@@ -70,6 +71,17 @@ def timed_fsync(fd: int) -> None:
         os.fsync(fd)
     finally:
         SYNC_SECONDS.observe(RECENT_SYNCS.end(time.perf_counter()))
+
+
+def sync_once(fd: int, path: str) -> None:
+    """fsync a file that stays in use. Raises DiskFailed, also for lack of room.
+
+    The system may have dropped the pages that it could not write, and says so once: the next fsync would succeed.
+    """
+    try:
+        timed_fsync(fd)
+    except OSError as wrong:
+        raise DiskFailed(path, f"fsync: {wrong.strerror or wrong}") from wrong
 
 
 def slow_sync_micros() -> int:

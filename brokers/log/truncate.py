@@ -43,6 +43,7 @@ class Truncation:
         end = offset
         if position is not None:
             end = min(end, parse_header(keep.log.read(position, HEADER_SIZE)).base_offset)
+            end = keep.end_before(position, end)  # in a hole it would be what no start finds again
         # All that needs room comes before anything is changed: the attempt after one that failed finds the log whole.
         snapshots = snapshot_offsets(log.disk, log.directory)
         producers = log.producers.like()
@@ -171,7 +172,10 @@ class Truncation:
         log = self._log
         log.dirty_names = True
         log.take_out(segment)
-        segment.remove()
+        try:
+            segment.remove()
+        except DiskFull as wrong:
+            raise DiskFailed(segment.log.path, f"cannot be removed: {wrong.reason}") from wrong
 
     @guarded
     def delete_records_before(self, offset: int) -> int:
@@ -215,8 +219,8 @@ class Truncation:
         """Take segments out of the log; their files get the suffix ``.deleted`` and go after file.delete.delay.ms."""
         log = self._log
         for segment in segments:
-            log.take_out(segment)
             self.bury(segment, now_ms)
+            log.take_out(segment)
             log.disk.remove(snapshot_path(log.directory, segment.base_offset))
         log.cuts += 1
 

@@ -53,7 +53,8 @@ class ReplicaEnd(NamedTuple):
     """One replica's answer: ``leader_epoch`` is the newest that its broker has applied; ``end`` needs error NONE.
 
     KAFKA_STORAGE_ERROR: its log is offline. UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID: the broker has no such
-    replica, or its metadata cache lacks it. ``topic_id`` is for those that keep answers by name.
+    replica, or its metadata cache lacks it. BROKER_NOT_AVAILABLE: it lacks the topic, but may have read too little.
+    ``topic_id`` is for those that keep answers by name.
     """
 
     error: ErrorCode
@@ -78,9 +79,12 @@ def own_end(tp: TopicPartition, state: PartitionState, replicas: Replicas) -> Re
 
 
 def own_ends(
-    asked: Mapping[uuid.UUID, Sequence[int]], metadata: MetadataCache, replicas: Replicas
+    asked: Mapping[uuid.UUID, Sequence[int]],
+    metadata: MetadataCache,
+    replicas: Replicas,
+    unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID,
 ) -> dict[uuid.UUID, dict[int, ReplicaEnd]]:
-    """This broker's answers, by topic id and partition index."""
+    """This broker's answers, by topic id and partition index; ``unknown`` for ids that it does not know."""
     found: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
     for topic_id, indexes in asked.items():
         name = metadata.topic_names.get(topic_id)
@@ -89,8 +93,7 @@ def own_ends(
             tp = TopicPartition(name or "", index)
             state = metadata.partition(tp) if name is not None else None
             if state is None:
-                unknown = ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                answers[index] = ReplicaEnd(unknown)
+                answers[index] = ReplicaEnd(unknown if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 answers[index] = own_end(tp, state, replicas)
     return found

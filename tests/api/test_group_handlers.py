@@ -11,13 +11,16 @@ import pytest
 import wire.messages as m
 from brokers.api import groups as handlers
 from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
+from brokers.api.group_offsets import of_present_topics, split_partitions
 from brokers.api.handlers import HANDLERS
+from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import FetchRequest
 from brokers.model import TopicInfo
 from tests.support.group_api import Api
 from tests.support.message_defaults import assert_defaults_untouched
 from wire.apis import APIS
 from wire.errors import ErrorCode
+from wire.types import TopicPartition
 
 
 @pytest.fixture
@@ -322,3 +325,55 @@ def drained(work: Any, least: int) -> Any:
     except StopIteration as ended:
         assert places >= least
         return ended.value
+
+
+def test_offsets_with_a_retention_are_not_a_later_topics_either(api: Api) -> None:
+    """They are written in Kafka's value of version 1."""
+    kind = m.OffsetCommitRequest.OffsetCommitRequestTopic
+    part = kind.OffsetCommitRequestPartition(
+        version=3, partition_index=0, committed_offset=40, committed_metadata="note"
+    )
+    request = m.OffsetCommitRequest(
+        version=3, group_id="g", generation_id_or_member_epoch=-1, member_id="", retention_time_ms=3_600_000,
+        topics=[kind(version=3, name="t", partitions=[part])],
+    )  # fmt: skip
+
+    def told() -> tuple[int, str]:
+        (topic,) = api.call(9, 7, fetch(7, [0])).topics
+        return topic.partitions[0].committed_offset, topic.partitions[0].metadata
+
+    api.call(8, 3, request)
+    assert told() == (40, "note")
+    del api.services.metadata.topics["t"]
+    assert told()[0] == -1
+    api.services.metadata.create()
+    assert told()[0] == -1
+
+
+def test_a_commit_that_waited_is_refused_if_its_topic_is_gone(api: Api) -> None:
+    """Written then, it would stand behind what is committed, and acknowledged, for the next topic of the name."""
+    context = Context(api.services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), 28, 3, 1, "client")
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    then = api.services.metadata.topics["t"].id.bytes
+    offsets = ((zero, CommittedOffset(1000, topic_id=then)), (one, CommittedOffset(1000)))
+    refused: dict[TopicPartition, ErrorCode] = {}
+    assert of_present_topics(offsets, refused, context) == offsets
+    assert not refused
+    del api.services.metadata.topics["t"]
+    api.services.metadata.create()
+    assert of_present_topics(offsets, refused, context) == offsets[1:]
+    assert refused == {zero: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_a_topic_that_comes_between_two_slices_has_its_id_in_what_is_committed(api: Api) -> None:
+    del api.services.metadata.topics["t"]
+    kind = m.OffsetCommitRequest.OffsetCommitRequestTopic
+    parts = [kind.OffsetCommitRequestPartition(partition_index=i, committed_offset=4) for i in (9, 0)]
+    request = m.OffsetCommitRequest(group_id="g", topics=[kind(name="t", partitions=parts)])
+    context = Context(api.services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), 8, 7, 1, "client")
+    slices = split_partitions(request, context)
+    next(slices)
+    api.services.metadata.create()
+    known, refused = drained(slices, 1)
+    assert [committed.topic_id for _, committed in known] == [api.services.metadata.topics["t"].id.bytes]
+    assert list(refused) == [TopicPartition("t", 9)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from brokers.controller import plans
 from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.remaining import RemainingReplicas
 from brokers.controller.requests import NewTopic
@@ -18,6 +20,7 @@ from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, T
 from brokers.model import BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
 from brokers.replication import ends
 from brokers.replication.ends import ReplicaEnd
+from coordination.store import Create, Delete, UnknownOutcome
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
@@ -232,3 +235,144 @@ def test_logs_of_a_deleted_topic_elect_no_leader_of_the_next_one(monkeypatch: py
     assert all(renewed.probes.is_present(T, found[T]) for _, found in answers.values())
     renewed.create(T, _state(1, leader=-1))
     assert renewed.probes._elections({broker_id: found for broker_id, (_, found) in answers.items()}) == ([], {})
+
+
+# ---- deletions that stop half-way, and controllers that know too little
+
+
+def _deletes(path: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda operations: any(isinstance(one, Delete) and one.path == path for one in operations)
+
+
+def _creates(path: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda operations: any(isinstance(one, Create) and one.path == path for one in operations)
+
+
+async def _created(node: Node, new: NewTopic) -> None:
+    async def free() -> bool:
+        (made,) = await node.controller.create_topics([new])
+        return made.ok
+
+    async with asyncio.timeout(60):
+        while not await free():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@on_loop
+async def test_a_name_is_freed_though_its_request_failed(
+    connect: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that no controller may write beside comes, and goes, behind the first write of a deletion."""
+    written = _deletes(znodes.topic_path("a")) if steps == 1 else _creates(znodes.deleted_topic_path("a"))
+    if steps == 2:
+        monkeypatch.setattr(plans, "OPERATIONS_PER_WRITE", 6)
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("a", partitions=4, replication_factor=1), NewTopic("b")])
+
+        def foreign(number: int, operations: Sequence[Any]) -> None:
+            if written(operations):
+                boss.metadata.foreign = "/brokers/ids/9 a foreign broker"
+
+        boss.store.after_multi = foreign
+        failed = await boss.controller.delete_topics(["a", "b"])
+        assert all(outcome.error is ErrorCode.NOT_CONTROLLER for outcome in failed), failed
+        boss.store.after_multi = lambda number, operations: None
+        boss.metadata.foreign = None
+        active = boss.controller._active
+        assert active is not None
+        await active.react()
+        await _created(boss, NewTopic("a", partitions=4, replication_factor=1))
+        (gone,) = await boss.controller.delete_topics(["a"])
+        assert gone.ok
+        assert await boss.real.children(znodes.DELETED_TOPICS) == []
+
+
+@on_loop
+async def test_a_mark_that_was_left_is_in_no_deletions_way(connect: str) -> None:
+    """A controller of an older version does not know it, and lets the name be used again."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("t")])
+        await boss.real.create(znodes.deleted_topic_path("t"), znodes.encode_delete_mark(uuid.uuid4()))
+        failures: list[Sequence[Any]] = []
+        boss.store.before_multi = lambda number, operations: failures.append(operations)
+        (gone,) = await boss.controller.delete_topics(["t"])
+        assert gone.ok
+        assert len([one for one in failures if _deletes(znodes.topic_path("t"))(one)]) == 1, "it was tried again"
+        assert await boss.real.children(znodes.DELETED_TOPICS) == []
+
+
+@on_loop
+async def test_a_name_is_not_freed_before_its_mark_is_gone(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("t")])
+        lost = asyncio.Event()
+
+        def lose(number: int, operations: Sequence[Any]) -> None:
+            if _deletes(znodes.deleted_topic_path("t"))(operations):
+                lost.set()
+                raise UnknownOutcome("no answer")
+
+        boss.store.before_multi = lose
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await lost.wait()
+        await asyncio.sleep(0.3)
+        assert not deleted.done()
+        boss.store.before_multi = lambda number, operations: None
+        (gone,) = await asyncio.wait_for(deleted, 60)
+        assert gone.ok
+        (made,) = await boss.controller.create_topics([NewTopic("t")])
+        assert made.ok
+
+
+@on_loop
+async def test_the_next_controller_asks_brokers_that_it_reads_of_late(connect: str) -> None:
+    """A leader whose registration its metadata cache lacks still when it becomes active."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        successor = await nodes.start(2)
+        await nodes.controller()
+        await nodes.start(4, controller=False)
+        await nodes.agree(lambda node: 4 in node.metadata.brokers)
+        read, reads = asyncio.Event(), successor.metadata._read_brokers
+
+        async def slowly() -> Any:
+            found = await reads()
+            await read.wait()
+            return found
+
+        successor.metadata._read_brokers = slowly  # type: ignore[method-assign]
+        await boss.controller.create_topics([NewTopic("warm")])  # a reading begins
+        await asyncio.sleep(0.2)
+        late = Node(connect, 3)
+        late.neighbours = nodes.alive
+        await late.start(controller=False)
+        nodes.alive[3] = late
+        await boss.metadata.wait_until(lambda: 3 in boss.metadata.brokers, 10_000)
+        await boss.controller.create_topics([NewTopic("t", assignments={0: [3]})])
+        late.silent = True
+        deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
+        await late.metadata.wait_until(lambda: "t" not in late.metadata.topics, 10_000)
+        await nodes.die(boss)
+        deleted.cancel()
+        await eventually_async(
+            lambda: (active := successor.controller._active) is not None and "t" in active.deletions,
+            "it reads the marks",
+        )
+        await asyncio.sleep(0.3)
+        successor.metadata._read_brokers = reads  # type: ignore[method-assign]
+        read.set()
+        await successor.metadata.wait_until(lambda: 3 in successor.metadata.brokers, 10_000)
+        await eventually_async(lambda: successor.controller.is_active, "it is active")
+        await asyncio.sleep(1)
+        (early,) = await successor.controller.create_topics([NewTopic("t")])
+        assert early.error is ErrorCode.TOPIC_ALREADY_EXISTS
+        late.silent = False
+        await _created(successor, NewTopic("t"))

@@ -262,7 +262,8 @@ LONE = state(-1, -1, [(1, 5)], [1, 2, 3])
         ({1: LogEnd(4, 5), 2: LogEnd(6, 9, ((3, 0), (6, 8))), 3: LogEnd(4, 4)}, 1),  # it lacks the epoch
         ({1: LogEnd(4, 5), 2: LogEnd(6, 9), 3: LogEnd(4, 4)}, 1),  # it doesn't tell its epochs
         ({1: LogEnd(-1, 0), 2: LogEnd(6, 9), 3: LogEnd(4, 4)}, 2),  # any log holds all of an empty one
-        ({1: LogEnd(-1, 30), 2: LogEnd(6, 99, ((6, 0),)), 3: LogEnd(4, 4)}, 1),
+        ({1: LogEnd(-1, 30), 2: LogEnd(6, 99, ((6, 0),)), 3: LogEnd(4, 4)}, 2),  # also where its start was raised
+        ({1: LogEnd(-1, 30), 2: LogEnd(6, 30), 3: LogEnd(4, 4)}, 1),
         ({1: LogEnd(4, 5), 2: LogEnd(4, 9), 3: None}, 2),  # broker 3 has no log, and says so
         ({1: LogEnd(4, 5), 2: LogEnd(4, 9)}, None),  # broker 3 is alive, and has said nothing
         ({2: LogEnd(4, 9), 3: LogEnd(4, 9)}, None),

@@ -107,9 +107,10 @@ def test_whether_a_topic_is_unknown_is_not_said_without_zookeeper(
 ) -> None:
     known = stage.topic("t")
     monkeypatch.setattr(stage.metadata, "refreshed", AsyncMock(**outcome))
-    assert ask(Line(stage), {known.id: [0]})[1][known.id][0].is_leader
-    with pytest.raises(PeerUnavailable):
-        ask(Line(stage), {known.id: [0], uuid.uuid4(): [0]})
+    unknown = uuid.uuid4()
+    _, found = ask(Line(stage), {known.id: [0], unknown: [0]})
+    assert found[known.id][0].is_leader
+    assert found[unknown] == {0: ReplicaEnd(ErrorCode.BROKER_NOT_AVAILABLE)}
 
 
 def test_a_failed_log_answers_without_an_end(stage: Stage) -> None:
