@@ -64,6 +64,8 @@ class Faults:
         self._calm_s = rng.choice((0.2, 0.5, 1.0))
         self._copies: dict[int, Copy] = {}
         """What a broker's directory was after an earlier clean stop."""
+        self._standing_s: dict[Owner, float] = {}
+        """For how long those stand still that do."""
         self._held_until_us: dict[Owner, int] = {}
         """The loops that are held, also beyond the other faults: most seeds have them for less than a session."""
 
@@ -182,8 +184,13 @@ class Faults:
         if owner is None or owner.paused:
             return False
         self._loop.pause(owner)
-        self._note(f"pause {broker.name} for {self._later(*self._span(), self._loop.resume, owner):.2f} s")
+        self._standing_s[owner] = self._later(*self._span(), self._loop.resume, owner)
+        self._note(f"pause {broker.name} for {self._standing_s[owner]:.2f} s")
         return True
+
+    def outlasts_its_session(self, owner: Owner) -> bool:
+        """Whether it stands still for so long that its session may end meanwhile."""
+        return owner.paused and self._standing_s.get(owner, 0.0) > SESSION_MS / 1000 - PING_S
 
     def _hold_the_loop(self, broker: SimBroker) -> bool:
         """Its tasks and timers do not run, and what comes waits; kazoo's thread goes on."""
@@ -193,6 +200,7 @@ class Faults:
         self._loop.pause(owner)
         span = self._rng.choice(((0.05, 1.0), (1.5, 4.0), (2.5, 6.0), (2.5, 6.0)))
         seconds = self._later(*span, self._loop.resume, owner)
+        self._standing_s[owner] = seconds
         self._note(f"loop of {broker.name} held for {seconds:.2f} s")
         since_us = self._loop.now_us
         until_us = self._held_until_us[owner] = since_us + round(seconds * 1e6)

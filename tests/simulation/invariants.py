@@ -311,8 +311,10 @@ class Oracle:
                 services = broker.services
                 if other == broker_id or services is None or broker.starts != start or broker.medium.failed_directory:
                     continue
-                if broker.stopping or broker.owner is None or broker.owner.paused:
-                    continue  # it leaves the in-sync set to those that seem to live, or they take its place
+                if broker.stopping or (
+                    broker.owner is not None and self._world.faults.outlasts_its_session(broker.owner)
+                ):
+                    continue  # it leaves the in-sync set to those that seem to live
                 if (self._world.operated or all_died) and other not in known:
                     continue
                 found = services.replicas.get(truth.tp)
