@@ -234,7 +234,11 @@ class Node:
         store, clock, timers = ports.store, ports.clock, self._timers
         peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
         self._isr_writer = ZooKeeperIsrWriter(
-            store, config.broker_id, incarnation=self._incarnation, topic_exists=lambda p: _exists(metadata, p)
+            store,
+            config.broker_id,
+            incarnation=self._incarnation,
+            topic_exists=lambda p: _exists(metadata, p),
+            refreshed=metadata.refreshed,
         )
         replicas = ReplicaManager(
             config.broker_id, metadata, logs, clock, session_valid=store.lease.valid, incarnation=self._incarnation,

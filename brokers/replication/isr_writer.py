@@ -7,6 +7,9 @@ multi also checks the incarnations of the broker itself and of added members, so
 meanwhile does not count. Until the outcome is known the partition keeps the maximal in-sync set. The outcome of an
 unanswered write is decided by reading again, after a sync, in a live session.
 
+A topic that was deleted and created again has the same versions. While this broker is registered the next topic of a
+name waits until it knows of the deletion; so what was written before it registered is read first.
+
 Source: KIP-497 for the states; ADR 0003 for the rest.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from brokers.metadata import znodes
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 
 PROPOSALS_PER_MULTI = 100
 RETRY_SECONDS = 0.1
+READ_MS = 1_000
 
 
 class _Proposal(NamedTuple):
@@ -60,11 +64,16 @@ class ZooKeeperIsrWriter:
         *,
         incarnation: Callable[[], int],
         topic_exists: Callable[[Proposer], bool],
+        refreshed: Callable[[int], Awaitable[bool]],
     ) -> None:
+        """``refreshed``: see :meth:`MetadataCache.refreshed`; ``topic_exists`` asks the same cache."""
         self._store = store
         self._broker_id = broker_id
         self._incarnation = incarnation
         self._topic_exists = topic_exists
+        self._refreshed = refreshed
+        self._read_in = -1
+        """The incarnation in which all is known that was written before it."""
         self._waiting: list[_Proposal] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -97,6 +106,15 @@ class ZooKeeperIsrWriter:
             if self._incarnation() < 0:
                 self._refused(current)  # not registered: this broker leads no partition
                 return
+            if self._read_in != self._incarnation():
+                await self._read_all(self._incarnation())
+                batch = current
+                continue
+            gone = [p for p in current if not self._topic_exists(p.partition)]
+            self._refused(gone)
+            current = [p for p in current if p not in gone]
+            if not current:
+                return
             live_brokers, operations = self._operations(current)
             try:
                 await self._store.multi(operations)
@@ -115,6 +133,15 @@ class ZooKeeperIsrWriter:
                 for proposal in current:
                     proposal.partition.proposal_written(proposal.state)
                 return
+
+    async def _read_all(self, incarnation: int) -> None:
+        """Let the metadata cache read what was written before this incarnation registered."""
+        try:
+            if await self._refreshed(READ_MS):
+                self._read_in = incarnation
+        except StoreError as problem:
+            log.info("reading the metadata before in-sync sets are written failed, retrying: %s", problem)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _wanted(self, proposal: _Proposal) -> bool:
         """Whether the partition still waits for this proposal: a newer state or leader ends it."""
