@@ -163,7 +163,8 @@ class ServerEnd(Connection):
     def _look_later(self) -> None:
         if not self._looks and self._reading and (self._incoming.data or self._incoming.ended):
             self._looks = True
-            self.door.loop.call_soon(self._look)
+            # by the broker's process, which may stand still, also where the bytes were sent before it listened
+            self.door.loop.call_soon(self._look, context=self.door.owner.context)
 
     def _look(self) -> None:
         self._looks = False
