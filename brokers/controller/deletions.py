@@ -37,7 +37,7 @@ stands still may come back with its lease as long as its session has not ended."
 
 
 @dataclass(eq=False, slots=True)
-class Deletion:
+class UnconfirmedDeletion:
     """A topic that was deleted, and which brokers, by incarnation, have confirmed that. ``give_up`` is loop time."""
 
     topic_id: uuid.UUID
@@ -53,7 +53,7 @@ class UnconfirmedDeletions(Container[str]):
         self._context = context
         self._peers = peers
         self._broker_id = broker_id
-        self._waiting: dict[str, Deletion] = {}
+        self._waiting: dict[str, UnconfirmedDeletion] = {}
         self._added, self._freed = asyncio.Event(), asyncio.Event()
         self._ended = False
 
@@ -66,7 +66,7 @@ class UnconfirmedDeletions(Container[str]):
         if known is None or known.topic_id != topic_id:
             session = self._context.store.session()
             longest_s = max(LONGEST_S, 2 * session.timeout_ms / 1000 if session is not None else 0.0)
-            self._waiting[name] = Deletion(topic_id, asyncio.get_running_loop().time() + longest_s)
+            self._waiting[name] = UnconfirmedDeletion(topic_id, asyncio.get_running_loop().time() + longest_s)
             self._added.set()
 
     async def begin(self) -> None:
@@ -132,7 +132,7 @@ class UnconfirmedDeletions(Container[str]):
             async with self._context.lock:
                 await self._context.persist("freeing names", lambda: self._free(done))
 
-    def _silent(self, deletion: Deletion) -> list[int]:
+    def _silent(self, deletion: UnconfirmedDeletion) -> list[int]:
         """The live brokers that have not confirmed."""
         live_brokers, confirmed = self._context.live_brokers, deletion.confirmed
         silent = [
@@ -142,7 +142,7 @@ class UnconfirmedDeletions(Container[str]):
         ]
         return silent if deletion.read_here else [self._broker_id, *silent]
 
-    async def _free(self, done: Mapping[str, Deletion]) -> None:
+    async def _free(self, done: Mapping[str, UnconfirmedDeletion]) -> None:
         marked = set(await self._context.read_now(self._marked()))
         names = [name for name, deletion in done.items() if self._waiting.get(name) is deletion]
         await self._context.perform(plans.free_names([name for name in names if name in marked]))
@@ -151,7 +151,7 @@ class UnconfirmedDeletions(Container[str]):
         self._freed.set()
         self._freed = asyncio.Event()
 
-    async def _read_here(self, deletions: Collection[Deletion]) -> None:
+    async def _read_here(self, deletions: Collection[UnconfirmedDeletion]) -> None:
         """The metadata cache of this broker may lag behind its controller, too."""
         if not deletions:
             return
@@ -163,7 +163,7 @@ class UnconfirmedDeletions(Container[str]):
         for deletion in deletions:
             deletion.read_here = current
 
-    async def _ask(self, broker_id: BrokerId, incarnation: int, deletions: Iterable[Deletion]) -> None:
+    async def _ask(self, broker_id: BrokerId, incarnation: int, deletions: Iterable[UnconfirmedDeletion]) -> None:
         asked = {one.topic_id: one for one in deletions if one.confirmed.get(broker_id) != incarnation}
         if not asked:
             return

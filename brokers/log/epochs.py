@@ -106,12 +106,17 @@ class EpochCache:
         self._changed()
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now starts at ``start_offset``: drop epochs that ended before, and raise the first one's start."""
+        """The log now starts at ``start_offset``: drop epochs that ended before.
+
+        The first one keeps its start (Kafka raises it): there the epochs before it ended, and a follower whose log goes
+        on in one of them differs, though only in records that are deleted here. What those say of producers, of an open
+        transaction for instance, must not stay with it.
+        """
         entries = self.entries
         above = bisect_right(entries, start_offset, key=lambda entry: entry.start_offset)
-        if above == 0 or (above == 1 and entries[0].start_offset == start_offset):
+        if above <= 1:
             return
-        self.entries = [EpochEntry(entries[above - 1].epoch, start_offset), *entries[above:]]
+        self.entries = entries[above - 1 :]
         self.dirty = self.behind = True
         self._changed()
 

@@ -30,6 +30,18 @@ def test_epoch_ends(log):
     assert log.epoch_end_offset(7) == (7, log.log_end_offset)
 
 
+def test_where_an_epoch_ended_is_known_below_the_logs_start():
+    """A follower that goes on in the epoch before differs there, though only in what is deleted."""
+    cache = EpochCache()
+    cache.assign(0, 0)
+    cache.assign(1, 6)
+    cache.truncate_from_start(7)
+    assert cache.end_offset(0, 40) == (0, 6)
+    again = EpochCache.from_bytes(cache.to_bytes(), "leader-epoch-checkpoint")
+    again.truncate_from_start(7)
+    assert again.end_offset(0, 40) == (0, 6)
+
+
 def test_epoch_cache_truncations():
     cache = EpochCache()
     for epoch, start in ((2, 0), (4, 10), (5, 10), (9, 25)):
@@ -39,7 +51,7 @@ def test_epoch_cache_truncations():
     assert cache.end_offset(1, 30) == (1, 0)
     assert cache.epoch_at(12) == 5
     cache.truncate_from_start(12)
-    assert cache.entries == [(5, 12), (9, 25)]
+    assert cache.entries == [(5, 10), (9, 25)]
     cache.truncate_from_start(25)
     assert cache.entries == [(9, 25)]
     cache.truncate_from_end(25)
