@@ -153,7 +153,11 @@ def test_the_page_is_what_prometheus_reads(lagged: Fleet) -> None:
     import urllib.request
 
     for broker in lagged.brokers:
-        page = urllib.request.urlopen(f"http://127.0.0.1:{broker.admin_port}/metrics", timeout=10).read().decode()
+        url = f"http://127.0.0.1:{broker.admin_port}/metrics"
+        page = eventually(  # it is made after each round: also after the first one
+            lambda url=url: urllib.request.urlopen(url, timeout=10).read().decode(), "there was a round", 60,
+            good=lambda page: "kminion_exporter_up" in page,
+        )  # fmt: skip
         families = {family.name: family.type for family in text_string_to_metric_families(page)}
         assert families["kminion_exporter_up"] == "gauge"
         assert len(families) == len([line for line in page.splitlines() if line.startswith("# TYPE")])
