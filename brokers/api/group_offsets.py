@@ -94,16 +94,12 @@ def of_present_topics(
 
     Written now, they would stand behind what is committed, and acknowledged, for a new topic of the name.
     """
-    gone = {partition for partition, committed in offsets if _outlives(partition, committed, context)}
+    topics = context.services.metadata.topics
+    gone = {partition for partition, committed in offsets if committed.outlives(topics.get(partition.topic))}
     if not gone:
         return offsets
     refused.update(dict.fromkeys(gone, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     return tuple(row for row in offsets if row[0] not in gone)
-
-
-def _outlives(partition: TopicPartition, committed: CommittedOffset, context: Context) -> bool:
-    topic = context.services.metadata.topics.get(partition.topic)
-    return committed.outlives(None if topic is None else topic.id)
 
 
 def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, Errors]:
@@ -212,7 +208,8 @@ def _told(offsets: Sequence[FetchedOffset], context: Context) -> Generator[None,
     kept = []
     for one in offsets:
         yield
-        if one.committed is not None and _outlives(one.partition, one.committed, context):
+        topic = context.services.metadata.topics.get(one.partition.topic)
+        if one.committed is not None and one.committed.outlives(topic):
             one = one._replace(committed=None)
         kept.append(one)
     return kept

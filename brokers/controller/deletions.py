@@ -112,13 +112,8 @@ class UnconfirmedDeletions(Container[str]):
         # Before the live brokers are listed: a leader's registration, too, may not have been read here yet.
         await self._read_here([deletion for deletion in waiting.values() if not deletion.read_here])
         asked = [deletion for deletion in waiting.values() if deletion.read_here]
-        live_brokers = self._context.live_brokers
         await asyncio.gather(
-            *(
-                self._ask(BrokerId(broker_id), live_broker.incarnation, asked)
-                for broker_id, live_broker in live_brokers.items()
-                if broker_id != self._broker_id
-            )
+            *(self._ask(broker_id, incarnation, asked) for broker_id, incarnation in self._others().items())
         )
         self._context.check_session()  # else they were waited for in vain
         now, done = asyncio.get_running_loop().time(), {}
@@ -134,13 +129,14 @@ class UnconfirmedDeletions(Container[str]):
 
     def _silent(self, deletion: UnconfirmedDeletion) -> list[int]:
         """The live brokers that have not confirmed."""
-        live_brokers, confirmed = self._context.live_brokers, deletion.confirmed
-        silent = [
-            broker_id
-            for broker_id, live_broker in live_brokers.items()
-            if broker_id != self._broker_id and confirmed.get(BrokerId(broker_id)) != live_broker.incarnation
-        ]
+        others, confirmed = self._others(), deletion.confirmed
+        silent: list[int] = [b for b, incarnation in others.items() if confirmed.get(b) != incarnation]
         return silent if deletion.read_here else [self._broker_id, *silent]
+
+    def _others(self) -> dict[BrokerId, int]:
+        """The incarnations of the other live brokers."""
+        live_brokers = self._context.live_brokers
+        return {BrokerId(b): live_broker.incarnation for b, live_broker in live_brokers.items() if b != self._broker_id}
 
     async def _free(self, done: Mapping[str, UnconfirmedDeletion]) -> None:
         marked = set(await self._context.read_now(self._marked()))

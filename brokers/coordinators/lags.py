@@ -160,8 +160,7 @@ class LagWatch:
         kept: Committed = []
         for tp, entry in committed:
             await self._turn()
-            topic = self._metadata.topics.get(tp.topic)
-            if not entry[1].outlives(None if topic is None else topic.id):
+            if not entry[1].outlives(self._metadata.topics.get(tp.topic)):
                 kept.append((tp, entry))
         return kept
 

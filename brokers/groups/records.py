@@ -9,11 +9,11 @@ Keys of other versions (KIP-848, share groups) decode to :class:`UnknownKey`, wh
 from __future__ import annotations
 
 import struct
-import uuid
 from functools import lru_cache
 from typing import NamedTuple
 
 from _native.byte_reader import ByteReader
+from brokers.model import TopicInfo
 from txn.commands import CoordinatorRecord
 from wire.types import TopicPartition
 
@@ -71,9 +71,9 @@ class CommittedOffset(NamedTuple):
     expire_timestamp_ms: int = -1
     topic_id: bytes | None = None
 
-    def outlives(self, topic: uuid.UUID | None) -> bool:
-        """Whether its topic was deleted; ``topic`` is the id that its name has now, None if there is no such topic."""
-        return self.topic_id is not None and (topic is None or topic.bytes != self.topic_id)
+    def outlives(self, topic: TopicInfo | None) -> bool:
+        """Whether its topic was deleted; ``topic`` is the one that has the name now, None if there is none."""
+        return self.topic_id is not None and (topic is None or topic.id.bytes != self.topic_id)
 
 
 class MemberRecord(NamedTuple):

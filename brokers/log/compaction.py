@@ -18,7 +18,7 @@ from typing import NamedTuple
 from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
 from _native.compact import KeyMap, collect_keys, keep_records
 from _native.errors import CorruptBatch
-from brokers.log.failures import DiskError, DiskFailed, DiskFull
+from brokers.log.failures import DiskError, DiskFailed, DiskFull, no_way_back
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn, unpack_aborted
 from brokers.log.producer_snapshots import snapshot_path
@@ -343,14 +343,12 @@ def swap_in(log: LogState, rewritten: Rewritten, now_ms: int) -> None:
     except DiskFull as wrong:
         _undo(log, cleaned, wrong)
         raise
-    try:
+    # Half a swap is recovery's to finish; nothing here needs room, so the file system is not sane.
+    with no_way_back(log.directory, "compaction's swap"):
         for segment in group:
             log.take_out(segment)
             segment.remove()
         cleaned.change_suffix("")
-    except DiskFull as wrong:
-        # Half a swap is recovery's to finish; nothing here needs room, so the file system is not sane.
-        raise DiskFailed(log.directory, f"compaction's swap: {wrong.reason}") from wrong
     log.segments.add(cleaned)
     log.dirty_names = True
     for segment in group[1:]:

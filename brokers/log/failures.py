@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from _native.files import SliceGone
 from wire.errors import ErrorCode
@@ -44,6 +46,15 @@ def disk_error(path: str, wrong: OSError) -> DiskError:
     """What the system reported, as one of the two."""
     kind = DiskFull if wrong.errno in _NO_ROOM else DiskFailed
     return kind(path, wrong.strerror or str(wrong))
+
+
+@contextmanager
+def no_way_back(path: str, what: str) -> Iterator[None]:
+    """Steps behind which files and memory would differ: without room for one the directory has failed."""
+    try:
+        yield
+    except DiskFull as wrong:
+        raise DiskFailed(path, f"{what}: {wrong.reason}") from wrong
 
 
 class LogOffline(Exception):

@@ -157,7 +157,7 @@ class LogStore:
         clean = fresh or left is not None
         directory.stopped = checkpoints.decode_clean_stop(left) if left is not None else None
         (report.clean_directories if clean else report.unclean_directories).append(path)
-        known_points = self._read_points(path, fresh)
+        known_points = self._read_offsets_or_none(path, checkpoints.RECOVERY_POINT_CHECKPOINT, fresh=fresh)
         recovery_points = known_points or {}
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
@@ -264,18 +264,15 @@ class LogStore:
             if checkpoints.LOCK in self._disk.names(directory.path):
                 self._disk.lock(lock).close()
 
-    def _read_points(self, path: str, fresh: bool) -> dict[TopicPartition, int] | None:
-        """The recovery points; None if the file of a directory that was used before is missing or damaged."""
-        name = checkpoints.RECOVERY_POINT_CHECKPOINT
-        if fresh and self._disk.read(f"{path}/{name}") is None:
-            self._disk.replace(f"{path}/{name}", checkpoints.encode_offsets({}))
-        return self._read_offsets_or_none(path, name)
-
     def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
         return self._read_offsets_or_none(path, name) or {}
 
-    def _read_offsets_or_none(self, path: str, name: str) -> dict[TopicPartition, int] | None:
+    def _read_offsets_or_none(self, path: str, name: str, *, fresh: bool = False) -> dict[TopicPartition, int] | None:
+        """None if the file is missing or damaged; a ``fresh`` directory gets it, so that it is missed later."""
         data = self._disk.read(f"{path}/{name}")
+        if data is None and fresh:
+            self._disk.replace(f"{path}/{name}", checkpoints.encode_offsets({}))
+            return {}
         if data is None:
             return None
         try:

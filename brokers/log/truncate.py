@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from _native.batch import HEADER_SIZE, parse_header
-from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
+from brokers.log.failures import DiskFull, OffsetOutOfRange, no_way_back
 from brokers.log.producer_snapshots import snapshot_offsets, snapshot_path
 from brokers.log.replay import restore_producers
 from brokers.log.segment import DELETED_SUFFIX, Segment
@@ -119,10 +119,8 @@ class Truncation:
 
     def _cut(self, segment: Segment, position: int, offset: int) -> None:
         """``Segment.cut_at`` once there is no way back. Its file is open, so that only a failed disk refuses."""
-        try:
+        with no_way_back(segment.log.path, "cannot be cut"):
             segment.cut_at(position, offset)
-        except DiskFull as wrong:
-            raise DiskFailed(segment.log.path, f"cannot be cut: {wrong.reason}") from wrong
 
     def _tell_of_cut(self, offset: int) -> None:
         if self._log.calls.on_cut is not None:
@@ -172,10 +170,8 @@ class Truncation:
         log = self._log
         log.dirty_names = True
         log.take_out(segment)
-        try:
+        with no_way_back(segment.log.path, "cannot be removed"):
             segment.remove()
-        except DiskFull as wrong:
-            raise DiskFailed(segment.log.path, f"cannot be removed: {wrong.reason}") from wrong
 
     @guarded
     def delete_records_before(self, offset: int) -> int:

@@ -29,6 +29,16 @@ from wire.errors import ErrorCode
 pytestmark = pytest.mark.zookeeper
 
 
+async def _created(node: Node, new: NewTopic) -> None:
+    async def free() -> bool:
+        (made,) = await node.controller.create_topics([new])
+        return made.ok
+
+    async with asyncio.timeout(60):
+        while not await free():
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("led_by", ["it", "another"])
 @on_loop
 async def test_a_deletion_waits_until_live_brokers_have_confirmed_it(connect: str, led_by: str) -> None:
@@ -139,13 +149,7 @@ async def test_the_next_controller_waits_for_the_same_brokers(connect: str) -> N
         assert "marked for deletion" in str(early.message)
         late.silent = False
 
-        async def free() -> bool:
-            (made,) = await successor.controller.create_topics([NewTopic("t")])
-            return made.ok
-
-        async with asyncio.timeout(60):
-            while not await free():
-                await asyncio.sleep(0.05)
+        await _created(successor, NewTopic("t"))
         assert await successor.real.children(znodes.DELETED_TOPICS) == []
 
 
@@ -240,22 +244,8 @@ def test_logs_of_a_deleted_topic_elect_no_leader_of_the_next_one(monkeypatch: py
 # ---- deletions that stop half-way, and controllers that know too little
 
 
-def _deletes(path: str) -> Callable[[Sequence[Any]], bool]:
-    return lambda operations: any(isinstance(one, Delete) and one.path == path for one in operations)
-
-
-def _creates(path: str) -> Callable[[Sequence[Any]], bool]:
-    return lambda operations: any(isinstance(one, Create) and one.path == path for one in operations)
-
-
-async def _created(node: Node, new: NewTopic) -> None:
-    async def free() -> bool:
-        (made,) = await node.controller.create_topics([new])
-        return made.ok
-
-    async with asyncio.timeout(60):
-        while not await free():
-            await asyncio.sleep(0.05)
+def _writes(kind: type[Create | Delete], path: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda operations: any(isinstance(one, kind) and one.path == path for one in operations)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -264,7 +254,7 @@ async def test_a_name_is_freed_though_its_request_failed(
     connect: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that no controller may write beside comes, and goes, behind the first write of a deletion."""
-    written = _deletes(znodes.topic_path("a")) if steps == 1 else _creates(znodes.deleted_topic_path("a"))
+    written = _writes(Delete, znodes.topic_path("a")) if steps == 1 else _writes(Create, znodes.deleted_topic_path("a"))
     if steps == 2:
         monkeypatch.setattr(plans, "OPERATIONS_PER_WRITE", 6)
     async with Nodes(connect) as nodes:
@@ -298,11 +288,11 @@ async def test_a_mark_that_was_left_is_in_no_deletions_way(connect: str) -> None
         await nodes.controller()
         await boss.controller.create_topics([NewTopic("t")])
         await boss.real.create(znodes.deleted_topic_path("t"), znodes.encode_delete_mark(uuid.uuid4()))
-        failures: list[Sequence[Any]] = []
-        boss.store.before_multi = lambda number, operations: failures.append(operations)
+        multis: list[Sequence[Any]] = []
+        boss.store.before_multi = lambda number, operations: multis.append(operations)
         (gone,) = await boss.controller.delete_topics(["t"])
         assert gone.ok
-        assert len([one for one in failures if _deletes(znodes.topic_path("t"))(one)]) == 1, "it was tried again"
+        assert len([one for one in multis if _writes(Delete, znodes.topic_path("t"))(one)]) == 1, "it was tried again"
         assert await boss.real.children(znodes.DELETED_TOPICS) == []
 
 
@@ -315,7 +305,7 @@ async def test_a_name_is_not_freed_before_its_mark_is_gone(connect: str) -> None
         lost = asyncio.Event()
 
         def lose(number: int, operations: Sequence[Any]) -> None:
-            if _deletes(znodes.deleted_topic_path("t"))(operations):
+            if _writes(Delete, znodes.deleted_topic_path("t"))(operations):
                 lost.set()
                 raise UnknownOutcome("no answer")
 
@@ -357,9 +347,10 @@ async def test_the_next_controller_asks_brokers_that_it_reads_of_late(connect: s
         nodes.alive[3] = late
         await boss.metadata.wait_until(lambda: 3 in boss.metadata.brokers, 10_000)
         await boss.controller.create_topics([NewTopic("t", assignments={0: [3]})])
+        assert await late.metadata.wait_until(lambda: "t" in late.metadata.topics, 10_000)
         late.silent = True
         deleted = asyncio.create_task(boss.controller.delete_topics(["t"]))
-        await late.metadata.wait_until(lambda: "t" not in late.metadata.topics, 10_000)
+        assert await late.metadata.wait_until(lambda: "t" not in late.metadata.topics, 10_000)
         await nodes.die(boss)
         deleted.cancel()
         await eventually_async(

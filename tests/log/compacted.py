@@ -111,12 +111,16 @@ def fill(log, count=50, start=0):
         write(log, (f"k{number % 5}", f"{number}"))
 
 
-def store_of(path, disk=None, more=(), **changes):
+def restarted(path, disk=None, more=(), **changes):
+    """A store and the report of its start."""
     settings = {"log_segment_bytes": 700, "log_index_interval_bytes": 64, "log_cleaner_backoff_ms": 0, **changes}
     broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=tuple(map(str, (path, *more))), **settings)
     store = LogStore(broker, disk or QuickDisk(), ManualClock(), cluster_id="c")
-    store.load()
-    return store
+    return store, store.load()
+
+
+def store_of(path, disk=None, more=(), **changes):
+    return restarted(path, disk, more, **changes)[0]
 
 
 def compacting(store):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from _native.batch import stamp
-from brokers.config import BrokerConfig
-from brokers.log import LogStore
 from brokers.log.append import Appender
-from brokers.log.background import PendingSync
 from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT
 from brokers.log.rolling import Roller
-from tests.log.compacted import COMPACT, USERS, QuickDisk, clean, cleaner_of, compacting, store_of, users_log
+from tests.log.compacted import COMPACT, USERS, QuickDisk, clean, cleaner_of, compacting, restarted, store_of, users_log
 from tests.log.compacted import write as write_users
-from tests.support.clocks import ManualClock
 from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import NOW, batch, config, open_log
 from wire.errors import ErrorCode
@@ -32,12 +28,6 @@ def follow(log, *batches):
     info = log.appender.append_as_follower(b"".join(batches), now_ms=NOW)
     assert info.error is ErrorCode.NONE, info
     return info
-
-
-def restarted(path):
-    settings = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=(str(path),), log_segment_bytes=700)
-    store = LogStore(settings, QuickDisk(), ManualClock(), cluster_id="c")
-    return store, store.load()
 
 
 @pytest.mark.parametrize("roll", [False, True])
@@ -130,16 +120,13 @@ def test_segments_that_older_versions_began_behind_holes_stay(tmp_path, points):
         path.unlink()
     elif points == "damaged":
         path.write_bytes(b"\0" * 40)
-    again, _ = restarted(tmp_path)
+    again = store_of(tmp_path)
     assert again.get(USERS).log_end_offset == 191
     again.close()
 
 
 class QuickDyingDisk(DyingDisk):
-    def sync_later(self, paths):
-        pending = PendingSync(paths)
-        pending.done = True
-        return pending
+    sync_later = QuickDisk.sync_later
 
 
 def test_a_start_after_a_swap_that_stopped_looks_at_the_segments_swapped_in_alone(tmp_path):

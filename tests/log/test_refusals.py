@@ -7,27 +7,19 @@ import os
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.log import LogOffline, LogStore
+from brokers.log import LogOffline
 from brokers.log.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 from brokers.log.files import RealDisk
 from brokers.log.retention import delete_old_segments
-from tests.support.clocks import ManualClock
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.log_stores import started
 from tests.support.logs import NOW, TP, append, batch, config, open_log, records
 from tests.support.waiting import eventually
 from wire.types import TopicPartition
 
 SETTINGS = config(segment_bytes=300, retention_ms=1000)
 OTHER = TopicPartition("other", 0)
-
-
-def started(path, disk=None, **settings):
-    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=(str(path),), **settings)
-    store = LogStore(broker, disk or RealDisk(), ManualClock(), cluster_id="c")
-    store.load()
-    return store
 
 
 class Once:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,8 +14,7 @@ from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from coordination.registration import incarnation_path
 from coordination.store import Store, StoreError
 from coordination.tree import ensure
-from coordination.zookeeper import ZookeeperStore
-from tests.support.stores import on_loop
+from tests.support.stores import Stores, on_loop
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
@@ -60,24 +57,20 @@ class Known:
         return found
 
 
-@asynccontextmanager
-async def _store(connect: str) -> AsyncIterator[Store]:
-    store = ZookeeperStore(connect, session_timeout_ms=6_000)
-    await store.start(20_000)
+async def _fleet(stores: Stores, connect: str) -> Store:
+    store = await stores.open(connect)
     for path in znodes.PERSISTENT_PATHS:
         await ensure(store, path)
     await store.create(incarnation_path(2), b"", parents=True)
     await store.create(znodes.state_path(T), znodes.encode_state(NOW), parents=True)
-    try:
-        yield store
-    finally:
-        await store.close()
+    return store
 
 
 @on_loop
 async def test_what_was_proposed_for_a_deleted_topic_is_not_written_for_the_next_one(connect: str) -> None:
     """Its broker had no session when the topic was deleted, and registers again with what it knew then."""
-    async with _store(connect) as store:
+    async with Stores() as stores:
+        store = await _fleet(stores, connect)
         then, now = uuid.uuid4(), uuid.uuid4()
         known, replica = Known(then), Replica(then)
         known.unread = [False, StoreError("no answer"), now]
@@ -95,7 +88,8 @@ async def test_what_was_proposed_for_a_deleted_topic_is_not_written_for_the_next
 
 @on_loop
 async def test_a_broker_reads_once_in_each_registration(connect: str) -> None:
-    async with _store(connect) as store:
+    async with Stores() as stores:
+        store = await _fleet(stores, connect)
         known, incarnation = Known(uuid.uuid4()), [0]
         reads: list[int] = []
 
