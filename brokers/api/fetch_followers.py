@@ -34,12 +34,17 @@ def count_positions(session: FetchSession, replica: FollowerSession, reader: Par
 def count_in_slices(
     session: FetchSession, replica: FollowerSession, reader: PartitionReader
 ) -> Generator[None, None, None]:
-    """What was sorted out may have changed when its turn comes to be counted: then it is not counted."""
+    """What was sorted out may have changed when its turn comes to be counted: then it is not counted.
+
+    Nor is anything once the session has ended, for the follower has said since where it is.
+    """
     current: list[Current] = []
     now_ms = reader.context.services.clock.mono_ms()
     for some in slices_of(list(session.dirty)):
         current += _sort_out(reader, replica, some)
         yield
+        if session.closed:
+            return
     _prove(session, replica, now_ms)
     for pairs in slices_of(current):
         still = []
@@ -52,6 +57,8 @@ def count_in_slices(
                 partition.followers.forget_position(replica)
         _count(reader, replica, still, now_ms)
         yield
+        if session.closed:
+            return
 
 
 def _sort_out(reader: PartitionReader, replica: FollowerSession, parts: Iterable[SessionPart]) -> list[Current]:

@@ -311,7 +311,7 @@ class FetchSessions:
     ) -> FetchSession | None:
         """A new session for ``size`` partitions, or None if there is no room and none can be evicted."""
         if replica is not None:
-            self._end_previous_incarnations(replica)
+            self._end_others(replica)
         elif size > MAX_CONSUMER_PARTITIONS:
             return None
         while replica is None and self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
@@ -342,12 +342,15 @@ class FetchSessions:
                 if session.waiter is not None:
                     session.waiter.reply_early()
 
-    def _end_previous_incarnations(self, replica: FollowerSession) -> None:
+    def _end_others(self, replica: FollowerSession) -> None:
+        """A follower has one session: its fetcher's, or that of its previous incarnation.
+
+        A full fetch of a connection that the follower has given up may come behind the one that it sent next, and
+        counts positions that are behind. The session that the follower uses would not name them again until they move:
+        it ends, so that the follower names all of them at once.
+        """
         for session in list(self._followers):
-            previous = session.replica
-            if previous is None or previous.broker_id != replica.broker_id:
-                continue
-            if previous.broker_epoch != replica.broker_epoch:
+            if session.replica is not None and session.replica.broker_id == replica.broker_id:
                 self.close(session)
 
     def _new_id(self, now_ms: int) -> int:

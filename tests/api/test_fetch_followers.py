@@ -134,6 +134,27 @@ def test_a_restarted_follower_cannot_resume_its_session(stage: Stage) -> None:
     assert len(stage.services.fetch_sessions) == 1, "the session of the previous incarnation is ended"
 
 
+def test_a_full_fetch_that_comes_late_ends_the_session_that_would_not_say_the_position_again(stage: Stage) -> None:
+    """A follower gives its connection up, fetches on with another, and then the leader reads the first one's rest."""
+    topic = stage.topic("t", replicas=BOTH)
+    late = follower(stage)  # what it will say has left already
+    client = follower(stage)
+    client.fetch(part(topic.id, 0))
+    stage.append("t")
+    client.fetch(part(topic.id, 1))
+    waits = client.wait()
+    late.fetch(part(topic.id, 0))
+    assert stage.partition("t").followers.ends()[OTHER] == 0
+    stage.turn()
+    assert waits.done, "else the follower hears of it only at the end of its wait"
+    client.take(waits.response)
+    assert client.fetch().error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    client.fetch(part(topic.id, 1))
+    assert stage.partition("t").followers.ends()[OTHER] == 1
+    assert len(stage.services.fetch_sessions) == 1
+    assert stage.partition("t").followers.known[OTHER].session is not None
+
+
 # -- what does not count ----------------------------------------------------------------------------------------------
 
 
@@ -264,7 +285,7 @@ def test_an_old_session_does_not_forget_what_a_new_one_counts(stage: Stage) -> N
     old.fetch(part(topic.id, 0))
     new.fetch(part(topic.id, 0))
     sessions = stage.services.fetch_sessions
-    sessions.close(sessions._sessions[old.id])
+    assert list(sessions._sessions) == [new.id], "a follower has one"
     assert stage.partition("t").followers.ends()[OTHER] == 0
     sessions.close(sessions._sessions[new.id])
     assert stage.partition("t").followers.ends()[OTHER] == -1

@@ -159,6 +159,24 @@ def test_an_evicted_session_says_so(interrupted: Interrupted) -> None:
             assert not any(stage.partition("t", index)._watchers for index in range(PARTITIONS))
 
 
+def test_a_position_is_not_counted_once_the_follower_has_another_session(interrupted: Interrupted) -> None:
+    reached = [asked._replace(fetch_offset=3 * (asked.partition == PARTITIONS - 1)) for asked in everything()]
+    for stage, at_the_place in interrupted:
+        stage.append("t", 3, index=PARTITIONS - 1)
+        fresh = Client(stage, VERSION, OTHER)
+
+        def fetch(stage: Stage = stage, fresh: Client = fresh) -> None:
+            stage.between = lambda: None
+            fresh.fetch(*reached)
+
+        at_the_place(fetch)
+        late = Client(stage, VERSION, OTHER).start(*everything())
+        stage.between = lambda: None
+        if fresh.id and isinstance(late, Done) and decoded(VERSION, late.response).error:
+            assert stage.partition("t", PARTITIONS - 1).followers.ends()[OTHER] == 3
+            assert len(stage.services.fetch_sessions) == 1
+
+
 def test_a_position_is_not_counted_in_an_epoch_that_ended_in_between(interrupted: Interrupted) -> None:
     for stage, at_the_place in interrupted:
         stage.topic("t", PARTITIONS, replicas=(1, 2), isr=(1, 2))  # type: ignore[arg-type]
