@@ -54,6 +54,40 @@ class Gone(Enum):
     GONE = "gone"
 
 
+class SentBy(NamedTuple):
+    """Which broker's coordinators sent a request of markers, in which registration, and as its how manieth.
+
+    A broker sends the next one to a leader once the one before is answered or given up.
+    """
+
+    broker_id: int
+    incarnation: int
+    number: int
+
+
+class Senders:
+    """What a leader knows of the brokers that send it markers: their newest requests.
+
+    With protocol 1 all transactions of a producer have one epoch, so a marker says nothing about which of them it
+    ends. A request that was given up with its connection may come after all, behind the one that was sent instead, and
+    would then end the next transaction. ``incarnation_of`` gives a broker's present registration, None without one.
+    """
+
+    def __init__(self, incarnation_of: Callable[[int], int | None]) -> None:
+        self._incarnation_of = incarnation_of
+        self._newest: dict[int, SentBy] = {}
+
+    def admits(self, sender: SentBy) -> bool:
+        """Whether no request that the broker sent later was admitted. One of another registration never is."""
+        if sender.incarnation != self._incarnation_of(sender.broker_id):
+            return False
+        newest = self._newest.get(sender.broker_id, sender)
+        if newest.incarnation == sender.incarnation and newest.number > sender.number:
+            return False
+        self._newest[sender.broker_id] = sender
+        return True
+
+
 LeaderOf = Callable[[TopicPartition], "int | Gone | None"]
 """A partition's leader, None if it has none now, ``Gone.GONE`` if the topic was deleted."""
 

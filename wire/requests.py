@@ -241,6 +241,9 @@ class WriteTxnMarkersMarkers(Protocol):
 
 class WriteTxnMarkersRequest(Protocol):
     markers: list[WriteTxnMarkersMarkers]
+    sender_id: int
+    sender_incarnation: int
+    sender_number: int
 
 
 class TxnOffsetCommitTopicsPartitions(Protocol):

@@ -45,6 +45,7 @@ from txn.coordinator import (
     Producer,
     TransactionShard,
 )
+from txn.markers import SentBy
 from txn.verification import TRY_AGAIN, Ask, Question, client_error, question
 from wire import api_keys
 from wire.errors import ErrorCode
@@ -335,7 +336,8 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
 def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) -> Paced:
     """WriteTxnMarkers: a coordinator (or an operator) ends transactions on partitions led here.
 
-    A partition that stands in an entry twice gets one marker, and one row of the answer, as in Kafka.
+    A partition that stands in an entry twice gets one marker, and one row of the answer, as in Kafka. A request of a
+    broker that comes behind one that it sent later writes nothing.
     """
     version = context.api_version
     places: list[tuple[int, TopicPartition]] = []
@@ -379,9 +381,15 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
     joined = JoinedResponse(
         [[]] * len(runs.found), render, MARKERS_TIMEOUT_MS, lambda: _markers_response(request, version, places, late)
     )
+    coordinator = _coordinator(context)
+    sender = SentBy(request.sender_id, request.sender_incarnation, request.sender_number)
     for number, indexes in enumerate(runs.found):
         yield
-        _coordinator(context).write_markers_here([markers[index] for index in indexes], partial(joined.take, number))
+        take = partial(joined.take, number)
+        if sender.broker_id < 0 or coordinator.marker_senders.admits(sender):
+            coordinator.write_markers_here([markers[index] for index in indexes], take)
+        else:
+            take([ErrorCode.STALE_BROKER_EPOCH] * len(indexes))
     return joined.outcome()
 
 

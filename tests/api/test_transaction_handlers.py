@@ -206,7 +206,9 @@ def test_a_late_marker_does_not_end_the_next_transaction(tmp_path: Path, znode: 
     play(scenario)
 
 
-async def marker(broker: Broker, pid: int, epoch: int, version: int, **more: Any) -> int:
+async def marker(
+    broker: Broker, pid: int, epoch: int, version: int, sender: tuple[int, int, int] | None = None, **more: Any
+) -> int:
     kind = m.WriteTxnMarkersRequest
     inner = kind.WritableTxnMarker
     request = kind(
@@ -223,9 +225,36 @@ async def marker(broker: Broker, pid: int, epoch: int, version: int, **more: Any
             )
         ],
     )
+    if sender is not None:
+        request.sender_id, request.sender_incarnation, request.sender_number = sender
     response = await broker.call(27, version, request)
     ((topic,),) = [found.topics for found in response.markers]
     return int(topic.partitions[0].error_code)
+
+
+def test_with_one_epoch_too_a_late_marker_does_not_end_the_next_transaction(tmp_path: Path, znode: OneZnode) -> None:
+    """Protocol 1. The coordinator had given the request up with its connection, and the next one was answered."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+        pid = (await broker.init()).producer_id
+        incarnation = broker.metadata.brokers[2].incarnation
+        await broker.add(pid, 0, 0)
+        assert await broker.produce(pid, 0, 0) == 0
+        assert await marker(broker, pid, 0, 2, (2, incarnation, 4)) == 0
+        assert broker.visible() == (2, 2)
+        await broker.end(pid, 0, False)
+        await broker.add(pid, 0, 0)
+        assert await broker.produce(pid, 0, 1) == 0
+        before = broker.visible()
+        assert await marker(broker, pid, 0, 2, (2, incarnation, 3)) == E.STALE_BROKER_EPOCH
+        assert await marker(broker, pid, 0, 2, (2, incarnation - 1, 9)) == E.STALE_BROKER_EPOCH
+        assert broker.visible() == before
+        assert await marker(broker, pid, 0, 2, (2, incarnation, 5)) == 0
+        assert broker.visible() == (before[1] + 1, before[1] + 1)
+        await broker.stop()
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("version", versions(27))

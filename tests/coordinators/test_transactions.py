@@ -123,8 +123,9 @@ def sender(metadata: View, peers: Peers, here: list[Any], done: list[Job]) -> Ma
 
     loop = asyncio.get_running_loop()
     return MarkerSender(
-        1, metadata, peers, loop, Timers(loop, RealClock()), write_here=write_here, on_written=done.append
-    )  # type: ignore[arg-type]
+        1, metadata, peers, loop, Timers(loop, RealClock()),
+        incarnation=lambda: 4, write_here=write_here, on_written=done.append,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def effect(*partitions: TopicPartition) -> WriteMarkers:
@@ -167,7 +168,9 @@ def test_markers_are_sent_until_they_are_written(monkeypatch: pytest.MonkeyPatch
         out = sender(View(), peers, [], done)
         out.add(0, effect(B))
         await eventually_async(lambda: done, "the markers are written")
-        assert len(peers.calls) == 4
+        assert [(asked.sender_id, asked.sender_incarnation) for _, asked in peers.calls] == 4 * [(1, 4)]
+        numbers = [asked.sender_number for _, asked in peers.calls]
+        assert numbers == sorted(set(numbers)), "what comes late is told by it"
         await out.close()
 
     run(scenario())

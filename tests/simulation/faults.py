@@ -28,8 +28,9 @@ WEIGHTS = {
     "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
     "depose the controller": 3, "disk full": 3, "disk fails": 3, "clock": 2,
     "disk put back": 4, "stall a mover": 6, "all brokers": 3, "zookeeper leader cut": 4, "hold the loop": 10,
+    "overtake": 8,
 }  # fmt: skip
-LATER = ("disk put back", "stall a mover", "hold the loop")
+LATER = ("disk put back", "stall a mover", "hold the loop", "overtake")
 """Kinds that generators of their own add to a seed's (the first two have one), so that the others' histories stay."""
 
 FORGETTING = ("power", "disk put back")
@@ -320,6 +321,15 @@ class Faults:
         other = self._rng.choice([*names, *self._world.cast])
         self._world.network.reset(broker.name, other)
         self._note(f"reset {broker.name} and {other}")
+
+    def _overtake(self, broker: SimBroker) -> None:
+        """A broker gives its connections to another one up; what it sent comes behind the requests of the next ones."""
+        network = self._world.network
+        other = self._rng.choice([one for one in self._world.fleet.brokers.values() if one is not broker])
+        late_s = self._rng.uniform(0.2, 3.0)
+        network.hold_back(broker.name, other.name, round(late_s * 1e6))
+        given_up_s = self._later(0.01, min(0.5, late_s), network.give_up, broker.name, other.name)
+        self._note(f"{broker.name} gives {other.name} up in {given_up_s:.2f} s, what it sends comes in {late_s:.2f} s")
 
     def _slow(self, broker: SimBroker) -> None:
         names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]

@@ -45,9 +45,10 @@ from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
 from tests.simulation.replacing import Mutation, instead, mutated
-from tests.simulation.world import Report, World
+from tests.simulation.world import HURRY, Report, World
 from txn import sinks, transaction
 from txn.coordinator import Producer, TransactionShard
+from txn.markers import Senders
 from txn.states import TransactionState
 from wire.errors import ErrorCode
 
@@ -515,6 +516,7 @@ MUTATIONS = (
         instead(MetadataCache._has_gap, lambda self, sequences, news: False),
         instead(MetadataCache._apply, _applies_any_change),
     ), 3, ("cut from zookeeper", "pause", "operator")),
+    Mutation("a marker is written whenever it comes", (instead(Senders.admits, lambda self, sender: True),), 23, ("overtake", HURRY)),
     # ---- topics that are created again
     Mutation("an offset counts for whatever topic has the name", (instead(CommittedOffset.outlives, lambda self, topic: False),), 10, RENEWS),
     Mutation("logs go by their names", (instead(ReplicaManager._open, _takes_any_log_of_the_name),), 13, RENEWS),

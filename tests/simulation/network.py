@@ -410,6 +410,18 @@ class Network:
                 else:
                     self.loop.call_soon(wire.close, CLOSED, context=wire.client.context)
 
+    def hold_back(self, client: str, server: str, late_us: int) -> None:
+        """What one sends to the other by its present connections takes so long."""
+        for wire in self._wires:
+            if wire.open and (wire.name, wire.server) == (client, server):
+                wire.free_us[True] = max(wire.free_us[True], self.loop.now_us + late_us)
+
+    def give_up(self, client: str, server: str) -> None:
+        """The client closes its connections, as if it had waited for too long."""
+        for wire in list(self._wires):
+            if wire.open and (wire.name, wire.server) == (client, server):
+                self.loop.call_soon(wire.close, CLOSED, context=wire.client.context)
+
 
 class SimPeers:
     """The peers port of one broker, for one purpose: a connection per other broker."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txn.commands import WriteMarkers
-from txn.markers import Fate, Gone, JobId, Markers, fate
+from txn.markers import Fate, Gone, JobId, Markers, Senders, SentBy, fate
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
 
@@ -120,6 +120,28 @@ def test_a_moved_shards_jobs_are_dropped_with_late_answers() -> None:
     markers.drop_shard(0)
     ok(markers, 1, plan)
     assert [found.id.transactional_id for found in markers.finished()] == ["y"]
+
+
+def test_what_a_broker_sent_before_is_not_admitted_behind_what_it_sent_later() -> None:
+    present = {2: 5, 3: 1}
+    senders = Senders(present.get)
+    assert senders.admits(SentBy(2, 5, 7))
+    assert senders.admits(SentBy(2, 5, 7)), "each run of a request asks"
+    assert senders.admits(SentBy(2, 5, 9))
+    assert not senders.admits(SentBy(2, 5, 8))
+    assert senders.admits(SentBy(3, 1, 0)), "another broker counts for itself"
+    assert senders.admits(SentBy(2, 5, 9))
+
+
+def test_only_a_brokers_present_registration_is_admitted() -> None:
+    present = {2: 5}
+    senders = Senders(present.get)
+    assert senders.admits(SentBy(2, 5, 7))
+    assert not senders.admits(SentBy(4, 1, 0)), "else any number of ids would be remembered"
+    assert not senders.admits(SentBy(2, 6, 0)), "not known yet"
+    present[2] = 6
+    assert not senders.admits(SentBy(2, 5, 8)), "of the process before"
+    assert senders.admits(SentBy(2, 6, 0)), "which counts from the start"
 
 
 def test_the_error_of_a_marker_decides_its_fate() -> None:

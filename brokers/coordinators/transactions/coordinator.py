@@ -26,7 +26,7 @@ from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from brokers.timers import Timers
 from txn.commands import Command, Now, Result, Ticket, WriteMarkers
 from txn.coordinator import TransactionSettings, TransactionShard
-from txn.markers import Fate, Job, fate
+from txn.markers import Fate, Job, Senders, fate
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -58,6 +58,11 @@ def partition_count_of(metadata: MetadataCache, topic: str, configured: int) -> 
         return len(found.partitions) if found is not None and found.partitions else configured
 
     return count
+
+
+def _incarnation_of(metadata: MetadataCache, broker_id: int) -> int | None:
+    broker = metadata.brokers.get(broker_id)
+    return None if broker is None else broker.incarnation
 
 
 class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
@@ -105,9 +110,11 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             peers,
             loop,
             timers,
+            incarnation=incarnation,
             write_here=self.write_markers_here,
             on_written=self._markers_written,
         )
+        self.marker_senders = Senders(partial(_incarnation_of, metadata))
         self.verifier = Verifier(broker_id, metadata, peers, self)
         self.enlisting = Enlisting(self, self.producer_ids)
         self.on_unloaded(self.markers.drop_shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import wire.messages as m
 from brokers.coordinators.ports import TransactionMarker
 from coordination.store import StoreError
-from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, fate
+from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, SentBy, fate
 from wire import api_keys
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -44,6 +45,7 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         timers: Timers,
         *,
+        incarnation: Callable[[], int],
         write_here: WriteHere,
         on_written: Callable[[Job], None],
     ) -> None:
@@ -52,6 +54,8 @@ class MarkerSender:
         self._peers = peers
         self._loop = loop
         self._timers = timers
+        self._incarnation = incarnation
+        self._numbers = itertools.count()
         self._write_here = write_here
         self._on_written = on_written
         self._markers = Markers()
@@ -172,9 +176,10 @@ class MarkerSender:
 
     async def _send(self, broker: int, entries: Sequence[MarkerToSend]) -> None:
         version = APIS[api_keys.WRITE_TXN_MARKERS].max_version
+        sender = SentBy(self._broker_id, self._incarnation(), next(self._numbers))
         try:
             response = await self._peers.call(
-                broker, api_keys.WRITE_TXN_MARKERS, version, encode_markers(entries, version), CALL_TIMEOUT_MS
+                broker, api_keys.WRITE_TXN_MARKERS, version, encode_markers(entries, version, sender), CALL_TIMEOUT_MS
             )
             errors = decode_markers(entries, response)
         except asyncio.CancelledError:
@@ -213,8 +218,8 @@ def combined(
     return found
 
 
-def encode_markers(entries: Sequence[MarkerToSend], version: int) -> Any:
-    """A WriteTxnMarkers request."""
+def encode_markers(entries: Sequence[MarkerToSend], version: int, sender: SentBy) -> Any:
+    """A WriteTxnMarkers request. Other brokers than ours pass over its sender."""
     kind = m.request_class(api_keys.WRITE_TXN_MARKERS)
     markers = []
     for entry in entries:
@@ -237,7 +242,10 @@ def encode_markers(entries: Sequence[MarkerToSend], version: int) -> Any:
                 marker.transaction_version = one.transaction_version
                 marker.run_remaining = one.run_remaining
             markers.append(marker)
-    return kind(version=version, markers=markers)
+    request = kind(version=version, markers=markers)
+    if version >= 2:
+        request.sender_id, request.sender_incarnation, request.sender_number = sender
+    return request
 
 
 def decode_markers(entries: Sequence[MarkerToSend], response: Any) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
