@@ -55,7 +55,7 @@ class Gone(Enum):
 
 
 class SentBy(NamedTuple):
-    """Which broker's coordinators sent a request of markers, in which registration, and as its how manieth.
+    """The broker that sent a request of markers, its registration, and the number of the request among its own.
 
     A broker sends the next one to a leader once the one before is answered or given up.
     """
