@@ -81,8 +81,7 @@ class Senders:
         """Whether no request that the broker sent later was admitted. One of another registration never is."""
         if sender.incarnation != self._incarnation_of(sender.broker_id):
             return False
-        newest = self._newest.get(sender.broker_id, sender)
-        if newest.incarnation == sender.incarnation and newest.number > sender.number:
+        if self._newest.get(sender.broker_id, sender) > sender:
             return False
         self._newest[sender.broker_id] = sender
         return True

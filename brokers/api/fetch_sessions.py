@@ -277,7 +277,7 @@ class FetchSessions:
     def __init__(self) -> None:
         self.evicted = 0
         self._sessions: dict[int, FetchSession] = {}  # the longest unused first
-        self._followers: dict[FetchSession, None] = {}
+        self._followers: dict[int, FetchSession] = {}  # by broker id: each has one
         self._numbers = 0
         self._consumer_partitions = 0
         self._evict_again_ms = {False: -1, True: -1}
@@ -311,7 +311,7 @@ class FetchSessions:
     ) -> FetchSession | None:
         """A new session for ``size`` partitions, or None if there is no room and none can be evicted."""
         if replica is not None:
-            self._end_others(replica)
+            self._end_previous(replica)
         elif size > MAX_CONSUMER_PARTITIONS:
             return None
         while replica is None and self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
@@ -328,30 +328,30 @@ class FetchSessions:
             replica.session = session
         self._sessions[session.id] = session
         if replica is not None:
-            self._followers[session] = None
+            self._followers[replica.broker_id] = session
         return session
 
     def expect(self, brokers: Collection[int], now_ms: int) -> None:
         """This broker begins to lead a partition of these. No follower may sit out the wait of the fetch that it sent
         before it knew, for nothing is committed until it fetches the partition here.
         """
-        for session in self._followers:
+        for broker_id, session in self._followers.items():
             replica = session.replica
-            if replica is not None and replica.broker_id in brokers:
+            if broker_id in brokers and replica is not None:
                 replica.expected_until_ms = now_ms + EXPECT_MS
                 if session.waiter is not None:
                     session.waiter.reply_early()
 
-    def _end_others(self, replica: FollowerSession) -> None:
-        """A follower has one session: its fetcher's, or that of its previous incarnation.
+    def _end_previous(self, replica: FollowerSession) -> None:
+        """The follower's session before, or that of its previous incarnation, ends.
 
         A full fetch of a connection that the follower has given up may come behind the one that it sent next, and
         counts positions that are behind. The session that the follower uses would not name them again until they move:
         it ends, so that the follower names all of them at once.
         """
-        for session in list(self._followers):
-            if session.replica is not None and session.replica.broker_id == replica.broker_id:
-                self.close(session)
+        session = self._followers.get(replica.broker_id)
+        if session is not None:
+            self.close(session)
 
     def _new_id(self, now_ms: int) -> int:
         """Not to be mistaken for one of this broker's previous incarnation, which counted from 1 as well."""
@@ -431,9 +431,10 @@ class FetchSessions:
         """Forget the session."""
         if self._sessions.pop(session.id, None) is None:
             return
-        self._followers.pop(session, None)
         if session.replica is None:
             self._consumer_partitions -= len(session.parts)
+        else:
+            del self._followers[session.replica.broker_id]
         session.close()
         if session.waiter is not None:
             session.waiter.abandoned()

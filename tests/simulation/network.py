@@ -412,15 +412,16 @@ class Network:
 
     def hold_back(self, client: str, server: str, late_us: int) -> None:
         """What one sends to the other by its present connections takes so long."""
-        for wire in self._wires:
-            if wire.open and (wire.name, wire.server) == (client, server):
-                wire.free_us[True] = max(wire.free_us[True], self.loop.now_us + late_us)
+        for wire in self._open(client, server):
+            wire.free_us[True] = max(wire.free_us[True], self.loop.now_us + late_us)
 
     def give_up(self, client: str, server: str) -> None:
         """The client closes its connections, as if it had waited for too long."""
-        for wire in list(self._wires):
-            if wire.open and (wire.name, wire.server) == (client, server):
-                self.loop.call_soon(wire.close, CLOSED, context=wire.client.context)
+        for wire in self._open(client, server):
+            self.loop.call_soon(wire.close, CLOSED, context=wire.client.context)
+
+    def _open(self, client: str, server: str) -> list[Wire]:
+        return [wire for wire in self._wires if wire.open and (wire.name, wire.server) == (client, server)]
 
 
 class SimPeers:
