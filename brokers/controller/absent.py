@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
 
 from brokers.metadata.image import MetadataImage
-from brokers.metadata.loading import children_or_none, read_or_none
+from brokers.metadata.loading import children_or_none, read_many
 from brokers.model import BrokerId, BrokerInfo
 from coordination.registration import incarnation_path
 from coordination.store import Store
@@ -25,25 +24,26 @@ REMEMBERED_MS = 7 * 86_400_000
 """How long after its last registration a broker without a replica counts as absent."""
 
 
-async def read_absent(store: Store, image: MetadataImage, living: Collection[int], now_ms: int) -> list[BrokerInfo]:
-    """The absent brokers, by id; ``now_ms`` is wall time. Raises StoreError."""
+async def read_known(store: Store, image: MetadataImage, now_ms: int) -> list[BrokerInfo]:
+    """The known brokers, by id: those without a registration are absent. ``now_ms`` is wall time; raises StoreError.
+
+    Which ones are registered may change while this reads, and afterwards: compare when you use them.
+    """
     holding: set[int] | None = None
-    found = []
-    for name in await children_or_none(store, INCARNATIONS):
-        if not name.isdigit() or int(name) in living:
-            continue
-        read = await read_or_none(store, incarnation_path(int(name)))
-        if read is None or read[1] == 0:
+    known = []
+    ids = sorted(int(name) for name in await children_or_none(store, INCARNATIONS) if name.isdigit())
+    for broker_id, found in zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True):
+        if found is None or found[1].version == 0:
             continue  # it never registered
-        record = _record(read[0])
+        record = _record(found[0])
         registered_ms = record.get("timestamp")
         if not isinstance(registered_ms, int) or now_ms - registered_ms > REMEMBERED_MS:
             if holding is None:
                 holding = {b for topic in image.topics.values() for state in topic.partitions for b in state.replicas}
-            if int(name) not in holding:
+            if broker_id not in holding:
                 continue
-        found.append(_broker(int(name), read[1], record))
-    return sorted(found, key=lambda broker: broker.id)
+        known.append(_broker(broker_id, found[1].version, record))
+    return known
 
 
 def _record(data: bytes) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from brokers.config import TOPIC_SETTINGS
 from brokers.controller import plans
-from brokers.controller.absent import read_absent
+from brokers.controller.absent import read_known
 from brokers.controller.context import ControllerContext, Settle
 from brokers.controller.deletions import UnconfirmedDeletions
 from brokers.controller.requests import (
@@ -82,8 +82,8 @@ class TopicCommands:
         self._unconfirmed = unconfirmed
         self._new_id = new_id
         self._wall_ms = wall_ms
-        self._absent: list[BrokerInfo] | None = None
-        """The absent brokers; read once per request."""
+        self._known: list[BrokerInfo] | None = None
+        """The known brokers, registered or not; read once per request."""
 
     async def create(
         self, topics: Sequence[NewTopic], validate_only: bool, gone: Gone = lambda: False
@@ -108,7 +108,7 @@ class TopicCommands:
             return list(too_many((new.name for new in topics), partitions))
         twice = duplicates([topic.name for topic in topics])
         outcomes = []
-        self._absent = None
+        self._known = None
         for new in topics:
             await asyncio.sleep(0)
             if new.name in twice:
@@ -170,14 +170,13 @@ class TopicCommands:
             if refused.error not in _WANTS_BROKERS:
                 raise
             context = self._context
-            if self._absent is None:
-                self._absent = await context.read_now(
-                    read_absent(context.store, context.image, context.metadata.brokers, self._wall_ms())
-                )
-            if not self._absent:
-                raise
-            planned = plan(self._absent)
-            log.info("%s Placing replicas on absent brokers as well: %s", refused.message, [b.id for b in self._absent])
+            if self._known is None:
+                self._known = await context.read_now(read_known(context.store, context.image, self._wall_ms()))
+            # Now, not when they were read: brokers come and go in the meantime.
+            absent = [broker for broker in self._known if broker.id not in context.metadata.brokers]
+            planned = plan(absent)
+            if absent:
+                log.info("%s Placing replicas on absent brokers as well: %s", refused.message, [b.id for b in absent])
             return planned
 
     def _topic_id(self) -> uuid.UUID:

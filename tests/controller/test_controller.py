@@ -7,14 +7,14 @@ import uuid
 
 import pytest
 
-from brokers.controller import plans
-from brokers.controller.absent import REMEMBERED_MS, read_absent
+from brokers.controller import plans, topic_commands
+from brokers.controller.absent import REMEMBERED_MS, read_known
 from brokers.controller.requests import NewPartitions, NewTopic
 from brokers.metadata import znodes
 from brokers.metadata.image import MetadataImage
-from brokers.model import GROUP_METADATA_TOPIC
+from brokers.model import GROUP_METADATA_TOPIC, BrokerInfo
 from coordination.registration import incarnation_path
-from coordination.store import SetData
+from coordination.store import SetData, Store
 from tests.support.clocks import RealClock
 from tests.support.nodes import Nodes, lose_the_answer
 from tests.support.stores import on_loop
@@ -137,6 +137,34 @@ async def test_topics_are_made_while_a_broker_is_away(connect: str) -> None:
         assert set(boss.state("t", 4).replicas) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("another_leaves", [False, True])
+@on_loop
+async def test_a_broker_comes_back_while_topics_are_placed(
+    connect: str, monkeypatch: pytest.MonkeyPatch, another_leaves: bool
+) -> None:
+    """The known brokers are read once per request; which of them are registered may change until they are used."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        leaves = await nodes.start(2, controller=False)
+        await nodes.controller()
+        await nodes.die(await nodes.start(3, controller=False))
+        await nodes.agree(lambda node: set(node.metadata.brokers) == {1, 2})
+
+        async def meanwhile(store: Store, image: MetadataImage, now_ms: int) -> list[BrokerInfo]:
+            known = await read_known(store, image, now_ms)
+            await nodes.start(3, controller=False)
+            if another_leaves:
+                await nodes.die(leaves)
+            registered = {1, 3} if another_leaves else {1, 2, 3}
+            await eventually_async(lambda: set(boss.metadata.brokers) == registered, f"brokers {registered} registered")
+            return known
+
+        monkeypatch.setattr(topic_commands, "read_known", meanwhile)
+        (made,) = await boss.controller.create_topics([NewTopic("t", 2, 3)])
+        assert made.ok, made.message
+        assert [set(boss.state("t", index).replicas) for index in range(2)] == [{1, 2, 3}] * 2
+
+
 @on_loop
 async def test_a_broker_that_left_long_ago_and_holds_nothing_is_forgotten(connect: str) -> None:
     async with Nodes(connect) as nodes:
@@ -147,13 +175,12 @@ async def test_a_broker_that_left_long_ago_and_holds_nothing_is_forgotten(connec
         assert made.ok
         await nodes.die(gone)
         await nodes.agree(lambda node: set(node.metadata.brokers) == {1})
-        living, now_ms = set(boss.metadata.brokers), RealClock().wall_ms()
-        nothing, image = MetadataImage(), boss.metadata.snapshot()
+        now_ms, nothing, image = RealClock().wall_ms(), MetadataImage(), boss.metadata.snapshot()
         later_ms = now_ms + REMEMBERED_MS + 60_000
-        assert [b.id for b in await read_absent(boss.real, nothing, living, now_ms)] == [2]
-        assert await read_absent(boss.real, nothing, living, later_ms) == []
-        assert [b.id for b in await read_absent(boss.real, image, living, later_ms)] == [2], "it holds a replica"
-        (found,) = await read_absent(boss.real, image, living, now_ms)
+        assert [b.id for b in await read_known(boss.real, nothing, now_ms)] == [1, 2]
+        assert await read_known(boss.real, nothing, later_ms) == []
+        assert [b.id for b in await read_known(boss.real, image, later_ms)] == [1, 2], "they hold a replica"
+        _, found = await read_known(boss.real, image, now_ms)
         assert (found.incarnation, found.domain) == (1, "127.0.0.1")
 
 
