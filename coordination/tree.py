@@ -8,6 +8,7 @@ same topics would destroy each other's logs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 from coordination.store import Create, MultiFailed, NodeExists, NoNode, Store, StoreError, UnknownOutcome
@@ -24,10 +25,19 @@ _KAFKA_DATA = (
     "/feature", CLUSTER_ID, BROKER_IDS, "/brokers/topics", "/controller_epoch", "/config/topics", "/migration",
 )  # fmt: skip
 _ATTEMPTS = 20
+_NO_NAME = re.compile("[/\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 
 
 class ForeignTree(StoreError):
     """The tree belongs to another program or a newer fleetlog; nothing was written."""
+
+
+def may_be_named(name: str) -> bool:
+    """Whether a znode can have this name.
+
+    Source: ZooKeeper's PathUtils, which sees characters above U+FFFF as surrogates.
+    """
+    return name not in {"", ".", ".."} and _NO_NAME.search(name) is None
 
 
 async def adopt(

@@ -308,12 +308,15 @@ class ZookeeperStore:
 
     async def _write(self, path: str, issue: Callable[[KazooClient], Any]) -> Any:
         session = self._live(path)
-        try:
-            return await session.call(issue)
-        except _LOST as error:
-            raise UnknownOutcome(f"no answer to a write of {path} ({type(error).__name__})", path) from None
-        except kz.KazooException as error:
-            raise _translate(error, path) from None
+        while True:
+            try:
+                return await session.call(issue)
+            except _LOST as error:
+                raise UnknownOutcome(f"no answer to a write of {path} ({type(error).__name__})", path) from None
+            except kz.ThrottledOpError:  # it did not get as far as the tree
+                await asyncio.sleep(0.1)
+            except kz.KazooException as error:
+                raise _translate(error, path) from None
 
     def _watcher(self, path: str, kind: WatchKind, watch: Watch | None) -> RegisteredWatch | None:
         return None if watch is None else RegisteredWatch(self._live(path), path, kind, watch)

@@ -46,7 +46,7 @@ class Pattern:
             raise BadPattern(f"a pattern of {len(text)} characters")
         try:
             parsed = parser.parse(text)
-        except (re.error, OverflowError, RecursionError) as error:
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
             raise BadPattern(str(error)) from error
         if parsed.state.flags & ~re.UNICODE.value:
             raise BadPattern("flags are not supported")

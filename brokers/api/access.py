@@ -39,7 +39,7 @@ CLUSTER_NAME = "kafka-cluster"
 NOT_ASKED = -(2**31)
 """The bit field of operations of a client that did not ask for it."""
 
-_ERRORS = {
+AUTHORIZATION_ERRORS = {
     TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -263,7 +263,7 @@ class Access:
 
     def refusal(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
         """NONE, or the authorization error of that type of resource."""
-        return _NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
+        return _NONE if self.allows(client, operation, resource, name) else AUTHORIZATION_ERRORS[resource]
 
     def denied(
         self,

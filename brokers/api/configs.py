@@ -40,12 +40,14 @@ from brokers.controller.requests import Refused, check_name
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
+from brokers.metadata.znodes import BadZnode
 from brokers.model import AUDIT_TOPIC
 from brokers.security.acls import AclOperation
 from brokers.security.audit_settings import refused_alteration
 from brokers.security.dynamic_tls import of_tls
 from brokers.setting_kinds import ConfigError, Setting, without_effect
 from coordination.store import StoreError, TooLarge
+from coordination.tree import may_be_named
 from wire import api_keys, messages
 from wire.admin_requests import (
     AlterConfigsRequest,
@@ -194,8 +196,7 @@ def _topic(name: str, metadata: MetadataCache) -> Mapping[str, str]:
 def _check_group(name: str) -> None:
     if not name:
         raise Refused(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
-    if "/" in name or len(name.encode()) > 249 or name in (".", "..") or any(ord(char) < 32 for char in name):
-        # the name becomes a znode's
+    if len(name.encode()) > 249 or not may_be_named(name):
         raise Refused(ErrorCode.INVALID_REQUEST, "This group's name can't carry a configuration.")
 
 
@@ -276,6 +277,10 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
             error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
         except TooLarge as problem:
             error, message = ErrorCode.INVALID_CONFIG, f"The configuration would be too large: {problem}."
+        except BadZnode as problem:
+            log.error("altering the configuration of %s: %s", name, problem)
+            error = ErrorCode.INVALID_CONFIG
+            message = f"{problem.path} in ZooKeeper cannot be read ({problem.reason}); correct or delete it."
         except (Contended, StoreError) as problem:
             log.info("altering the configuration of %s: %s", name, problem)
             error, message = ErrorCode.REQUEST_TIMED_OUT, "The configuration could not be written; try again."

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from brokers.api.access import CLUSTER, CREATE, DESCRIBE, GROUP, NOT_ASKED, TOPIC, TRANSACTIONAL_ID, mask
+from brokers.api.access import (
+    AUTHORIZATION_ERRORS,
+    CLUSTER,
+    CREATE,
+    DESCRIBE,
+    GROUP,
+    NOT_ASKED,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    mask,
+)
 from brokers.api.base import Context, Done, Paced
 from brokers.api.metadata_body import TopicRows, body, error_row, leader_of
 from brokers.controller.requests import check_name
@@ -203,7 +213,7 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Cont
 
     def found(key: str) -> dict[str, Any]:
         if key in denied:
-            return _no_coordinator(key, context.refusal(DESCRIBE, resource, key), None)
+            return _no_coordinator(key, AUTHORIZATION_ERRORS[resource], None)
         return _coordinator(kind, topic, key, context)
 
     def answer() -> Paced:

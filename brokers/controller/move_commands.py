@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from brokers.controller import plans, reassignment
-from brokers.controller.context import ControllerContext, Settle
+from brokers.controller.context import ControllerContext, Settle, StaleState
 from brokers.controller.elections import is_led
 from brokers.controller.leader_commands import (
     DONE,
@@ -23,7 +23,7 @@ from brokers.controller.log_end_probes import LogEndProbes
 from brokers.controller.reassignment import Step
 from brokers.controller.remaining import MOVES_PER_TURN, PARTITIONS_PER_ROUND, RemainingReplicas
 from brokers.controller.requests import Refused, check_replication
-from brokers.controller.writes import StateWrites
+from brokers.controller.writes import MultiWrite, StateWrites
 from brokers.model import BrokerId, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
@@ -90,10 +90,8 @@ class MoveCommands:
     async def _portions(self, wanted: Wanted) -> list[list[TopicPartition]]:
         """The partitions, and in bounded portions those whose first step relies on replicas that stay."""
         relying: dict[TopicPartition, None] = {}
-        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
-            if number % MOVES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            if _asked_first(state, wanted[tp])[1]:
+        async for tp, state in self._present(wanted):
+            if state is not None and _asked_first(state, wanted[tp])[1]:
                 relying[tp] = None
         rest, bounded, most = [tp for tp in wanted if tp not in relying], list(relying), PARTITIONS_PER_ROUND
         return ([rest] if rest else []) + [bounded[i : i + most] for i in range(0, len(bounded), most)]
@@ -102,9 +100,9 @@ class MoveCommands:
         """Ask the brokers that these moves need first; returns the partitions of which not all have answered."""
         dropping: list[TopicPartition] = []
         staying: dict[TopicPartition, tuple[BrokerId, ...]] = {}
-        for number, (tp, state) in enumerate(plans.partitions(self._context.image, partitions)):
-            if number % MOVES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        async for tp, state in self._present(partitions):
+            if state is None:
+                continue
             drops_leader, replicas = _asked_first(state, wanted[tp])
             if drops_leader and not self._probes.may_move(tp, state):
                 dropping.append(tp)
@@ -118,10 +116,7 @@ class MoveCommands:
         context = self._context
         writes = StateWrites(context.image, context.live_brokers)
         results: dict[TopicPartition, Result] = {}
-        for number, tp in enumerate(sorted(wanted)):
-            if number % MOVES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            state = context.image.partition(tp)
+        async for tp, state in self._present(sorted(wanted)):
             if state is None:
                 results[tp] = UNKNOWN_PARTITION
                 continue
@@ -146,8 +141,23 @@ class MoveCommands:
                 log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
                 writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                 tried.add(tp)
-        await context.perform(writes.done())
+        await context.perform(self._done(writes))
         return results
+
+    async def _present(
+        self, partitions: Iterable[TopicPartition]
+    ) -> AsyncIterator[tuple[TopicPartition, PartitionState | None]]:
+        """Each with its present state, which leaders change in the turns that the loop gets in between."""
+        for number, tp in enumerate(partitions, 1):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            yield tp, self._context.image.partition(tp)
+
+    def _done(self, writes: StateWrites) -> list[MultiWrite]:
+        """All writes; raises StaleState if brokers have come or gone since the first was planned."""
+        if writes.live_brokers is not self._context.live_brokers:
+            raise StaleState("brokers came or went while moves were planned")
+        return writes.done()
 
     def _first_step(self, tp: TopicPartition, state: PartitionState, target: Sequence[int] | None) -> Step | None:
         context = self._context
@@ -168,23 +178,20 @@ class MoveCommands:
         while True:
             writes = StateWrites(context.image, context.live_brokers)
             done: list[tuple[TopicPartition, PartitionState]] = []
-            moving = 0
-            for tp, state in plans.partitions(context.image, only):
-                if not state.adding and not state.removing:
+            moving = [tp for tp, state in plans.partitions(context.image, only) if state.adding or state.removing]
+            async for tp, state in self._present(moving):
+                step = self._next_step(tp, state) if state is not None else None
+                if state is None or step is None:
                     continue
-                moving += 1
-                if moving % MOVES_PER_TURN == 0:
-                    await asyncio.sleep(0)
-                step = self._next_step(tp, state)
-                if step is not None and step.assigned is None and not self._probes.may_move(tp, state):
+                if step.assigned is None and not self._probes.may_move(tp, state):
                     self._probes.want_move(tp)
-                elif step is not None and self._remaining.unconfirmed(tp, step.relies_on):
+                elif self._remaining.unconfirmed(tp, step.relies_on):
                     self._remaining.want(tp)
-                elif step is not None:
+                else:
                     writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                     if step.assigned is not None:
                         done.append((tp, step.assigned))
-            found = writes.done()
+            found = self._done(writes)
             if not found:
                 return
             await context.perform(found)

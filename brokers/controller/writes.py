@@ -7,7 +7,7 @@ their changes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from brokers.metadata import znodes
 from brokers.metadata.image import NO_STATE_EPOCH, MetadataImage
@@ -76,7 +76,7 @@ class StateWrites:
 
     def __init__(self, image: MetadataImage, live_brokers: LiveBrokers) -> None:
         self._image = image
-        self._live_brokers = live_brokers
+        self.live_brokers = live_brokers
         self._writes: list[MultiWrite] = []
         self._versions: dict[str, int] = {}
         self._topics: dict[str, _Assignments] = {}
@@ -105,18 +105,18 @@ class StateWrites:
     ) -> None:
         """Add a partition's next state, if it changes, and the state with its next assignment, if that changes.
 
+        The write compares the znode's version with that of the state that ``new`` follows, ``partition_epoch`` - 1.
         ``relies_on`` are registered brokers whose incarnations are checked, too.
         """
         topic = self._image.topics[tp.topic]
         old = topic.partitions[tp.partition]
-        counted = counted_on(old, new, self._live_brokers) if new is not None else set()
+        counted = counted_on(old, new, self.live_brokers) if new is not None else set()
         counted |= set(relies_on)
         size = 0
         operation: SetData | None = None
         if new is not None:
             assert old.partition_epoch != NO_STATE_EPOCH, "a first state is created, not changed"
-            new = replace(new, partition_epoch=old.partition_epoch + 1)
-            operation = SetData(znodes.state_path(tp), znodes.encode_state(new), old.partition_epoch)
+            operation = SetData(znodes.state_path(tp), znodes.encode_state(new), new.partition_epoch - 1)
             size = 3 * size_of(operation)
         topics = 0
         if assigned is not None:
@@ -158,7 +158,7 @@ class StateWrites:
     def _flush(self) -> None:
         if not self._operations and not self._assigned:
             return
-        operations: list[Operation] = [*incarnation_checks(self._counted, self._live_brokers)]
+        operations: list[Operation] = [*incarnation_checks(self._counted, self.live_brokers)]
         changes: list[Change] = []
         for name in self._assigned:
             version = self._versions.get(name, self._image.topic_versions[name])

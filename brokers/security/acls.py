@@ -13,12 +13,12 @@ Source: Kafka's AclOperation, ResourceType, PatternType and the ACL chapters of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from brokers.security.principals import BadPrincipal, parse_principal
+from coordination.tree import may_be_named
 
 
 class ResourceType(IntEnum):
@@ -127,10 +127,6 @@ class InvalidAcl(ValueError):
     """An ACL or a filter that cannot be stored or asked for; the text is meant for the client."""
 
 
-_UNSTORABLE: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
-"""ZooKeeper's PathUtils refuses these in a path; it sees characters above U+FFFF as surrogates."""
-
-
 def check_binding(binding: AclBinding) -> None:
     """Raises InvalidAcl for what CreateAcls refuses: unknown codes, those of filters, and names that cannot be."""
     kind, name, pattern_type = binding.pattern
@@ -142,7 +138,7 @@ def check_binding(binding: AclBinding) -> None:
         raise InvalidAcl("The resource name is empty.")
     if "/" in name:
         raise InvalidAcl("A resource name must not contain '/'.")
-    if name in {".", ".."} or _UNSTORABLE.search(name):
+    if not may_be_named(name):
         raise InvalidAcl("The resource name contains characters that ZooKeeper does not store.")
     if kind is ResourceType.CLUSTER and name != CLUSTER_NAME:
         raise InvalidAcl(f"The only valid name for a resource of type CLUSTER is {CLUSTER_NAME}.")

@@ -109,7 +109,10 @@ def test_assignments_and_states_go_together(partitions: int, factor: int) -> Non
     for index, state in enumerate(before.topics["t"].partitions):
         assigned = replace(state, replicas=state.replicas[:-1])
         wanted[index] = assigned
-        next_state = replace(state, isr=state.isr[:-1], isr_incarnations=state.isr_incarnations[:-1])
+        next_state = replace(
+            state, isr=state.isr[:-1], isr_incarnations=state.isr_incarnations[:-1],
+            partition_epoch=state.partition_epoch + 1,
+        )  # fmt: skip
         made.add(TopicPartition("t", index), next_state, assigned=assigned)
     writes = made.done()
     check_bounds(writes)

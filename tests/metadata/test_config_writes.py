@@ -414,3 +414,24 @@ async def test_a_topic_deleted_at_the_last_moment_leaves_no_configuration_behind
         with pytest.raises(EntityGone):
             await alter_config(other.store, other.metadata, "topics", "t", lambda now: {"retention.ms": "77"})
         assert await boss.real.exists(znodes.config_path("topics", "t")) is None
+
+
+@pytest.mark.zookeeper
+@on_loop
+async def test_a_configuration_that_cannot_be_read_is_named_and_the_others_are_altered(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("damaged"), NewTopic("whole")])
+        await nodes.agree(lambda node: {"damaged", "whole"} <= set(node.metadata.topics))
+        await boss.real.set(znodes.config_path(znodes.CONFIG_TOPICS, "damaged"), b"by hand")
+        assert await alter_topics(boss, ["damaged", "whole"]) == {
+            "damaged": ErrorCode.INVALID_CONFIG,
+            "whole": ErrorCode.NONE,
+        }
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\tb", "a\x85b", "a\ue000b", "\U0001f600", "g" * 250])
+@on_loop
+async def test_a_group_that_no_znode_can_be_named_by_has_no_configuration(name: str) -> None:
+    assert await alter_without_zookeeper(44, [(Resource.GROUP, name, [])]) == [ErrorCode.INVALID_REQUEST]

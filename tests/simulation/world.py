@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from brokers.controller import active, controller
+from brokers.controller import active, controller, move_commands
 from brokers.log.failures import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from brokers.peers.calls import PeerUnavailable
@@ -443,6 +443,7 @@ def _quiet(world: World) -> Iterator[None]:
     handler, root = _ErrorLog(world), logging.getLogger()
     level, handlers, original = root.level, root.handlers[:], uuid.uuid4
     every_s, kept = controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES
+    moves, move_commands.MOVES_PER_TURN = move_commands.MOVES_PER_TURN, 1  # a few of them shall be as slow as hundreds
     if world.keeps_changes:
         controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = 0.25, world.keeps_changes
     root.handlers[:] = [handler]
@@ -453,5 +454,6 @@ def _quiet(world: World) -> Iterator[None]:
     finally:
         uuid.uuid4 = original
         controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = every_s, kept
+        move_commands.MOVES_PER_TURN = moves
         root.handlers[:] = handlers
         root.setLevel(level)

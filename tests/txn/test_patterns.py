@@ -25,7 +25,7 @@ def test_as_pythons_fullmatch(pattern: str, text: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "[", "*", "a{2,1}", r"(a)\1", "(?=a)a", "(?<!a)b", "(?i)a", "(?P<n>a)(?P=n)",
                                      "((((a{50}){50}){50}){50})", "a" * 2_000, "(" * 900, "a{99999999999}",
-                                     r"(?>a+)", "a++"])  # fmt: skip
+                                     r"(?>a+)", "a++", "(?a)(?u)x", "(?u)(?L)x"])  # fmt: skip
 def test_what_is_refused(pattern: str) -> None:
     with pytest.raises(BadPattern):
         Pattern(pattern)
