@@ -130,8 +130,10 @@ def begin_in_slices(fetch: SlicedFetch) -> Paced:
             fetch.follow()
         fetch.session.waiter = fetch
         while not (yield from _name(fetch)):
+            # A full fetch of the follower that came meanwhile has ended it: what this one says is older, perhaps.
+            overtaken = fetch.session.closed and fetch.session.replica is not None
             fetch.context.services.fetch_sessions.close(fetch.session)
-            if not fetch.full:
+            if overtaken or not fetch.full:
                 return Done(refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, fetch.context))
             fetch.without_session().waiter = fetch
         session = fetch.session

@@ -22,6 +22,7 @@ from brokers.model import INTERNAL_TOPICS, BrokerId, LogEnd, PartitionState, Top
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import ends
 from brokers.replication.ends import ReplicaEnd
+from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class LogEndProbes:
                 continue
             for tp, state in known.items():
                 answer = answers.get(tp)
-                if answer is not None and answer.leader_epoch >= state.leader_epoch and self.is_present(tp, answer):
+                if answer is not None and _waives(answer, state.leader_epoch) and self.is_present(tp, answer):
                     self._waived[tp] = self._version(tp, state)
                     news.append(tp)
         return news
@@ -329,3 +330,13 @@ class LogEndProbes:
 def _has_ceased(answer: ReplicaEnd, state: PartitionState) -> bool:
     """Whether the broker has applied this state: it neither leads nor follows in an earlier epoch."""
     return answer.leader_epoch >= state.leader_epoch and not answer.is_leader
+
+
+def _waives(answer: ReplicaEnd, leader_epoch: int) -> bool:
+    """Whether the broker that leads in this epoch has waived its lease, or has none that it could use.
+
+    One with a log that does not lead yet, because it does not know that it is registered, would lead without a waiver.
+    """
+    if answer.leader_epoch > leader_epoch or answer.error is not ErrorCode.NONE:
+        return answer.leader_epoch >= leader_epoch
+    return answer.leader_epoch == leader_epoch and answer.is_leader

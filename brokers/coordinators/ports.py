@@ -135,8 +135,11 @@ class PartitionPort(Protocol):
         """Append a batch as the leader."""
         ...
 
-    def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None]) -> None:
-        """Call back once the record at ``offset`` is below the high watermark, or with an error."""
+    def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None], *, gives_up: bool = False) -> None:
+        """Call back once the record at ``offset`` is below the high watermark, or with an error.
+
+        With ``gives_up`` also when the in-sync set has become too small.
+        """
         ...
 
     def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:

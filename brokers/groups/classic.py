@@ -400,8 +400,16 @@ def disconnected(group: Group, member_id: str, turn: Turn) -> Result:
     """The member's connection has closed: it is removed unless it returns within GONE_MS.
 
     A member that was in a generation keeps its session timeout, as in Kafka. Others, and ids without a member, would
-    hold memory for as long as the timeout that the client chose.
+    hold memory for as long as the timeout that the client chose. One whose JoinGroup waits has come back by another
+    connection, whose end :func:`abandoned` tells.
     """
+    member = group.members.get(member_id)
+    if member is not None and member.join_ticket is not None:
+        return turn.result(ErrorCode.NONE)
+    return _gone(group, member_id, turn)
+
+
+def _gone(group: Group, member_id: str, turn: Turn) -> Result:
     pending = group.pending_members.get(member_id)
     member = group.members.get(member_id)
     now_ms = turn.now.mono_ms
@@ -419,7 +427,7 @@ def disconnected(group: Group, member_id: str, turn: Turn) -> Result:
 def abandoned(group: Group, ticket: Ticket, turn: Turn) -> Result:
     """As :func:`disconnected`, for a connection that closed while the member's JoinGroup waited."""
     member = next((m for m in group.members.values() if m.join_ticket == ticket), None)
-    return turn.result(ErrorCode.NONE) if member is None else disconnected(group, member.id, turn)
+    return turn.result(ErrorCode.NONE) if member is None else _gone(group, member.id, turn)
 
 
 def leave(group: Group, leavers: tuple[Leaver, ...], turn: Turn, settings: GroupSettings) -> Result:

@@ -186,6 +186,9 @@ class FetchPlan:
         self._to_name: dict[Key, None] = {}
         self._in_session: dict[Key, None] = {}
         self._to_forget: dict[Key, None] = {}
+        self._outdated: dict[Key, None] = {}
+        """What the session has of an epoch that is over. A fetch proves that at the last answer we followed the leader
+        in all that the session has: so the next request corrects all of these, or begins a new session."""
         self._throttled: dict[Key, None] = {}
         self._out_of_range: list[Key] = []
         self._pauses: list[tuple[int, int, Key]] = []
@@ -204,12 +207,18 @@ class FetchPlan:
         """Fetch this partition, with fresh state."""
         key = (partition.topic_id, partition.tp.partition)
         entry = self._entries[key] = _Entry(partition)
+        self._end(key)
         self._start(key, entry)
 
     def unfollow(self, key: Key) -> None:
         """Stop fetching the partition."""
         if self._entries.pop(key, None) is not None:
+            self._end(key)
             self._stop(key)
+
+    def _end(self, key: Key) -> None:
+        if key in self._in_session:
+            self._outdated[key] = None
 
     def largest_lags(self) -> Iterator[int]:
         """The largest lags behind the leader's high watermark, in records: one of each slice of the partitions.
@@ -253,10 +262,13 @@ class FetchPlan:
         if broker_epoch != self._broker_epoch:
             self._broker_epoch = broker_epoch
             self._session_epoch = 0
+        if self._outdated and len(self._to_forget) + len(self._to_name) > MOST_NAMED:
+            self._session_epoch = 0
         full = self._session_epoch == 0
         if full:
             self._in_session.clear()
             self._to_forget.clear()
+            self._outdated.clear()
             self._to_name = dict.fromkeys(self._active)
         portion = list(itertools.islice(self._to_name, MOST_NAMED))
         self._hold_back(portion, now_ms)
@@ -283,6 +295,7 @@ class FetchPlan:
         for key in portion:
             del self._to_forget[key]
             self._in_session.pop(key, None)
+            self._outdated.pop(key, None)
             forgotten.setdefault(key[0], []).append(key[1])
         return forgotten, len(portion)
 
@@ -301,6 +314,7 @@ class FetchPlan:
         fetch_offset, last_epoch, log_start = partition.follower_role.fetch_position()
         entry.asked = _Asked(partition.leader_epoch, fetch_offset, last_epoch)
         self._in_session[key] = None
+        self._outdated.pop(key, None)
         return FetchPart(
             None, key[0], key[1], partition.leader_epoch, fetch_offset, last_epoch, log_start,
             self._limits.partition_bytes, partition.log.high_watermark,

@@ -51,7 +51,10 @@ class ReplicaSession:
 class Follower:
     """One follower of one partition, in one leader epoch."""
 
-    __slots__ = ("broker_id", "caught_up_ms", "end_offset", "last_end", "last_fetch_ms", "session", "start_offset")
+    __slots__ = (
+        "broker_id", "caught_up_ms", "end_offset", "last_end", "last_fetch_ms", "session", "start_offset",
+        "taken_out_ms",
+    )  # fmt: skip
 
     def __init__(self, broker_id: int, now_ms: int) -> None:
         self.broker_id = broker_id
@@ -63,6 +66,8 @@ class Follower:
         self.last_fetch_ms = now_ms
         self.last_end = -1
         """The leader's log end at its last fetch."""
+        self.taken_out_ms: int | None = None
+        """When the leader read a state without it in the in-sync set, not its own, if it has told no position since."""
 
     def fetched(
         self, session: ReplicaSession, fetch_offset: int, start_offset: int, log_end_offset: int, now_ms: int
@@ -77,6 +82,7 @@ class Follower:
         self.start_offset = start_offset
         self.last_fetch_ms = now_ms
         self.last_end = log_end_offset
+        self.taken_out_ms = None
 
     def overtaken(self) -> None:
         """The leader appended, and this follower was at the log's end: it was caught up until now."""
@@ -84,11 +90,23 @@ class Follower:
             self.caught_up_ms = max(self.caught_up_ms, self.session.last_fetch_ms)
             self.last_fetch_ms = max(self.last_fetch_ms, self.session.last_fetch_ms)
 
-    def forgotten(self) -> None:
+    def forgotten(self, log_end_offset: int) -> None:
         """The follower stopped fetching the partition: its position is unknown."""
+        if self.end_offset >= log_end_offset:
+            self.overtaken()
         self.session = None
         self.end_offset = -1
         self.last_end = -1
+
+    def follows_still(self) -> bool:
+        """Whether it has followed this leader since it was taken out of the in-sync set.
+
+        One that takes itself out, because its disk failed or is full, stops fetching. Its next request says so, but
+        the state may be known here before that.
+        """
+        if self.taken_out_ms is None:
+            return True
+        return self.session is not None and self.session.proven_ms > self.taken_out_ms
 
     def lags(self, log_end_offset: int, now_ms: int, lag_max_ms: int) -> bool:
         """Whether the follower has been behind for longer than ``replica.lag.time.max.ms``."""

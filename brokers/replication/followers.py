@@ -52,7 +52,13 @@ class Followers:
         """The follower removed the partition from that fetch session."""
         follower = self.known.get(session.broker_id)
         if follower is not None and follower.session is session:
-            follower.forgotten()
+            follower.forgotten(self._replica.log.log_end_offset)
+
+    def taken_out(self, broker_ids: Collection[int], now_ms: int) -> None:
+        """These are not in sync any more, by a state that this leader has not proposed."""
+        for broker_id in broker_ids:
+            if broker_id in self.known:
+                self.known[broker_id].taken_out_ms = now_ms
 
     def ends(self) -> dict[int, int]:
         """The log ends by broker id; -1 before a follower's first fetch."""

@@ -107,10 +107,13 @@ class InSyncSet:
 
         It must have every committed record, and every record from before this epoch, because it is unknown how many of
         those are committed. Its log must not start below the leader's: there, records were not compared and may differ.
+        One that has taken itself out must fetch from this leader again.
         A member with a new incarnation is proposed again.
         """
         replica, session = self._replica, follower.session
         if self.proposed is not None or session is None or follower.start_offset < replica.log.log_start_offset:
+            return
+        if not follower.follows_still():
             return
         if follower.end_offset < max(replica.log.high_watermark, replica.epoch_start_offset):
             return

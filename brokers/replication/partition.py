@@ -334,6 +334,7 @@ class Partition:
             state = replace(known, replicas=state.replicas, adding=state.adding, removing=state.removing)
         else:
             self.in_sync.state_known(state)
+            self.followers.taken_out(set(known.isr).difference(state.isr), self._clock.mono_ms())
         self._take(state)
 
     def _take(self, state: PartitionState) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import wire.messages as m
+from brokers.coordinators.ports import TransactionMarker
 from brokers.log import RealDisk
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from brokers.replication import isr
 from tests.log.compacted import clean, cleaner_of
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
@@ -269,6 +271,27 @@ def test_an_operator_ends_a_hanging_transaction(tmp_path: Path, znode: OneZnode,
         assert await marker(broker, pid, -1, version) == E.INVALID_PRODUCER_EPOCH
         broker.topic("t", 2, leader=2, epoch=5, replicas=(1, 2))  # type: ignore[arg-type]
         assert await marker(broker, pid, 0, version) == E.NOT_LEADER_OR_FOLLOWER
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_a_marker_that_cannot_be_committed_holds_no_others_up(tmp_path: Path, znode: OneZnode) -> None:
+    """While a broker waits for the markers that it sent to a leader, itself included, it sends it no others."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+        broker.topic("t", 2, replicas=(1, 2), isr=(1, 2), min_insync_replicas="2")  # type: ignore[arg-type]
+        answers: list[list[E]] = []
+        written = TransactionMarker(7, 0, 1, True, 1, 0)
+        broker.transactions.write_markers_here([(broker.tp("t"), written)], answers.append)
+        partition = broker.partition("t")
+        assert (partition.log.log_end_offset, answers) == (1, [])
+        state, alone = partition.state, isr.without(partition.state, {OTHER}, 2)
+        partition.update_state(replace(alone, partition_epoch=state.partition_epoch + 1))
+        assert answers == [[E.NOT_ENOUGH_REPLICAS_AFTER_APPEND]], "it is sent again"
+        broker.transactions.write_markers_here([(broker.tp("t"), written)], answers.append)
+        assert (partition.log.log_end_offset, answers[1:]) == (1, [[E.NOT_ENOUGH_REPLICAS]])
         await broker.stop()
 
     play(scenario)

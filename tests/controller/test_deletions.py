@@ -176,10 +176,12 @@ class Renewed:
         self.context: Any = SimpleNamespace(image=self.image, live_brokers=LIVE, epoch=1, metadata=metadata)
         self.probes = LogEndProbes(self.context, None, None, 9, None)  # type: ignore[arg-type]
         self.during = lambda: None
+        self.leads = True
 
         async def ask(peers: Any, broker_id: int, asked: Any, **options: Any) -> Any:
             self.during()
-            return 4, {topic_id: {0: ReplicaEnd(ErrorCode.NONE, leader_epoch, LogEnd(0, 5))} for topic_id in asked}
+            answer = ReplicaEnd(ErrorCode.NONE, leader_epoch, LogEnd(0, 5), self.leads)
+            return 4, {topic_id: {0: answer} for topic_id in asked}
 
         monkeypatch.setattr(ends, "ask", ask)
 
@@ -205,6 +207,16 @@ def test_the_leader_of_a_deleted_topic_waives_no_lease_of_the_next_one(monkeypat
     renewed.during = lambda: renewed.create(T, _state(0, leader=1))
     assert asyncio.run(renewed.probes.ask_to_waive([T])) == []
     assert not renewed.probes.may_move(T, state)
+
+
+def test_a_broker_that_does_not_lead_yet_waives_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not know yet that it is registered again, and would lead with a lease that it has not waived."""
+    renewed = Renewed(monkeypatch, leader_epoch=3)
+    renewed.create(T, _state(3, leader=1))
+    renewed.leads = False
+    assert asyncio.run(renewed.probes.ask_to_waive([T])) == []
+    renewed.create(T, _state(2, leader=1))
+    assert asyncio.run(renewed.probes.ask_to_waive([T])) == [T], "it knows that its epoch is over"
 
 
 def test_the_coordinator_of_a_deleted_topic_was_not_that_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

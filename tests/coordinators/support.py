@@ -162,7 +162,7 @@ class MemoryPartition:
             self.commit()
         return Info(ErrorCode.NONE, following - 1)
 
-    def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None]) -> None:
+    def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None], *, gives_up: bool = False) -> None:
         if offset < self.log.high_watermark:
             on_committed(ErrorCode.NONE)
         else:

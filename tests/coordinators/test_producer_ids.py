@@ -10,7 +10,7 @@ import pytest
 from brokers.coordinators.transactions import producer_ids
 from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
 from tests.support.one_znode import OneZnode
-from txn.producer_ids import decode_block
+from txn.producer_ids import Block, decode_block
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,22 @@ def test_a_block_of_a_previous_incarnation_is_not_used() -> None:
         before = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]
         await take(before)
         after = ProducerIdAllocator(store, 1, lambda: "1-2")  # type: ignore[arg-type]
-        after._unresolved.add("1-2-1")
+        after._unresolved["1-2-1"] = Block(0, 999)
+        assert await take(after) == 1000
+
+    asyncio.run(run())
+
+
+def test_a_block_of_a_previous_process_with_the_same_stamp_is_not_used() -> None:
+    """Neither process had registered: their stamps are the same."""
+
+    async def run() -> None:
+        store = OneZnode()
+        before = ProducerIdAllocator(store, 1, lambda: "1--1")  # type: ignore[arg-type]
+        assert await take(before) == 0
+        moods = iter(["lost, not done", "ok", "ok", "ok"])
+        store.mood = lambda: next(moods)
+        after = ProducerIdAllocator(store, 1, lambda: "1--1")  # type: ignore[arg-type]
         assert await take(after) == 1000
 
     asyncio.run(run())

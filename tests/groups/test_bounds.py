@@ -88,6 +88,17 @@ def test_a_join_whose_connection_closes_is_forgotten_too() -> None:
     assert len(driver.shard.groups["g"].members) == 1
 
 
+def test_the_late_end_of_an_older_connection_removes_no_member_that_waits_on_another() -> None:
+    driver = Driver(NOW)
+    one, two = patient(driver, "a"), patient(driver, "b")
+    settle(one)
+    two.join()
+    assert not two.joining.done, "it waits for the other to come back"
+    disconnect(driver, two)
+    driver.advance(classic.GONE_MS + 1)
+    assert two.member_id in driver.shard.groups["g"].members
+
+
 def test_an_id_that_was_only_given_out_is_forgotten_soon_after_its_connection() -> None:
     api = Api()
     join = {"session_timeout_ms": HALF_HOUR_MS, "rebalance_timeout_ms": HALF_HOUR_MS, "group_id": "g"}

@@ -179,12 +179,12 @@ def test_portions_reach_every_partition_and_the_session_holds_them_all() -> None
 @pytest.mark.usefixtures("two_at_a_time")
 def test_what_is_forgotten_goes_in_portions_too() -> None:
     bench = Bench()
-    for number in range(5):
-        bench.follow(partition=number)
+    followers = [bench.follow(partition=number) for number in range(5)]
     while bench.step().more:  # type: ignore[union-attr]
         pass
     for number in range(1, 5):
-        bench.plan.unfollow((topic_id("t"), number))
+        bench.led(followers[number]).error = ErrorCode.KAFKA_STORAGE_ERROR
+    bench.step()
     bench.follow(partition=5)
     said = [bench.step() for _ in range(3)]
     assert [r.forgotten for r in said if r] == [[(topic_id("t"), [1, 2])], [(topic_id("t"), [3, 4])], []]
@@ -829,3 +829,27 @@ def test_so_it_does_where_a_request_names_one_partition(steps: list[tuple[str, i
         for what, number in steps:
             live_broker.step(what, number)
         live_broker.end()
+
+
+@pytest.mark.usefixtures("two_at_a_time")
+@pytest.mark.parametrize("how", ["unfollowed", "led in another epoch"])
+def test_more_than_one_request_can_correct_begins_a_new_session(how: str) -> None:
+    """Else the next fetch would prove to the leader that it is still followed in the rest."""
+    bench = Bench()
+    followers = [bench.follow(partition=number) for number in range(4)]
+    for _ in range(3):
+        bench.step()
+    for number, follower in enumerate(followers[:3]):
+        bench.plan.unfollow((follower.topic_id, number))
+        if how != "unfollowed":
+            follower.lead_by(1, 1)
+            bench.led(follower).epoch = 1
+            bench.plan.follow(follower)
+    request = bench.step()
+    assert request is not None
+    assert request.session_epoch == 0
+    assert not request.forgotten
+    assert names(request) == ([3] if how == "unfollowed" else [3, 0])
+    request = bench.step()
+    assert request is not None
+    assert request.session_epoch == 1

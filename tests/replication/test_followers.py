@@ -25,6 +25,22 @@ def test_a_follower_at_the_end_is_caught_up_as_long_as_its_session_fetches(trio:
     assert trio.proposed().isr == (ME,)
 
 
+def test_a_follower_whose_session_ends_was_caught_up_until_then(trio: Trio) -> None:
+    """Its next one names its partitions in some moments: until then it does not lag."""
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 0)
+    trio.clock.now_ms += 100 * LAG_MS
+    for session in trio.sessions.values():
+        session.fetched(trio.clock.mono_ms(), 0)
+        trio.p.followers.forget_position(session)
+    trio.clock.now_ms += LAG_MS
+    trio.check()
+    assert trio.proposals == []
+    trio.clock.now_ms += 1
+    trio.check()
+    assert trio.proposed().isr == (ME,)
+
+
 def test_a_follower_that_keeps_pace_behind_the_end_is_not_lagging(trio: Trio) -> None:
     for step in range(10):
         trio.append("t")

@@ -230,3 +230,34 @@ def test_only_a_state_proposed_after_it_voids_a_waiver(trio: Trio) -> None:
     trio.check()
     trio.p.in_sync.proposal_written(trio.proposed())
     assert trio.p.lease_valid()
+
+
+def test_a_follower_that_takes_itself_out_comes_back_when_it_follows_again(trio: Trio) -> None:
+    """Its disk failed: it fetches no more, but the leader reads the state before the fetch that says so."""
+    trio.append("t")
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 1)
+    trio.clock.now_ms += 100
+    left = isr.without(trio.p.state, {THIRD}, 1)
+    trio.p.update_state(replace(left, partition_epoch=left.partition_epoch + 1))
+    trio.check()
+    assert trio.proposals == []
+    trio.sessions[THIRD].fetched(trio.clock.mono_ms() + 5, trio.clock.mono_ms())
+    trio.check()
+    assert trio.proposals == [], "the answer that this fetch acknowledges may have left before"
+    trio.clock.now_ms += 10
+    trio.fetch(THIRD, 1)
+    assert trio.proposed().isr == (ME, OTHER, THIRD)
+
+
+def test_a_follower_that_was_taken_out_and_goes_on_following_joins_without_a_word(trio: Trio) -> None:
+    """It restarted, say, and was in its new session before its leader read that it had been away."""
+    trio.append("t")
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 1)
+    trio.clock.now_ms += 100
+    left = isr.without(trio.p.state, {THIRD}, 1)
+    trio.p.update_state(replace(left, partition_epoch=left.partition_epoch + 1))
+    trio.sessions[THIRD].fetched(trio.clock.mono_ms() + 5, trio.clock.mono_ms() + 1)
+    trio.check()
+    assert trio.proposed().isr == (ME, OTHER, THIRD)

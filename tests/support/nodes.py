@@ -179,7 +179,8 @@ class Node:
                 elif tp in self.offline:
                     end = ReplicaEnd(ErrorCode.KAFKA_STORAGE_ERROR, state.leader_epoch)
                 else:
-                    end = ReplicaEnd(ErrorCode.NONE, state.leader_epoch, self.log_ends.get(tp, LogEnd(0, 0)))
+                    reached, leads = self.log_ends.get(tp, LogEnd(0, 0)), state.leader == self.id
+                    end = ReplicaEnd(ErrorCode.NONE, state.leader_epoch, reached, leads)
                 found.setdefault(topic.topic_id, {})[index] = end
                 if request.version >= ends.WAIVE_VERSION and request.waive_lease:
                     self.waived.append(tp)

@@ -29,7 +29,8 @@ class ProducerIdAllocator:
         self._broker_id = broker_id
         self._attempt_prefix = attempt_prefix
         self._attempts = 0
-        self._unresolved: set[str] = set()
+        self._unresolved: dict[str, Block] = {}
+        """What was written without an answer, by stamp. A process before this one may have used the same stamps."""
         self._ids = ProducerIds()
         self._waiting: list[Callable[[int | None], None]] = []
         self._fillers: list[Callable[[], None]] = []
@@ -111,7 +112,7 @@ class ProducerIdAllocator:
         except NoNode:
             data, stat = b"", None
         stored = decode_block(data) if data else None
-        if stored is not None and stored.stamp in self._unresolved:
+        if stored is not None and self._unresolved.get(stored.stamp) == stored.block:
             self._unresolved.clear()
             return stored.block  # the write whose answer was lost
         block = next_block(stored)
@@ -124,7 +125,7 @@ class ProducerIdAllocator:
             else:
                 await self._store.set(PATH, written, stat.version)
         except UnknownOutcome:
-            self._unresolved.add(stamp)
+            self._unresolved[stamp] = block
             raise
         except (BadVersion, NodeExists, NoNode, SessionExpired):
             return None
