@@ -116,6 +116,7 @@ class MoveCommands:
         context = self._context
         writes = StateWrites(context.image, context.live_brokers)
         results: dict[TopicPartition, Result] = {}
+        planned: list[TopicPartition] = []
         async for tp, state in self._present(sorted(wanted)):
             if state is None:
                 results[tp] = UNKNOWN_PARTITION
@@ -140,8 +141,10 @@ class MoveCommands:
             if step is not None:
                 log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
                 writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
-                tried.add(tp)
-        await context.perform(self._done(writes))
+                planned.append(tp)
+        found = self._done(writes)
+        tried.update(planned)
+        await context.perform(found)
         return results
 
     async def _present(

@@ -262,7 +262,7 @@ class FetchPlan:
         if broker_epoch != self._broker_epoch:
             self._broker_epoch = broker_epoch
             self._session_epoch = 0
-        if self._outdated and len(self._to_forget) + len(self._to_name) > MOST_NAMED:
+        if len(self._outdated) > MOST_NAMED:
             self._session_epoch = 0
         full = self._session_epoch == 0
         if full:
@@ -270,17 +270,17 @@ class FetchPlan:
             self._to_forget.clear()
             self._outdated.clear()
             self._to_name = dict.fromkeys(self._active)
-        portion = list(itertools.islice(self._to_name, MOST_NAMED))
+        portion = list(itertools.islice(self._outdated_first(self._to_name), MOST_NAMED))
         self._hold_back(portion, now_ms)
+        portion = [key for key in portion if key in self._to_name]
         if not self._active:
             self._session_epoch = 0
             return None
         forgotten, count = self._forget()
         parts = []
         for key in portion[: MOST_NAMED - count]:
-            if key in self._to_name:  # not held back
-                del self._to_name[key]
-                parts.append(self._name(key, self._active[key]))
+            del self._to_name[key]
+            parts.append(self._name(key, self._active[key]))
         if full and self._to_name:
             # if the leader has no room for a session, the next request is full again and names others first
             for key in [key for key in portion if key in self._in_session]:
@@ -290,7 +290,8 @@ class FetchPlan:
 
     def _forget(self) -> tuple[dict[uuid.UUID, list[int]], int]:
         """What leaves the session with the next request, and how many partitions that is."""
-        portion = list(itertools.islice(self._to_forget, MOST_NAMED))
+        room = MOST_NAMED - sum(key in self._to_name for key in self._outdated)
+        portion = list(itertools.islice(self._outdated_first(self._to_forget), room))
         forgotten: dict[uuid.UUID, list[int]] = {}
         for key in portion:
             del self._to_forget[key]
@@ -298,6 +299,12 @@ class FetchPlan:
             self._outdated.pop(key, None)
             forgotten.setdefault(key[0], []).append(key[1])
         return forgotten, len(portion)
+
+    def _outdated_first(self, keys: dict[Key, None]) -> Iterator[Key]:
+        if not self._outdated:
+            return iter(keys)
+        outdated = self._outdated
+        return itertools.chain((key for key in outdated if key in keys), (key for key in keys if key not in outdated))
 
     def next_due_ms(self) -> int | None:
         """The time of the next call of ``next_request`` without other events; None: not needed."""

@@ -238,11 +238,17 @@ class InSyncSet:
             self._lease.resigning = False
             self._replica.advance()
 
-    def state_known(self, state: PartitionState) -> None:
-        """The metadata cache has this state: a proposal on top of an older one cannot be written any more."""
-        if self.proposed is not None and state.partition_epoch >= self.proposed.partition_epoch:
-            self.proposed = None
-            self._lease.resigning = False
+    def state_known(self, state: PartitionState) -> bool:
+        """The metadata cache has this state: a proposal on top of an older one cannot be written any more.
+
+        Returns whether it is what was proposed.
+        """
+        proposed = self.proposed
+        if proposed is None or state.partition_epoch < proposed.partition_epoch:
+            return False
+        self.proposed = None
+        self._lease.resigning = False
+        return (state.partition_epoch, state.isr) == (proposed.partition_epoch, proposed.isr)
 
     def new_epoch(self) -> None:
         """The leader epoch has ended, and with it whatever was proposed in it."""

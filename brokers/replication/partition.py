@@ -332,8 +332,7 @@ class Partition:
         known = self.state
         if state.partition_epoch < known.partition_epoch:
             state = replace(known, replicas=state.replicas, adding=state.adding, removing=state.removing)
-        else:
-            self.in_sync.state_known(state)
+        elif not self.in_sync.state_known(state):
             self.followers.taken_out(set(known.isr).difference(state.isr), self._clock.mono_ms())
         self._take(state)
 

@@ -853,3 +853,62 @@ def test_more_than_one_request_can_correct_begins_a_new_session(how: str) -> Non
     request = bench.step()
     assert request is not None
     assert request.session_epoch == 1
+
+
+@pytest.mark.usefixtures("two_at_a_time")
+def test_what_is_over_goes_first_and_the_session_goes_on() -> None:
+    """However many others are to be named or forgotten."""
+    bench = Bench()
+    followers = [bench.follow(partition=number) for number in range(6)]
+    while bench.step().more:  # type: ignore[union-attr]
+        pass
+    for number in (0, 1, 2):
+        bench.led(followers[number]).error = ErrorCode.KAFKA_STORAGE_ERROR
+    bench.step()
+    for number in (6, 7, 8):
+        bench.follow(partition=number)
+    bench.plan.unfollow((topic_id("t"), 3))
+    followers[4].lead_by(1, 1)
+    bench.led(followers[4]).epoch = 1
+    bench.plan.follow(followers[4])
+    request = bench.step()
+    assert request is not None
+    assert (request.session_epoch > 0, request.forgotten, names(request)) == (True, [(topic_id("t"), [3])], [4])
+    said = []
+    while (request := bench.step()).more:  # type: ignore[union-attr]
+        said.append(request)
+    assert all(one is not None and one.session_epoch > 0 for one in said)
+    assert sorted(partition for _, partition in bench.leader.cached) == [4, 5, 6, 7, 8]
+
+
+class Held:
+    """Throttles the replicas of all partitions but one, without end."""
+
+    def __init__(self, free: int) -> None:
+        self.free = TopicPartition("t", free)
+        self.on = False
+
+    def applies(self, tp: TopicPartition) -> bool:
+        return tp != self.free
+
+    def record(self, size: int, now_ms: int) -> None:
+        pass
+
+    def wait_ms(self, now_ms: int) -> int:
+        return 1_000 if self.on else 0
+
+
+@pytest.mark.usefixtures("two_at_a_time")
+def test_what_is_over_goes_before_what_is_held_back() -> None:
+    throttle = Held(free=3)
+    bench = Bench(throttle)
+    followers = [bench.follow(partition=number) for number in range(4)]
+    while bench.step().more:  # type: ignore[union-attr]
+        pass
+    throttle.on = True
+    followers[3].lead_by(1, 1)
+    bench.led(followers[3]).epoch = 1
+    bench.plan.follow(followers[3])
+    request = bench.step()
+    assert request is not None
+    assert names(request) == [3]

@@ -261,3 +261,15 @@ def test_a_follower_that_was_taken_out_and_goes_on_following_joins_without_a_wor
     trio.sessions[THIRD].fetched(trio.clock.mono_ms() + 5, trio.clock.mono_ms() + 1)
     trio.check()
     assert trio.proposed().isr == (ME, OTHER, THIRD)
+
+
+def test_a_leaders_own_shrink_that_it_hears_of_by_the_cache_takes_no_follower_out(trio: Trio) -> None:
+    """The answer to its write was lost: a follower that has caught up meanwhile joins at once."""
+    trio.append("t")
+    trio.fetch(OTHER, 1)
+    trio.clock.now_ms += LAG_MS + 1
+    trio.check()
+    shrunk = trio.proposed()
+    trio.fetch(THIRD, 1)
+    trio.p.update_state(shrunk)
+    assert trio.proposed().isr == (ME, OTHER, THIRD)

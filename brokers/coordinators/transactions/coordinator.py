@@ -196,7 +196,7 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
 
     @staticmethod
     def _await_commit(partition: PartitionPort, offset: int, done: Callable[[ErrorCode], None]) -> None:
-        partition.wait_for(offset, done, gives_up=True)  # it is sent again; the markers of other partitions go on
+        partition.wait_for(offset, done, gives_up=True)  # it is sent again, and others must not wait
 
     def _append_run(
         self, tp: TopicPartition, run: Sequence[TransactionMarker], done: Callable[[ErrorCode], None]
