@@ -297,7 +297,7 @@ class Controller:
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return [TopicOutcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for name in names]
-        outcomes = await self._topics_job(job(active.topics), names, timeout_ms)
+        outcomes = await self._topics_job(active, job(active.topics), names, timeout_ms)
         if not validate_only:
             await self._shown([o for o in outcomes if o.ok])
         return outcomes
@@ -314,7 +314,7 @@ class Controller:
                 TopicOutcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT, None, topic_id)
                 for name, topic_id in zip(names, ids, strict=True)
             ]
-        outcomes = await self._topics_job(active.topics.delete(topics, gone), names, timeout_ms)
+        outcomes = await self._topics_job(active, active.topics.delete(topics, gone), names, timeout_ms)
         deleted = [o.topic for o in outcomes if o.ok and o.topic is not None]
         await self._metadata.wait_until(
             lambda: all(t.id not in self._metadata.topic_names for t in deleted), METADATA_WAIT_MS
@@ -332,7 +332,7 @@ class Controller:
             return dict.fromkeys(partitions or (), (DEPOSED.error, DEPOSED.message))
         leaders = active.leaders
         work = leaders.elect_unclean(partitions) if unclean else leaders.elect_preferred(partitions)
-        results = await self._job(work, timeout_ms)
+        results = await self._job(active, work, timeout_ms, _refuses_some)
         if isinstance(results, RequestFailed):
             return dict.fromkeys(partitions or (), (results.error, results.message))
         begun = [tp for tp, (error, _) in results.items() if error is ErrorCode.NONE]
@@ -358,7 +358,7 @@ class Controller:
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return dict.fromkeys(wanted, (DEPOSED.error, DEPOSED.message))
-        results = await self._job(active.moves.alter(wanted), timeout_ms)
+        results = await self._job(active, active.moves.alter(wanted), timeout_ms, _refuses_some)
         if isinstance(results, RequestFailed):
             return dict.fromkeys(wanted, (results.error, results.message))
         await self._metadata.wait_until(
@@ -380,7 +380,8 @@ class Controller:
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return ErrorCode.NOT_CONTROLLER, []
-        done = await self._job(active.leaders.leave(broker_id, broker_epoch), timeout_ms)
+        leave = active.leaders.leave(broker_id, broker_epoch)
+        done = await self._job(active, leave, timeout_ms, lambda done: done[0] is not ErrorCode.NONE)
         return (done.error, []) if isinstance(done, RequestFailed) else done
 
     async def _active_or_none(self, timeout_ms: int) -> ActiveController | None:
@@ -399,8 +400,13 @@ class Controller:
             await asyncio.sleep(ACTIVE_POLL_SECONDS)
         return self._active
 
-    async def _job(self, work: Coroutine[Any, Any, R], timeout_ms: int) -> R | RequestFailed:
-        """Run to the end, also after the timeout: cancelled work would leave half of its writes."""
+    async def _job(
+        self, active: ActiveController, work: Coroutine[Any, Any, R], timeout_ms: int, refuses: Callable[[R], bool]
+    ) -> R | RequestFailed:
+        """Run to the end, also after the timeout: cancelled work would leave half of its writes.
+
+        What it ``refuses`` it refuses from memory, which counts only while no other broker can be the controller.
+        """
         task = asyncio.create_task(work)
         self._keep(task)
         done, _ = await asyncio.wait({task}, timeout=max(timeout_ms, 1) / 1000)
@@ -408,16 +414,38 @@ class Controller:
             task.add_done_callback(_note_end)
             return TIMED_OUT
         try:
-            return task.result()
+            result = task.result()
+            if refuses(result):
+                await self._insist_on_lease(active, timeout_ms)
+            return result
         except (NotController, asyncio.CancelledError):
             return DEPOSED
         except BadZnode as problem:
             return RequestFailed(ErrorCode.NOT_CONTROLLER, str(problem))
 
+    async def _insist_on_lease(self, active: ActiveController, timeout_ms: int) -> None:
+        """Return when no other broker has been elected until now; raises NotController.
+
+        A loop that stood still beyond its session, say, goes on before it hears that the session has expired.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(timeout_ms, ACTIVE_WAIT_MS) / 1000
+        while True:
+            active.context.check_session()
+            if self._store.lease.valid():
+                return
+            if loop.time() >= deadline:
+                raise NotController("the session's lease has run out")
+            await asyncio.sleep(ACTIVE_POLL_SECONDS)
+
     async def _topics_job(
-        self, work: Coroutine[Any, Any, list[TopicOutcome]], names: Sequence[str], timeout_ms: int
+        self,
+        active: ActiveController,
+        work: Coroutine[Any, Any, list[TopicOutcome]],
+        names: Sequence[str],
+        timeout_ms: int,
     ) -> list[TopicOutcome]:
-        done = await self._job(work, timeout_ms)
+        done = await self._job(active, work, timeout_ms, lambda outcomes: not all(o.ok for o in outcomes))
         if isinstance(done, RequestFailed):
             return [TopicOutcome(name, done.error, done.message) for name in names]
         return done
@@ -448,6 +476,10 @@ class Controller:
     def creation_refused(self, name: str) -> str | None:
         """See :class:`ControllerHandle`."""
         return self._auto.refused.get(name)
+
+
+def _refuses_some(results: Mapping[TopicPartition, Result]) -> bool:
+    return any(error is not ErrorCode.NONE for error, _ in results.values())
 
 
 def _note_end(task: asyncio.Task[Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from brokers.controller.absent import REMEMBERED_MS, read_known
 from brokers.controller.requests import NewPartitions, NewTopic
 from brokers.metadata import znodes
 from brokers.metadata.image import MetadataImage
-from brokers.model import GROUP_METADATA_TOPIC, BrokerInfo
+from brokers.model import GROUP_METADATA_TOPIC, BrokerInfo, TopicPartition
 from coordination.registration import incarnation_path
 from coordination.store import SetData, Store
 from tests.support.clocks import RealClock
@@ -135,6 +137,27 @@ async def test_topics_are_made_while_a_broker_is_away(connect: str) -> None:
         (more,) = await boss.controller.create_partitions([NewPartitions("t", 5)])
         assert more.ok
         assert set(boss.state("t", 4).replicas) == {1, 2, 3}
+
+
+@on_loop
+async def test_a_controller_refuses_nothing_from_memory_without_its_lease(connect: str) -> None:
+    """Its loop stood still, say: another broker may be the controller, and have made the topic."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        lease: Any = boss.store.lease
+        boss.store.lease = SimpleNamespace(valid=lambda: False)  # type: ignore[assignment]
+        (deleted,) = await boss.controller.delete_topics([uuid.uuid4()], timeout_ms=100)
+        assert deleted.error is ErrorCode.NOT_CONTROLLER
+        moved = await boss.controller.alter_reassignments({TopicPartition("t", 0): [1]}, timeout_ms=100)
+        assert [error for error, _ in moved.values()] == [ErrorCode.NOT_CONTROLLER]
+        (made,) = await boss.controller.create_topics([NewTopic("t")])
+        assert made.ok, "what is written is certain"
+        waits = asyncio.create_task(boss.controller.create_topics([NewTopic("t")]))
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        boss.store.lease = lease
+        assert [one.error for one in await waits] == [ErrorCode.TOPIC_ALREADY_EXISTS]
 
 
 @pytest.mark.parametrize("another_leaves", [False, True])

@@ -335,7 +335,7 @@ class World:
     # ---- the end
 
     def _what_is_wrong(self) -> str:
-        waiting = [task.get_name() for task in self.clients if not task.done()]
+        waiting = [task.get_name() for task in self.clients if task.cancelled() or not task.done()]
         return f"clients {waiting}, partitions {self._broken()}"
 
     def _open(self) -> list[str]:
