@@ -468,7 +468,7 @@ MUTATIONS = (
     Mutation("a fetch of a broker's previous incarnation counts", (
         instead(fetch._replica_error, _takes_any_broker_epoch),
         instead(InSyncSet.expand, _joins_with_any_broker_epoch),
-    ), 89, ("power", "cut")),
+    ), 289, ("power", "cut")),
     Mutation("a broker counts as intact after an unclean restart", (instead(LiveBroker.continues, lambda self, incarnation: incarnation <= self.incarnation),), 1, ("power", "isolate")),
     # One of the two is enough: a mark that stays names an incarnation that is over.
     Mutation("the mark of a clean stop stays, and its incarnation is not compared", (
@@ -477,7 +477,7 @@ MUTATIONS = (
     ), 8, ("stop", "power")),
     Mutation("the clean stop of a previous incarnation counts", (instead(continuity._is_stale, lambda stop, last: False),), 35,
         ("disk put back", "isolate", "cut")),
-    Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 3,
+    Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 217,
         ("disk put back", "isolate", "cut", "stop")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
     Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
