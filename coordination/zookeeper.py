@@ -301,22 +301,17 @@ class ZookeeperStore:
             except _LOST:
                 if session.closed:
                     raise SessionExpired("the session ended during a read", path) from None
-            except kz.ThrottledOpError:
-                await asyncio.sleep(0.1)
             except kz.KazooException as error:
                 raise _translate(error, path) from None
 
     async def _write(self, path: str, issue: Callable[[KazooClient], Any]) -> Any:
         session = self._live(path)
-        while True:
-            try:
-                return await session.call(issue)
-            except _LOST as error:
-                raise UnknownOutcome(f"no answer to a write of {path} ({type(error).__name__})", path) from None
-            except kz.ThrottledOpError:  # it did not get as far as the tree
-                await asyncio.sleep(0.1)
-            except kz.KazooException as error:
-                raise _translate(error, path) from None
+        try:
+            return await session.call(issue)
+        except _LOST as error:
+            raise UnknownOutcome(f"no answer to a write of {path} ({type(error).__name__})", path) from None
+        except kz.KazooException as error:
+            raise _translate(error, path) from None
 
     def _watcher(self, path: str, kind: WatchKind, watch: Watch | None) -> RegisteredWatch | None:
         return None if watch is None else RegisteredWatch(self._live(path), path, kind, watch)

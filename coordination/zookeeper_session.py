@@ -41,6 +41,8 @@ _WATCH_KINDS = {
 }
 
 
+THROTTLED_SECONDS = 0.1
+"""The pause after a request that ZooKeeper did not admit."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # outside Linux, CLOCK_MONOTONIC counts sleep
 
 
@@ -246,8 +248,12 @@ class ZooKeeperSession:
         return future
 
     async def call(self, request: Callable[[KazooClient], Any]) -> Any:
-        """Issue one kazoo request and wait for it; raises kazoo's exceptions."""
-        return await self.issue(request)
+        """Issue one kazoo request and wait for it; an overloaded server gets it again. Raises kazoo's exceptions."""
+        while True:
+            try:
+                return await self.issue(request)
+            except kz.ThrottledOpError:  # it did not get as far as the tree
+                await asyncio.sleep(THROTTLED_SECONDS)
 
     def leave_server(self) -> None:
         """Break the connection, so that the session reconnects to another server."""

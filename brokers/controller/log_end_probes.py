@@ -337,6 +337,6 @@ def _waives(answer: ReplicaEnd, leader_epoch: int) -> bool:
 
     One with a log that does not lead yet, because it does not know that it is registered, would lead without a waiver.
     """
-    if answer.leader_epoch > leader_epoch or answer.error is not ErrorCode.NONE:
-        return answer.leader_epoch >= leader_epoch
-    return answer.leader_epoch == leader_epoch and answer.is_leader
+    if answer.leader_epoch == leader_epoch:
+        return answer.is_leader or answer.error is not ErrorCode.NONE
+    return answer.leader_epoch > leader_epoch

@@ -183,8 +183,7 @@ class MoveCommands:
             done: list[tuple[TopicPartition, PartitionState]] = []
             moving = [tp for tp, state in plans.partitions(context.image, only) if state.adding or state.removing]
             async for tp, state in self._present(moving):
-                step = self._next_step(tp, state) if state is not None else None
-                if state is None or step is None:
+                if state is None or (step := self._next_step(tp, state)) is None:
                     continue
                 if step.assigned is None and not self._probes.may_move(tp, state):
                     self._probes.want_move(tp)

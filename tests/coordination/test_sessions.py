@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ThrottledOpError
 
+from coordination import zookeeper_session
 from coordination.ensemble import ZooKeeperNode
 from coordination.store import SessionEvent, SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
 from coordination.zookeeper import ZookeeperStore
@@ -470,3 +472,29 @@ async def test_a_session_does_not_outlive_a_loop_that_stands_still(connect: str,
         assert states(events)[-2:] == [EXPIRED, CONNECTED]
         assert session_id(store) != before
         await eventually_async(lambda: store.lease.valid(), "the lease holds")
+
+
+@on_loop
+async def test_a_request_that_an_overloaded_server_has_not_admitted_is_sent_again(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: nothing of it was done."""
+    monkeypatch.setattr(zookeeper_session, "THROTTLED_SECONDS", 0)
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        session, refusals = store._session, [ThrottledOpError(), ThrottledOpError()]
+        assert session is not None
+        issue = session.issue
+
+        def throttled(request: Callable[[Any], Any]) -> Any:
+            if not refusals:
+                return issue(request)
+            refused = store.loop.create_future()
+            refused.set_exception(refusals.pop())
+            return refused
+
+        monkeypatch.setattr(session, "issue", throttled)
+        await store.create("/throttled", b"once")
+        assert refusals == []
+        refusals.append(ThrottledOpError())
+        assert (await store.get("/throttled"))[0] == b"once"

@@ -57,6 +57,17 @@ class Bench:
                     self.plan.range_found(tp, led.log.log_start_offset, led.log.log_end_offset, self.now)
         return request
 
+    def name_all(self) -> None:
+        """Fetch until nothing more is to be named or forgotten."""
+        while self.step().more:  # type: ignore[union-attr]
+            pass
+
+    def lead_anew(self, follower: SmallFollower) -> None:
+        """The leader begins another epoch, and the follower hears of it."""
+        follower.lead_by(1, 1)
+        self.led(follower).epoch = 1
+        self.plan.follow(follower)
+
     def led(self, follower: SmallFollower) -> Any:
         return self.leader.led[follower.topic_id, follower.tp.partition]
 
@@ -170,8 +181,7 @@ def test_portions_reach_every_partition_and_the_session_holds_them_all() -> None
     assert (names(second), second.more, second.session_epoch) == ([2, 3], True, 1)  # type: ignore[union-attr]
     third = bench.step()
     assert (names(third), third.more) == ([4, 0], True)  # type: ignore[union-attr]
-    while bench.step().more:  # type: ignore[union-attr]
-        pass
+    bench.name_all()
     assert [follower.log.records for follower in followers] == [[0]] * 5
     assert len(bench.leader.cached) == 5
 
@@ -180,8 +190,7 @@ def test_portions_reach_every_partition_and_the_session_holds_them_all() -> None
 def test_what_is_forgotten_goes_in_portions_too() -> None:
     bench = Bench()
     followers = [bench.follow(partition=number) for number in range(5)]
-    while bench.step().more:  # type: ignore[union-attr]
-        pass
+    bench.name_all()
     for number in range(1, 5):
         bench.led(followers[number]).error = ErrorCode.KAFKA_STORAGE_ERROR
     bench.step()
@@ -209,14 +218,57 @@ def test_unfollowed_and_followed_again_is_named_and_not_forgotten() -> None:
     bench.follow(partition=1)
     bench.step()
     bench.plan.unfollow((follower.topic_id, 0))
-    follower.lead_by(1, 1)
-    bench.led(follower).epoch = 1
-    bench.plan.follow(follower)
+    bench.lead_anew(follower)
     request = bench.step()
     assert request is not None
     assert names(request) == [0]
     assert request.forgotten == []
     assert request.parts[0].current_leader_epoch == 1
+
+
+@pytest.mark.usefixtures("two_at_a_time")
+@pytest.mark.parametrize("how", ["unfollowed", "led in another epoch"])
+def test_more_than_one_request_can_correct_begins_a_new_session(how: str) -> None:
+    """Else the next fetch would prove to the leader that it is still followed in the rest."""
+    bench = Bench()
+    followers = [bench.follow(partition=number) for number in range(4)]
+    for _ in range(3):
+        bench.step()
+    for number, follower in enumerate(followers[:3]):
+        bench.plan.unfollow((follower.topic_id, number))
+        if how != "unfollowed":
+            bench.lead_anew(follower)
+    request = bench.step()
+    assert request is not None
+    assert request.session_epoch == 0
+    assert not request.forgotten
+    assert names(request) == ([3] if how == "unfollowed" else [3, 0])
+    request = bench.step()
+    assert request is not None
+    assert request.session_epoch == 1
+
+
+@pytest.mark.usefixtures("two_at_a_time")
+def test_what_is_over_goes_first_and_the_session_goes_on() -> None:
+    """However many others are to be named or forgotten."""
+    bench = Bench()
+    followers = [bench.follow(partition=number) for number in range(6)]
+    bench.name_all()
+    for number in (0, 1, 2):
+        bench.led(followers[number]).error = ErrorCode.KAFKA_STORAGE_ERROR
+    bench.step()
+    for number in (6, 7, 8):
+        bench.follow(partition=number)
+    bench.plan.unfollow((topic_id("t"), 3))
+    bench.lead_anew(followers[4])
+    request = bench.step()
+    assert request is not None
+    assert (request.session_epoch > 0, request.forgotten, names(request)) == (True, [(topic_id("t"), [3])], [4])
+    said = []
+    while (request := bench.step()).more:  # type: ignore[union-attr]
+        said.append(request)
+    assert all(one is not None and one.session_epoch > 0 for one in said)
+    assert sorted(partition for _, partition in bench.leader.cached) == [4, 5, 6, 7, 8]
 
 
 def test_without_partitions_the_next_session_is_new_and_ends_the_old_one() -> None:
@@ -717,6 +769,21 @@ def test_throttled_replicas_outside_the_in_sync_set_wait() -> None:
     assert len(out.log.records) == 10
 
 
+@pytest.mark.usefixtures("two_at_a_time")
+def test_what_is_over_goes_before_what_is_held_back() -> None:
+    brake = Brake(0, 1, 2)
+    bench = Bench(brake)
+    followers = [bench.follow(partition=number) for number in range(4)]
+    for out in followers[:3]:
+        out.state = state_of(1, 0, isr=(1,))
+    bench.name_all()
+    brake.wait = 500
+    bench.lead_anew(followers[3])
+    request = bench.step()
+    assert request is not None
+    assert names(request) == [3]
+
+
 # ---- random steps ---------------------------------------------------------------------------------------------------
 
 
@@ -829,86 +896,3 @@ def test_so_it_does_where_a_request_names_one_partition(steps: list[tuple[str, i
         for what, number in steps:
             live_broker.step(what, number)
         live_broker.end()
-
-
-@pytest.mark.usefixtures("two_at_a_time")
-@pytest.mark.parametrize("how", ["unfollowed", "led in another epoch"])
-def test_more_than_one_request_can_correct_begins_a_new_session(how: str) -> None:
-    """Else the next fetch would prove to the leader that it is still followed in the rest."""
-    bench = Bench()
-    followers = [bench.follow(partition=number) for number in range(4)]
-    for _ in range(3):
-        bench.step()
-    for number, follower in enumerate(followers[:3]):
-        bench.plan.unfollow((follower.topic_id, number))
-        if how != "unfollowed":
-            follower.lead_by(1, 1)
-            bench.led(follower).epoch = 1
-            bench.plan.follow(follower)
-    request = bench.step()
-    assert request is not None
-    assert request.session_epoch == 0
-    assert not request.forgotten
-    assert names(request) == ([3] if how == "unfollowed" else [3, 0])
-    request = bench.step()
-    assert request is not None
-    assert request.session_epoch == 1
-
-
-@pytest.mark.usefixtures("two_at_a_time")
-def test_what_is_over_goes_first_and_the_session_goes_on() -> None:
-    """However many others are to be named or forgotten."""
-    bench = Bench()
-    followers = [bench.follow(partition=number) for number in range(6)]
-    while bench.step().more:  # type: ignore[union-attr]
-        pass
-    for number in (0, 1, 2):
-        bench.led(followers[number]).error = ErrorCode.KAFKA_STORAGE_ERROR
-    bench.step()
-    for number in (6, 7, 8):
-        bench.follow(partition=number)
-    bench.plan.unfollow((topic_id("t"), 3))
-    followers[4].lead_by(1, 1)
-    bench.led(followers[4]).epoch = 1
-    bench.plan.follow(followers[4])
-    request = bench.step()
-    assert request is not None
-    assert (request.session_epoch > 0, request.forgotten, names(request)) == (True, [(topic_id("t"), [3])], [4])
-    said = []
-    while (request := bench.step()).more:  # type: ignore[union-attr]
-        said.append(request)
-    assert all(one is not None and one.session_epoch > 0 for one in said)
-    assert sorted(partition for _, partition in bench.leader.cached) == [4, 5, 6, 7, 8]
-
-
-class Held:
-    """Throttles the replicas of all partitions but one, without end."""
-
-    def __init__(self, free: int) -> None:
-        self.free = TopicPartition("t", free)
-        self.on = False
-
-    def applies(self, tp: TopicPartition) -> bool:
-        return tp != self.free
-
-    def record(self, size: int, now_ms: int) -> None:
-        pass
-
-    def wait_ms(self, now_ms: int) -> int:
-        return 1_000 if self.on else 0
-
-
-@pytest.mark.usefixtures("two_at_a_time")
-def test_what_is_over_goes_before_what_is_held_back() -> None:
-    throttle = Held(free=3)
-    bench = Bench(throttle)
-    followers = [bench.follow(partition=number) for number in range(4)]
-    while bench.step().more:  # type: ignore[union-attr]
-        pass
-    throttle.on = True
-    followers[3].lead_by(1, 1)
-    bench.led(followers[3]).epoch = 1
-    bench.plan.follow(followers[3])
-    request = bench.step()
-    assert request is not None
-    assert names(request) == [3]

@@ -10,35 +10,37 @@ from tests.replication.trio import ALL, LAG_MS, THIRD, Trio
 from tests.support.stage import ME, OTHER
 
 
-def test_a_follower_at_the_end_is_caught_up_as_long_as_its_session_fetches(trio: Trio) -> None:
-    for broker in (OTHER, THIRD):
-        trio.fetch(broker, 0)
-    trio.clock.now_ms += 100 * LAG_MS
-    for session in trio.sessions.values():
-        session.fetched(trio.clock.mono_ms(), 0)  # fetches that name other partitions only
-    trio.append("t")
-    trio.clock.now_ms += LAG_MS
-    trio.check()
-    assert trio.proposals == []
-    trio.clock.now_ms += 1
-    trio.check()
-    assert trio.proposed().isr == (ME,)
-
-
-def test_a_follower_whose_session_ends_was_caught_up_until_then(trio: Trio) -> None:
-    """Its next one names its partitions in some moments: until then it does not lag."""
+def fetch_idly(trio: Trio) -> None:
+    """Both followers are at the end, and name other partitions only, for long."""
     for broker in (OTHER, THIRD):
         trio.fetch(broker, 0)
     trio.clock.now_ms += 100 * LAG_MS
     for session in trio.sessions.values():
         session.fetched(trio.clock.mono_ms(), 0)
-        trio.p.followers.forget_position(session)
+
+
+def leave_after_the_lag_time(trio: Trio) -> None:
+    """Both followers were caught up until now: not a ms earlier."""
     trio.clock.now_ms += LAG_MS
     trio.check()
     assert trio.proposals == []
     trio.clock.now_ms += 1
     trio.check()
     assert trio.proposed().isr == (ME,)
+
+
+def test_a_follower_at_the_end_is_caught_up_as_long_as_its_session_fetches(trio: Trio) -> None:
+    fetch_idly(trio)
+    trio.append("t")
+    leave_after_the_lag_time(trio)
+
+
+def test_a_follower_whose_session_ends_was_caught_up_until_then(trio: Trio) -> None:
+    """Its next one names its partitions in some moments: until then it does not lag."""
+    fetch_idly(trio)
+    for session in trio.sessions.values():
+        trio.p.followers.forget_position(session)
+    leave_after_the_lag_time(trio)
 
 
 def test_a_follower_that_keeps_pace_behind_the_end_is_not_lagging(trio: Trio) -> None:

@@ -232,14 +232,19 @@ def test_only_a_state_proposed_after_it_voids_a_waiver(trio: Trio) -> None:
     assert trio.p.lease_valid()
 
 
-def test_a_follower_that_takes_itself_out_comes_back_when_it_follows_again(trio: Trio) -> None:
-    """Its disk failed: it fetches no more, but the leader reads the state before the fetch that says so."""
+def take_out_the_third(trio: Trio) -> None:
+    """Both followers are at the end, and the leader reads a state of somebody else without one of them."""
     trio.append("t")
     for broker in (OTHER, THIRD):
         trio.fetch(broker, 1)
     trio.clock.now_ms += 100
     left = isr.without(trio.p.state, {THIRD}, 1)
     trio.p.update_state(replace(left, partition_epoch=left.partition_epoch + 1))
+
+
+def test_a_follower_that_takes_itself_out_comes_back_when_it_follows_again(trio: Trio) -> None:
+    """Its disk failed: it fetches no more, but the leader reads the state before the fetch that says so."""
+    take_out_the_third(trio)
     trio.check()
     assert trio.proposals == []
     trio.sessions[THIRD].fetched(trio.clock.mono_ms() + 5, trio.clock.mono_ms())
@@ -252,12 +257,7 @@ def test_a_follower_that_takes_itself_out_comes_back_when_it_follows_again(trio:
 
 def test_a_follower_that_was_taken_out_and_goes_on_following_joins_without_a_word(trio: Trio) -> None:
     """It restarted, say, and was in its new session before its leader read that it had been away."""
-    trio.append("t")
-    for broker in (OTHER, THIRD):
-        trio.fetch(broker, 1)
-    trio.clock.now_ms += 100
-    left = isr.without(trio.p.state, {THIRD}, 1)
-    trio.p.update_state(replace(left, partition_epoch=left.partition_epoch + 1))
+    take_out_the_third(trio)
     trio.sessions[THIRD].fetched(trio.clock.mono_ms() + 5, trio.clock.mono_ms() + 1)
     trio.check()
     assert trio.proposed().isr == (ME, OTHER, THIRD)
