@@ -74,6 +74,8 @@ class Truth:
     batches: dict[int, Entry] = field(default_factory=dict)
     stamps: dict[int, int] = field(default_factory=dict)
     """The largest timestamp of each batch."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Where what was committed ended, by the epoch of the leader that committed it: seldom the batch's own epoch."""
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
     marked: dict[int, int] = field(default_factory=dict)
     """Where the last marker of a producer stands."""
@@ -196,11 +198,10 @@ class Oracle:
         truth = self.truth_of(log)
         if truth is not None:
             shadow = self.shadow_of(log)
-            grown = self._compare(
-                shadow, truth, log.high_watermark, leads=bool(shadow.partition and shadow.partition.is_leader)
-            )
-            if grown and shadow.partition:
-                self.check_candidates(shadow.partition.topic_id, truth)
+            leader = shadow.partition if shadow.partition and shadow.partition.is_leader else None
+            if self._compare(shadow, truth, log.high_watermark, leads=leader is not None) and leader:
+                truth.ends[leader.leader_epoch] = truth.end
+                self.check_candidates(leader.topic_id, truth)
 
     def _compare(self, shadow: Shadow, truth: Truth, upto: int, *, leads: bool) -> bool:
         """Compare the batches below ``upto`` with what is committed; a leader's new ones are committed now."""
@@ -249,9 +250,10 @@ class Oracle:
         truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.last_offset_delta + 1
 
     def led(self, partition: Partition, epoch: int) -> None:
-        """A broker begins to lead: no other in this epoch, and it has all that was committed in earlier ones.
+        """A broker begins to lead: no other in this epoch, and it has all that leaders of earlier ones committed.
 
-        A loop that stood still may begin an epoch that is over. What later leaders committed is not its concern.
+        A loop that stood still may begin an epoch that is over. What later leaders committed is not its concern,
+        nor a batch of an earlier leader that was not committed until a later one held it.
         """
         self.checked["leaders"] += 1
         log, me = partition.log, self._present()
@@ -263,7 +265,7 @@ class Oracle:
         self._world.note(f"{me} leads {partition.tp} in epoch {epoch} from {log.log_end_offset}")
         truth = self.truth_of(log)
         if truth is not None:
-            earlier = max((b.last_offset + 1 for b in truth.batches.values() if b.epoch < epoch), default=0)
+            earlier = max((end for committed_in, end in truth.ends.items() if committed_in < epoch), default=0)
             lacks = _lacks(shadow, truth, earlier)
             if lacks:
                 self.violate(f"{me}, new leader of {truth.tp} in epoch {epoch}, {lacks}")
