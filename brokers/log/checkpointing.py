@@ -60,7 +60,7 @@ class Checkpoints:
         self._cleaned = cleaned
         self._on_failure = on_failure
         self.outlived: set[TopicPartition] = set()
-        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points and starts."""
+        """Partitions whose logs are gone, but not yet from the checkpoints."""
         self._compacted: set[str] = set()
         """Directories with a checkpoint of the cleaner."""
         self._covered: set[TopicPartition] = set()
@@ -120,8 +120,7 @@ class Checkpoints:
     def forget_outlived(self, directories: Iterable[LogDirectory]) -> None:
         """Before a log of an outlived partition's name is made. Raises DiskError."""
         for directory in directories:
-            logs = self._logs_of(directory)
-            self._replace(directory, _recovery_points(logs) | _starts(logs) | self._cleaner_file(directory, logs))
+            self._replace(directory, self._files(directory))
         self.outlived.clear()
 
     def write(self, directory: LogDirectory) -> None:
@@ -130,9 +129,14 @@ class Checkpoints:
         self._replace(directory, self._files(directory))
         self.times.end(directory.path)
 
-    def write_recovery_points(self, directory: LogDirectory) -> None:
-        """These alone, now. Raises DiskError."""
-        self._replace(directory, _recovery_points(self._logs_of(directory)))
+    def write_points(self, directory: LogDirectory) -> None:
+        """Recovery points and high watermarks, now: one of them is lower than before. Raises DiskError."""
+        logs = self._logs_of(directory)
+        self._replace(directory, _recovery_points(logs) | _high_watermarks(logs))
+
+    def lower_points(self, directory: LogDirectory) -> None:
+        """Logs ended below theirs at the start: they would be believed again of what is appended from now on."""
+        self._tried(directory, self.write_points)
 
     def write_starts(self, directory: LogDirectory) -> None:
         """The logs' starts, now: they outlive this process, and reach the disk in the background. Raises DiskError.
@@ -155,12 +159,7 @@ class Checkpoints:
     def _files(self, directory: LogDirectory) -> dict[str, bytes]:
         """All checkpoints of a directory by the names of their files, the recovery points first."""
         logs = self._logs_of(directory)
-        by_partition = {log.topic_partition: log for log in logs}
-        tables = {
-            checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in by_partition.items()},
-        }
-        encoded = {name: checkpoints.encode_offsets(table) for name, table in tables.items()}
-        return _recovery_points(logs) | _starts(logs) | encoded | self._cleaner_file(directory, logs)
+        return _recovery_points(logs) | _starts(logs) | _high_watermarks(logs) | self._cleaner_file(directory, logs)
 
     def _cleaner_file(self, directory: LogDirectory, logs: Iterable[Log]) -> dict[str, bytes]:
         """How far the directory's logs are clean; nothing as long as no log in it ever was."""
@@ -188,6 +187,11 @@ class Checkpoints:
 def _recovery_points(logs: Iterable[Log]) -> dict[str, bytes]:
     points = {log.topic_partition: log.recovery_point for log in logs}
     return {checkpoints.RECOVERY_POINT_CHECKPOINT: checkpoints.encode_offsets(points)}
+
+
+def _high_watermarks(logs: Iterable[Log]) -> dict[str, bytes]:
+    table = {log.topic_partition: log.high_watermark for log in logs}
+    return {checkpoints.HIGH_WATERMARK_CHECKPOINT: checkpoints.encode_offsets(table)}
 
 
 def _starts(logs: Iterable[Log]) -> dict[str, bytes]:

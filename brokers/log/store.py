@@ -163,8 +163,9 @@ class LogStore:
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
         cleaned = self._read_cleaned(directory, fresh)
         self._remove_clean_stop(directory)
-        absent = {*recovery_points, *starts}
-        checkpoint = partial(self._checkpoints.write_recovery_points, directory)
+        absent = {*recovery_points, *starts, *watermarks, *(cleaned or ())}
+        lowered = False
+        checkpoint = partial(self._checkpoints.write_points, directory)
         topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
         partitions: dict[str, TopicPartition] = {}
@@ -190,6 +191,8 @@ class LogStore:
                 point_is_known=known_points is not None, on_failure=self._disk_failed, checkpoint=checkpoint,
             )  # fmt: skip
             report.recovered.append(log.recovery_report)
+            lowered = lowered or log.high_watermark < watermarks.get(tp, 0)
+            lowered = lowered or log.recovery_point < recovery_points.get(tp, 0)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
                 self.cleaner.forget(tp)  # of a copy that is set aside now
@@ -198,6 +201,8 @@ class LogStore:
                     self.cleaner.restore({tp: min(done, log.log_end_offset)})
             progress.loaded(child)
         self._checkpoints.outlived |= absent
+        if lowered:
+            self._checkpoints.lower_points(directory)
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
 
@@ -394,8 +399,8 @@ class LogStore:
         if not online:
             raise DiskFailed(str(tp), "all log directories are offline")
         if tp in self._checkpoints.outlived:
-            # the recovery point of the log before would say that a beginning of the new one is safe on disk, and its
-            # start would hide that beginning
+            # the recovery point of the log before would say that a beginning of the new one is safe on disk, its high
+            # watermark that it is committed, and its start would hide that beginning
             self._checkpoints.forget_outlived(online)
         full: DiskFull | None = None
         for directory in sorted(online, key=attrgetter("logs")):
@@ -420,7 +425,7 @@ class LogStore:
             log = Log.open(
                 self._disk, path, tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                checkpoint=partial(self._checkpoints.write_recovery_points, directory),
+                checkpoint=partial(self._checkpoints.write_points, directory),
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)

@@ -83,14 +83,14 @@ class Truncation:
     def _changing(self, keep: Segment, point: int, start: int, snapshots: list[int]) -> Iterator[None]:
         """Segments are cut or discarded in the block, and ``keep`` stays.
 
-        What needs room comes first, and each step that a start would believe before the next one: the recovery point is
-        at ``point`` at most, the saved start at ``start``, and these snapshots are gone.
+        What needs room comes first, and each step that a start would believe before the next one: recovery point and
+        high watermark are at ``point`` at most, the saved start at ``start``, and these snapshots are gone.
         """
         log = self._log
         keep.load_indexes()
         keep.log.retain()
         try:
-            self._lower_recovery_point(point)
+            self._lower_points(point)
             self._lower_saved_start(start)
             log.cuts += 1
             log.settled = False
@@ -135,17 +135,18 @@ class Truncation:
         log.producers.clear()
         log.dirty_names = True
 
-    def _lower_recovery_point(self, offset: int) -> None:
-        """Before a cut: what is appended after it is not durable, although the old recovery point would say so."""
+    def _lower_points(self, offset: int) -> None:
+        """Before a cut: what is appended after it is neither durable nor committed, as the old points would say."""
         log = self._log
-        previous = log.recovery_point
-        if offset < previous:
-            log.recovery_point = offset
+        previous = log.recovery_point, log.high_watermark
+        if offset < max(previous):
+            log.recovery_point, log.high_watermark = min(log.recovery_point, offset), min(log.high_watermark, offset)
             try:
                 if log.calls.checkpoint is not None:
                     log.calls.checkpoint()
             except BaseException:
-                log.recovery_point = previous  # the disk says so: the next attempt must write it again
+                # the disk says so: the next attempt must write it again
+                log.recovery_point, log.high_watermark = previous
                 raise
 
     def _lower_saved_start(self, offset: int) -> None:

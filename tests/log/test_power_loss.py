@@ -376,7 +376,7 @@ def test_the_checker_sees_a_missing_fsync(tmp_path, monkeypatch):
 
 
 def test_the_checker_sees_a_truncation_that_keeps_the_recovery_point(tmp_path, monkeypatch):
-    monkeypatch.setattr("brokers.log.truncate.Truncation._lower_recovery_point", lambda self, offset: None)
+    monkeypatch.setattr("brokers.log.truncate.Truncation._lower_points", lambda self, offset: None)
     monkeypatch.setattr("tests.log.test_power_loss.IMAGES", 600, raising=False)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss(tmp_path, "truncations")
