@@ -134,9 +134,9 @@ class Checkpoints:
         logs = self._logs_of(directory)
         self._replace(directory, _recovery_points(logs) | _high_watermarks(logs))
 
-    def lower_points(self, directory: LogDirectory) -> None:
-        """Logs ended below theirs at the start: they would be believed again of what is appended from now on."""
-        self._tried(directory, self.write_points)
+    def lower(self, directory: LogDirectory) -> None:
+        """A log ended at the start below what is said of it, which would be believed of what is appended from now on."""
+        self._tried(directory, self.write)
 
     def write_starts(self, directory: LogDirectory) -> None:
         """The logs' starts, now: they outlive this process, and reach the disk in the background. Raises DiskError.

@@ -164,7 +164,7 @@ class LogStore:
         cleaned = self._read_cleaned(directory, fresh)
         self._remove_clean_stop(directory)
         absent = {*recovery_points, *starts, *watermarks, *(cleaned or ())}
-        lowered = False
+        shorter = False
         checkpoint = partial(self._checkpoints.write_points, directory)
         topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
@@ -191,8 +191,8 @@ class LogStore:
                 point_is_known=known_points is not None, on_failure=self._disk_failed, checkpoint=checkpoint,
             )  # fmt: skip
             report.recovered.append(log.recovery_report)
-            lowered = lowered or log.high_watermark < watermarks.get(tp, 0)
-            lowered = lowered or log.recovery_point < recovery_points.get(tp, 0)
+            said = max(recovery_points.get(tp, 0), watermarks.get(tp, 0), (cleaned or {}).get(tp, 0))
+            shorter = shorter or said > log.log_end_offset
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
                 self.cleaner.forget(tp)  # of a copy that is set aside now
@@ -201,8 +201,8 @@ class LogStore:
                     self.cleaner.restore({tp: min(done, log.log_end_offset)})
             progress.loaded(child)
         self._checkpoints.outlived |= absent
-        if lowered:
-            self._checkpoints.lower_points(directory)
+        if shorter:
+            self._checkpoints.lower(directory)
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
 

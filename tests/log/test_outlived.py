@@ -89,12 +89,13 @@ def test_nor_behind_the_end_of_a_log_that_lost_its_tail(tmp_path: Path) -> None:
     segment = Path(log.segments.active.log.path)
     store.close(clean=False)
     segment.write_bytes(segment.read_bytes()[: len(batch(5))])
+    (tmp_path / CLEANED).write_bytes(encode_offsets({TP: 10}))
     store = started(tmp_path)
     (log,) = store.all().values()
     assert (log.log_end_offset, log.high_watermark) == (5, 5)
     append(log, batch(5), commit_hw=False)
     store.close(clean=False)
-    for name in POINTS:
+    for name in (*POINTS, CLEANED):
         assert f"{TP.topic} {TP.partition} 5" in (tmp_path / name).read_text()
 
 
