@@ -135,7 +135,7 @@ class Checkpoints:
         self._replace(directory, _recovery_points(logs) | _high_watermarks(logs))
 
     def lower(self, directory: LogDirectory) -> None:
-        """A log ended at the start below what is said of it, which would be believed of what is appended from now on."""
+        """A log ended at the start below what is said of it: that would be believed of what is appended from now on."""
         self._tried(directory, self.write)
 
     def write_starts(self, directory: LogDirectory) -> None:
