@@ -120,7 +120,7 @@ class Checkpoints:
     def forget_outlived(self, directories: Iterable[LogDirectory]) -> None:
         """Before a log of an outlived partition's name is made. Raises DiskError."""
         for directory in directories:
-            self._replace(directory, self._files(directory))
+            self.write(directory)
         self.outlived.clear()
 
     def write(self, directory: LogDirectory) -> None:

@@ -191,14 +191,13 @@ class LogStore:
                 point_is_known=known_points is not None, on_failure=self._disk_failed, checkpoint=checkpoint,
             )  # fmt: skip
             report.recovered.append(log.recovery_report)
-            said = max(recovery_points.get(tp, 0), watermarks.get(tp, 0), (cleaned or {}).get(tp, 0))
-            shorter = shorter or said > log.log_end_offset
+            clean_to = cleaned.get(tp, 0) if cleaned else 0
+            shorter |= max(recovery_points.get(tp, 0), watermarks.get(tp, 0), clean_to) > log.log_end_offset
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
                 self.cleaner.forget(tp)  # of a copy that is set aside now
                 if cleaned is None or tp in cleaned:
-                    done = cleaned[tp] if cleaned else 0
-                    self.cleaner.restore({tp: min(done, log.log_end_offset)})
+                    self.cleaner.restore({tp: min(clean_to, log.log_end_offset)})
             progress.loaded(child)
         self._checkpoints.outlived |= absent
         if shorter:

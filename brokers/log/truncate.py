@@ -56,8 +56,6 @@ class Truncation:
         self._tell_of_cut(end)
         log.log_end_offset = end
         log.log_start_offset = min(log.log_start_offset, end)
-        log.recovery_point = min(log.recovery_point, end)
-        log.high_watermark = min(log.high_watermark, end)
         log.epochs.truncate_from_end(end)
         log.save_epochs()
         log.producers.become(producers)

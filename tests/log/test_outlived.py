@@ -32,6 +32,13 @@ def saved(path: Path, disk: FaultyDisk | None = None) -> tuple[LogStore, Log]:
     return store, log
 
 
+def lose_the_tail(store: LogStore, log: Log) -> None:
+    """The second batch goes with the power, which what the checkpoints say survives."""
+    segment = Path(log.segments.active.log.path)
+    store.close(clean=False)
+    segment.write_bytes(segment.read_bytes()[: len(batch(5))])
+
+
 def restarted(store: LogStore, path: Path) -> Log:
     """The log behind a kill and a start."""
     store.close(clean=False)
@@ -86,9 +93,7 @@ def test_no_cut_before_the_lower_high_watermark_is_written(tmp_path: Path) -> No
 def test_nor_behind_the_end_of_a_log_that_lost_its_tail(tmp_path: Path) -> None:
     """As power that fails leaves it: what was committed need not be on this disk."""
     store, log = saved(tmp_path)
-    segment = Path(log.segments.active.log.path)
-    store.close(clean=False)
-    segment.write_bytes(segment.read_bytes()[: len(batch(5))])
+    lose_the_tail(store, log)
     (tmp_path / CLEANED).write_bytes(encode_offsets({TP: 10}))
     store = started(tmp_path)
     (log,) = store.all().values()
@@ -101,9 +106,7 @@ def test_nor_behind_the_end_of_a_log_that_lost_its_tail(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_keep_such_a_log_from_starting(tmp_path: Path) -> None:
     store, log = saved(tmp_path)
-    segment = Path(log.segments.active.log.path)
-    store.close(clean=False)
-    segment.write_bytes(segment.read_bytes()[: len(batch(5))])
+    lose_the_tail(store, log)
     disk = FaultyDisk()
     disk.faults.append(Fault("replace", HIGH_WATERMARKS, error=errno.ENOSPC, times=1))
     store = started(tmp_path, disk)
