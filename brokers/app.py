@@ -15,11 +15,14 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from brokers.api.base import Services
 from brokers.config import BrokerConfig, ConfigError
-from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
+from brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, StoreRefused
+from brokers.log.directories import LogDirectory
+from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.sync_times import slow_sync_micros
 from brokers.metadata.client_configs import ClientConfigs
 from brokers.metadata.login_secret import login_secret
@@ -353,6 +356,19 @@ class Broker:
         if self._process is not None:
             self._process.stop()
         logger.info("broker %d has stopped", self.config.broker_id)
+
+
+def accept_directory(config: BrokerConfig, path: str) -> None:
+    """Make an empty entry of ``log.dirs`` this broker's, in place of a lost disk; raises StartError."""
+    directories = [LogDirectory(one.rstrip("/") or "/") for one in config.log_dirs]
+    chosen = next((one for one in directories if one.path == (path.rstrip("/") or "/")), None)
+    if chosen is None:
+        raise StartError(f"{path} is not in log.dirs ({', '.join(config.log_dirs)})")
+    others = [one for one in directories if one is not chosen]
+    try:
+        DirectoryOwner(RealDisk(), config.broker_id, None).accept(chosen, others, uuid.uuid4())
+    except (StoreRefused, DiskError) as error:
+        raise StartError(str(error)) from error
 
 
 def check_start(config: BrokerConfig) -> None:

@@ -247,3 +247,7 @@ class LogEnd(NamedTuple):
         end = min(starts, default=self.offset)
         known = other.last_epoch == self.last_epoch or any(epoch == other.last_epoch for epoch, _ in self.epochs)
         return known and end >= other.offset and self.offset > other.offset
+
+
+NO_LOG = LogEnd(-1, -1)
+"""In place of the end of a log that its broker had, and that is gone: it must not begin anew before it is allowed."""

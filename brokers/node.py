@@ -60,6 +60,7 @@ from coordination.registration import (
     ListenerAddress,
     Registered,
     register,
+    registered_directories,
     unregister,
 )
 from coordination.store import SessionEvent, SessionExpired, SessionState, SessionStore, StoreError
@@ -155,9 +156,10 @@ class Node:
         try:
             seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
             cluster_id = await adopt(store, self._ports.new_cluster_id, seeds=seeds)
+            registered = await registered_directories(store, self.config.broker_id)
         except (StoreError, ValueError) as error:
             raise StartError(str(error)) from error
-        logs = self._open_logs(cluster_id)
+        logs = self._open_logs(cluster_id, registered)
         await self._end_previous_session()
         try:
             await self._authorization.start()
@@ -199,13 +201,13 @@ class Node:
         self._tasks.append(task)
         task.add_done_callback(self._upkeep_ended)
 
-    def _open_logs(self, cluster_id: str) -> LogStore:
+    def _open_logs(self, cluster_id: str, registered: Mapping[str, str]) -> LogStore:
         started = self._metrics.start
         logs = LogStore(
             self.config, self._ports.disk, self._ports.clock, cluster_id=cluster_id, start_figures=started
         )  # fmt: skip
         try:
-            report = logs.load()
+            report = logs.load(registered)
         except StoreRefused as error:
             raise StartError(str(error)) from error
         self._logs = logs
@@ -412,6 +414,8 @@ class Node:
         self._registrations += 1
         if self._intact_since is None:
             self._intact_since = self._registered.incarnation
+        if self.services is not None:
+            self.services.replicas.registered(self._registered.incarnation, self._intact_since)
         logger.info(
             "registered: broker id %d, epoch %d, incarnation %d, intact since %d",
             self.config.broker_id,
@@ -427,17 +431,25 @@ class Node:
         is the new incarnation itself: after a crash, or if another process has had this broker id since, with other
         directories.
         """
+        assert self._logs is not None, "opened before"
+        self._forget_missing()
         if last.process != self._process:
             found = None
             if self._registrations:
                 logger.error("another process registered as broker %d meanwhile (incarnation %d): its"
                              " acknowledged records are not here", self.config.broker_id, last.incarnation)  # fmt: skip
             else:
-                found = intact_since(self._stopped, last)
+                found = intact_since(self._stopped, last, self._logs.owner.missing)
                 for line in stale_directories(self.config.broker_id, self._stopped, last):
                     logger.error("%s", line)
             self._intact_since = found
-        return {} if self._intact_since is None else {"intact_since": self._intact_since}
+        details: dict[str, object] = {"directories": self._logs.known_directories()}
+        return details if self._intact_since is None else details | {"intact_since": self._intact_since}
+
+    def _forget_missing(self) -> None:
+        """Missing log directories are asked for no more once no replica waits for a log that may be there."""
+        if self._logs is not None and self.services is not None and self.services.replicas.has_all_logs():
+            self._logs.owner.missing.clear()
 
     async def _keep_registered(self) -> None:
         """Register again in each new session."""
@@ -542,6 +554,7 @@ class Node:
     async def stop(self) -> None:
         """The second half: unregister, so that other brokers take over at once, then close the logs."""
         services = self.services
+        self._forget_missing()
         if services is not None:
             if self._isr_writer is not None:
                 await self._isr_writer.stop()

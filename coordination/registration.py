@@ -18,6 +18,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from coordination.store import (
@@ -79,12 +80,14 @@ class Registered:
 class LastRegistration(NamedTuple):
     """The last registration of a broker id, by any process; incarnation 0 before the first.
 
-    ``broker_epoch`` is the zxid of its multi. ``process`` is the id of its process, empty if unknown.
+    ``broker_epoch`` is the zxid of its multi. ``process`` is the id of its process, empty if unknown. ``directories``
+    are the log directories that it had, by id with their paths; empty from a version that did not say.
     """
 
     incarnation: int
     broker_epoch: int
     process: str
+    directories: Mapping[str, str] = MappingProxyType({})
 
 
 def broker_path(broker_id: int) -> str:
@@ -123,11 +126,14 @@ def encode_registration(
 
 
 def incarnation_record(advertisement: Advertisement, process: str, timestamp_ms: int) -> bytes:
-    """The record of an absent broker: the process and time of its last registration, rack and failure domain."""
+    """The record of an absent broker: the process and time of its last registration, its log directories, rack and
+    failure domain.
+    """
     document = {
         "process": process,
         "timestamp": timestamp_ms, "rack": advertisement.rack,
         "failure_domain": advertisement.details.get("failure_domain"),
+        "directories": advertisement.details.get("directories", {}),
     }  # fmt: skip
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -159,7 +165,7 @@ async def register(
     await ensure(store, incarnation_path(broker_id))
     for _ in range(_ATTEMPTS):
         try:
-            last = await _last(store, broker_id)
+            last = await last_registration(store, broker_id)
         except NoNode as problem:
             raise NoNode(f"{incarnation_path(broker_id)} was deleted", incarnation_path(broker_id)) from problem
         detailed = replace(advertisement, details={**advertisement.details, **details(last)})
@@ -193,15 +199,26 @@ async def unregister(store: Store, registered: Registered) -> None:
             pass
 
 
-async def _last(store: Store, broker_id: int) -> LastRegistration:
+async def last_registration(store: Store, broker_id: int) -> LastRegistration:
+    """What ZooKeeper keeps of the broker's last registration. Raises NoNode for an id that never had one."""
     data, stat = await store.get(incarnation_path(broker_id))
     if stat.version == 0:
         return LastRegistration(0, -1, "")
     try:
-        process = str(json.loads(data)["process"])
-    except (ValueError, KeyError, TypeError):
-        process = ""  # written by a version that left it empty
-    return LastRegistration(stat.version, stat.mzxid, process)
+        document = json.loads(data)
+        process = str(document["process"])
+        directories = {str(one): str(path) for one, path in document.get("directories", {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        process, directories = "", {}  # written by a version that left it empty
+    return LastRegistration(stat.version, stat.mzxid, process, directories)
+
+
+async def registered_directories(store: Store, broker_id: int) -> Mapping[str, str]:
+    """The log directories of the broker's last registration, by id with their paths; empty if it told none."""
+    try:
+        return (await last_registration(store, broker_id)).directories
+    except NoNode:
+        return {}
 
 
 async def _register_once(

@@ -26,7 +26,10 @@ EXIT_START = 1
 @override_option
 @log_level_option
 @click.option("--check", is_flag=True, help="Only check what a start needs; change nothing.")
-def broker(config_file: Path, override: dict[str, str], log_level: str, check: bool) -> None:
+@click.option(
+    "--new-directory", metavar="PATH", help="Only make this empty entry of log.dirs usable, in place of a lost disk."
+)
+def broker(config_file: Path, override: dict[str, str], log_level: str, check: bool, new_directory: str | None) -> None:
     """Run one broker with the properties of CONFIG_FILE, until SIGTERM or Ctrl-C.
 
     Every setting may also come from the environment: log.dirs is FLEETLOG_CONFIG_LOG_DIRS.
@@ -45,6 +48,9 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
         if check:
             app.check_start(config)
             click.echo("the configuration is fine")
+        elif new_directory is not None:
+            app.accept_directory(config, new_directory)
+            click.echo(f"the next start of broker {config.broker_id} uses {new_directory} as an empty log directory")
         else:
             app.run(config)
     except StartError as error:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerId, LogEnd, PartitionState, TopicPartition
+from brokers.model import INTERNAL_TOPICS, NO_LEADER, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
 from brokers.replication import isr
 from brokers.replication.isr import LiveBrokers
 
@@ -223,20 +223,25 @@ def elect_by_ends(
 ) -> PartitionState | None:
     """The state after an election by the answers of the brokers of :func:`to_ask`; None if they don't suffice.
 
-    ``ends`` holds None for a broker without a log. The choice is clean if every in-sync or eligible replica has given
-    its log end and every other live replica has answered: the longest log of the members leads, or one of the others
-    that extends it. If an unclean election is allowed, the present answers suffice; ``leader_recovery_state`` marks
-    the election as unclean if an in-sync or eligible replica is missing.
+    ``ends`` holds None for a broker without a log, NO_LOG for one whose log is gone. The choice is clean if every
+    in-sync or eligible replica has given its log end or lost its log, and every other live replica has answered: the
+    longest log of the members leads, or one of the others that extends it. A log that is gone never leads: it would
+    begin anew, and the others would be cut to it. If no member has a log any more, all other replicas must be back.
+    If an unclean election is allowed, the present answers suffice, and where no replica has a log one begins anew;
+    ``leader_recovery_state`` marks the election as unclean if an in-sync or eligible replica is missing.
     """
     asked = to_ask(state, live_brokers, unclean=unclean)
     if not asked:
         return None
     knowing = _knowing(state)
-    clean = all(b in live_brokers and ends.get(b) is not None for b in knowing)
+    answered = {b: end for b in state.replicas if b in live_brokers and (end := ends.get(b)) is not None}
+    logs = {b: end for b, end in answered.items() if end != NO_LOG}
+    known = any(b in logs for b in knowing) or all(b in logs or b in knowing for b in state.replicas)
+    clean = bool(logs) and known and all(b in answered for b in knowing)
     if not unclean and not (clean and all(b in ends for b in asked)):
         return None
-    answered = {b: end for b in state.replicas if b in live_brokers and (end := ends.get(b)) is not None}
-    candidates = [b for b in answered if b in knowing or not clean]
+    answered = logs or answered
+    candidates = [b for b in answered if b in knowing or not clean] or list(answered)
     if not candidates:
         return None
     best = max(candidates, key=lambda b: answered[b][:2])  # the first of equals: the order of the assignment

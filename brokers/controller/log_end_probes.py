@@ -18,7 +18,7 @@ from brokers.controller.context import ControllerContext, Settle, StaleState
 from brokers.controller.elections import RECOVERING, elect_by_ends, is_led, must_be_heard, to_ask
 from brokers.controller.writes import MultiWrite, StateWrites
 from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import INTERNAL_TOPICS, BrokerId, LogEnd, PartitionState, TopicPartition
+from brokers.model import INTERNAL_TOPICS, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import ends
 from brokers.replication.ends import ReplicaEnd
@@ -293,7 +293,8 @@ class LogEndProbes:
                 state = context.image.partition(tp)
                 # a broker in an earlier leader epoch may still append what that epoch's leader sends
                 if state is not None and self.is_present(tp, answer) and _has_ceased(answer, state):
-                    known.setdefault(tp, {})[broker_id] = answer.end
+                    gone = answer.error is ErrorCode.LOG_DIR_NOT_FOUND
+                    known.setdefault(tp, {})[broker_id] = NO_LOG if gone else answer.end
         writes = StateWrites(context.image, live_brokers)
         chosen: Chosen = {}
         for tp in sorted(known):

@@ -10,7 +10,7 @@ import base64
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brokers.model import id_text
 from wire.types import TopicPartition
@@ -138,26 +138,33 @@ class CleanStop(NamedTuple):
     """What a broker writes into each log directory last, when it stops in good order; -1 where the file doesn't say.
 
     ``broker_epoch`` and ``incarnation`` are those of its last registration, ``intact_since`` is the first incarnation
-    since which its logs had lost nothing. The last two are ours; Kafka's first form of the file was empty.
+    since which its logs had lost nothing. ``directories`` are all log directories that the broker had, each by its id
+    and path: a directory that is gone at the next start cannot say so itself. All but the broker epoch is ours; Kafka's
+    first form of the file was empty.
     """
 
     broker_epoch: int = -1
     incarnation: int = -1
     intact_since: int = -1
+    directories: tuple[tuple[str, str], ...] = ()
 
 
 def encode_clean_stop(stop: CleanStop) -> bytes:
     """The file :data:`CLEAN_SHUTDOWN`."""
-    document = {"version": 0, "brokerEpoch": stop.broker_epoch}
+    document: dict[str, Any] = {"version": 0, "brokerEpoch": stop.broker_epoch}
     if stop.incarnation >= 0:
         document |= {"incarnation": stop.incarnation, "intactSince": stop.intact_since}
+    if stop.directories:
+        document["directories"] = dict(stop.directories)
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def decode_clean_stop(data: bytes) -> CleanStop:
-    """Read it; what is missing or damaged is -1."""
+    """Read it; what is missing or damaged is -1, or none."""
     try:
         document = json.loads(data)
-        return CleanStop(*(int(document.get(name, -1)) for name in ("brokerEpoch", "incarnation", "intactSince")))
+        epoch, incarnation, since = (int(document.get(n, -1)) for n in ("brokerEpoch", "incarnation", "intactSince"))
+        directories = tuple((str(one), str(path)) for one, path in document.get("directories", {}).items())
+        return CleanStop(epoch, incarnation, since, directories)
     except (ValueError, TypeError, AttributeError):
         return CleanStop()

@@ -26,11 +26,13 @@ PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)
 class LogDirectory:
     """One entry of ``log.dirs``."""
 
-    __slots__ = ("checkpoint", "doomed", "id", "lock", "logs", "offline", "path", "room", "stopped", "syncs")
+    __slots__ = ("checkpoint", "doomed", "fresh", "id", "lock", "logs", "offline", "path", "room", "stopped", "syncs")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.offline = False
+        self.fresh = False
+        """Whether it was empty, and became this broker's at this start."""
         self.room = Room()
         self.lock: DiskLock | None = None
         self.id: uuid.UUID | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from brokers.log import checkpoints
-from brokers.log.checkpoints import DamagedFile
+from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
-from brokers.log.failures import ForeignDirectory
+from brokers.log.failures import DiskError, DiskFailed, ForeignDirectory
 from brokers.log.files import DiskPort
+from brokers.log.missing_directories import missing_message, remembered, unmounted_message
 from brokers.model import id_text
 
 logger = logging.getLogger(__name__)
@@ -19,12 +20,82 @@ logger = logging.getLogger(__name__)
 class DirectoryOwner:
     """This broker, as the owner of its log directories. ``cluster_id`` is None where the cluster is not known."""
 
-    __slots__ = ("_broker_id", "_cluster_id", "_disk")
+    __slots__ = ("_broker_id", "_cluster_id", "_disk", "missing", "remembers")
 
     def __init__(self, disk: DiskPort, broker_id: int, cluster_id: str | None) -> None:
         self._disk = disk
         self._broker_id = broker_id
         self._cluster_id = cluster_id
+        self.missing: dict[str, str] = {}
+        """Directories that it had, by id with their paths, and that are not here."""
+        self.remembers = False
+        """Whether anything tells which directories it had."""
+
+    def look_for_missing(self, directories: Sequence[LogDirectory], registered: Mapping[str, str]) -> None:
+        """Compare the directories with those of the last start or stop; ``registered`` is what ZooKeeper has of them.
+
+        Raises ForeignDirectory, also if two have one id: one of them is a copy.
+        """
+        present: dict[str, str] = {}
+        stops: list[CleanStop] = []
+        for directory in directories:
+            try:
+                values = self.properties_of(directory)
+                left = self._disk.read(f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}")
+            except DiskError:
+                continue  # it says so when it is opened
+            if values is None:
+                continue
+            if left is not None:
+                stops.append(checkpoints.decode_clean_stop(left))
+            known = values.get("directory.id")
+            if known in present:
+                raise ForeignDirectory(
+                    f"{present[known]} and {directory.path} have the same directory.id {known} (meta.properties): one"
+                    " is a copy of the other; take it out of log.dirs"
+                )
+            if known is not None:
+                present[known] = directory.path
+        had = remembered(stops, registered)
+        self.remembers = bool(had)
+        self.missing = {one: path for one, path in had.items() if one not in present}
+        if self.missing:
+            logger.error("%s", missing_message(self.missing))
+
+    def accept(self, directory: LogDirectory, others: Sequence[LogDirectory], new_id: uuid.UUID) -> None:
+        """Make an empty directory this broker's, for it to be used in place of a lost one; the broker does not run.
+
+        Raises StoreRefused if it is not empty or a broker runs, DiskError.
+        """
+        if self.properties_of(directory) is not None:
+            raise ForeignDirectory(f"{directory.path} is no new directory: it has meta.properties")
+        self.check(others)
+        if self._cluster_id is None:
+            known = (self.properties_of(other) for other in others)
+            self._cluster_id = next(
+                (values["cluster.id"] for values in known if values and "cluster.id" in values), None
+            )
+        self._disk.make_directory(directory.path)
+        self.claim(directory, lambda path: new_id)
+
+    def check(self, directories: Iterable[LogDirectory]) -> None:
+        """Only look whether those that exist are this broker's and free. Raises DirectoryInUse, ForeignDirectory."""
+        for directory in directories:
+            if not self._disk.is_directory(directory.path):
+                continue
+            self.properties_of(directory)
+            if checkpoints.LOCK in self._disk.names(directory.path):
+                self._disk.lock(f"{directory.path}/{checkpoints.LOCK}").close()
+
+    def refuse_unmounted(self, directory: LogDirectory, others: Iterable[LogDirectory]) -> None:
+        """An empty directory that had this broker's logs is not taken for a new one while others can be used.
+
+        Raises DiskFailed, DiskError, ForeignDirectory.
+        """
+        if directory.path in self.missing.values() and self.properties_of(directory) is None:
+            if any(not other.offline and self.properties_of(other) is not None for other in others):
+                raise DiskFailed(directory.path, unmounted_message(directory.path))
+            logger.error("%s is empty, and the only log directory: it begins anew", directory.path)
 
     def claim(self, directory: LogDirectory, new_id: Callable[[str], uuid.UUID]) -> bool:
         """Compare ``meta.properties`` with this broker's ids; write it in a directory that has none: True then.
@@ -41,11 +112,14 @@ class DirectoryOwner:
             values["directory.id"] = id_text(directory.id)
             self._disk.replace(path, checkpoints.encode_properties(values))
             return True
-        if "directory.id" in values:
-            try:
+        try:
+            if "directory.id" in values:
                 directory.id = checkpoints.decode_topic_id(values["directory.id"])
-            except DamagedFile:
-                logger.warning("%s: directory.id is not readable", path)
+                return False
+        except DamagedFile:
+            logger.warning("%s: directory.id is not readable; it gets another one", path)
+        directory.id = new_id(directory.path)  # Kafka before 3.7 wrote none
+        self._disk.replace(path, checkpoints.encode_properties(values | {"directory.id": id_text(directory.id)}))
         return False
 
     def properties_of(self, directory: LogDirectory) -> dict[str, str] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
@@ -33,7 +34,7 @@ from brokers.log.start_progress import StartProgress
 from brokers.log.state import LogSettings, LogState
 from brokers.log.upkeep import Upkeep
 from brokers.metrics import StartFigures
-from brokers.model import Clock, LiveBroker, has_room
+from brokers.model import Clock, LiveBroker, has_room, id_text
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class LogStore:
         self._config = config
         self._disk = disk
         self._clock = clock
-        self._owner = DirectoryOwner(disk, config.broker_id, cluster_id)
+        self.owner = DirectoryOwner(disk, config.broker_id, cluster_id)
         self._start_figures = start_figures or StartFigures()
         self._topic_config = topic_config or (lambda topic: config.topic_defaults())
         self._settings = LogSettings(
@@ -103,6 +104,8 @@ class LogStore:
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._gone: set[TopicPartition] = set()
+        """Partitions that a directory's checkpoints name without having them: not all of them were deleted."""
         self.broker_config: Callable[[], BrokerConfig] = lambda: config
         """The broker's settings as they are now."""
         self.cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
@@ -118,14 +121,16 @@ class LogStore:
 
     # ---- start and stop
 
-    def load(self) -> StoreReport:
+    def load(self, registered: Mapping[str, str] = MappingProxyType({})) -> StoreReport:
         """Lock the directories, check whose they are, open every log, recover those that were not closed in order.
 
-        Raises DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable or
-        two of them hold partitions of the same name.
+        ``registered`` are the directories of this broker's last registration, by id with their paths. Raises
+        DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable or two of
+        them hold partitions of the same name.
         """
         report = StoreReport()
         progress = StartProgress(self._disk, self._clock, self._start_figures)
+        self.owner.look_for_missing(self.directories, registered)
         for directory in self.directories:
             try:
                 self._open_directory(directory, report, progress)
@@ -140,7 +145,8 @@ class LogStore:
             raise StoreRefused(f"none of log.dirs is usable: {', '.join(d.path for d in self.directories)}")
         progress.ended()
         report.logs = len(self._logs)
-        report.stopped = {directory.path: directory.stopped for directory in self.directories}
+        counted = [one for one in self.directories if not (one.fresh and self.owner.remembers)]
+        report.stopped = {directory.path: directory.stopped for directory in counted}
         return report
 
     def _remove_clean_stop(self, directory: LogDirectory) -> None:
@@ -150,9 +156,10 @@ class LogStore:
 
     def _open_directory(self, directory: LogDirectory, report: StoreReport, progress: StartProgress) -> None:
         disk, path = self._disk, directory.path
+        self.owner.refuse_unmounted(directory, [one for one in self.directories if one is not directory])
         disk.make_directory(path)
         directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
-        fresh = self._owner.claim(directory, self._new_id)
+        fresh = directory.fresh = self.owner.claim(directory, self._new_id)
         left = disk.read(f"{path}/{checkpoints.CLEAN_SHUTDOWN}")
         clean = fresh or left is not None
         directory.stopped = checkpoints.decode_clean_stop(left) if left is not None else None
@@ -200,6 +207,8 @@ class LogStore:
                     self.cleaner.restore({tp: min(clean_to, log.log_end_offset)})
             progress.loaded(child)
         self._checkpoints.outlived |= absent
+        if left is None:
+            self._gone |= absent
         if shorter:
             self._checkpoints.lower(directory)
         if left is not None:
@@ -215,6 +224,7 @@ class LogStore:
         lost = lost_since_stop(ends, self._logs)
         if lost:
             directory.stopped = None
+            self._gone.update(tp for tp, end in ends.items() if end)
             report.lost += lost
             logger.error("%s", loss_message(directory.path, lost))
 
@@ -260,13 +270,7 @@ class LogStore:
 
         Raises DirectoryInUse or ForeignDirectory (both StoreRefused).
         """
-        for directory in self.directories:
-            if not self._disk.is_directory(directory.path):
-                continue
-            self._owner.properties_of(directory)
-            lock = f"{directory.path}/{checkpoints.LOCK}"
-            if checkpoints.LOCK in self._disk.names(directory.path):
-                self._disk.lock(lock).close()
+        self.owner.check(self.directories)
 
     def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
         return self._read_offsets_or_none(path, name) or {}
@@ -353,10 +357,21 @@ class LogStore:
             return
         self._checkpoints.write(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
-        stop = CleanStop(broker_epoch, *live_broker) if live_broker is not None else CleanStop(broker_epoch)
+        stop = CleanStop(broker_epoch)
+        if live_broker is not None:
+            stop = CleanStop(broker_epoch, *live_broker, tuple(self.known_directories().items()))
         self._disk.replace(marker, checkpoints.encode_clean_stop(stop))
 
     # ---- logs
+
+    def known_directories(self) -> dict[str, str]:
+        """The directories that this broker has, and those that are missed, by id with their paths."""
+        here = {id_text(one.id): one.path for one in self.directories if one.id is not None}
+        return {**self.owner.missing, **here}
+
+    def may_have_had(self, tp: TopicPartition) -> bool:
+        """Whether a log that is not here may be in a directory that is missing or offline, or was here before."""
+        return bool(self.owner.missing or self.offline_directories) or tp in self._gone
 
     def get(self, tp: TopicPartition) -> Log | None:
         """The partition's log, if this broker has it."""

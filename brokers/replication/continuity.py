@@ -8,16 +8,22 @@ mount) has a clean stop as well, but lacks the records acknowledged since.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from brokers.log.checkpoints import CleanStop
 from coordination.registration import LastRegistration
 
 
-def intact_since(stops: Mapping[str, CleanStop | None], last: LastRegistration) -> int | None:
+def intact_since(
+    stops: Mapping[str, CleanStop | None], last: LastRegistration, missing: Mapping[str, str] = MappingProxyType({})
+) -> int | None:
     """The incarnation since which no directory has lost records; None if one of them may have.
 
-    ``stops`` has the clean stop of each log directory; None for one that was not closed cleanly, is new or is offline.
+    ``stops`` has the clean stop of each log directory; None for one that was not closed cleanly or is offline, or is
+    new where nothing tells which ones there were. ``missing`` are those that the broker had, and that are not here.
     """
+    if missing:
+        return None
     found = [stop for stop in stops.values() if stop is not None and not _is_stale(stop, last)]
     if not found or len(found) < len(stops) or any(stop.intact_since < 0 for stop in found):
         return None

@@ -44,6 +44,10 @@ class Replicas(Protocol):
         """The replica, whatever its role."""
         ...
 
+    def without_log(self, tp: TopicPartition) -> ErrorCode:
+        """Why there is no replica: LOG_DIR_NOT_FOUND if its log was here and is gone."""
+        ...
+
     def waive_lease(self, tp: TopicPartition) -> Partition | None:
         """Waive the leader's lease on the partition; returns the replica if this broker leads it."""
         ...
@@ -52,9 +56,10 @@ class Replicas(Protocol):
 class ReplicaEnd(NamedTuple):
     """One replica's answer: ``leader_epoch`` is the newest that its broker has applied; ``end`` needs error NONE.
 
-    KAFKA_STORAGE_ERROR: its log is offline. UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID: the broker has no such
-    replica, or its metadata cache lacks it. BROKER_NOT_AVAILABLE: it lacks the topic, but may have read too little.
-    ``topic_id`` is for those that keep answers by name.
+    KAFKA_STORAGE_ERROR: its log is offline. LOG_DIR_NOT_FOUND: its log was there and is gone.
+    UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID: the broker has no such replica, or its metadata cache lacks it.
+    BROKER_NOT_AVAILABLE: it lacks the topic, but may have read too little. ``topic_id`` is for those that keep answers
+    by name.
     """
 
     error: ErrorCode
@@ -68,7 +73,7 @@ def own_end(tp: TopicPartition, state: PartitionState, replicas: Replicas) -> Re
     """This broker's answer for one partition; ``state`` is that of the metadata cache, which replicas apply at once."""
     partition = replicas.get(tp)
     if partition is None:
-        return ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, state.leader_epoch)
+        return ReplicaEnd(replicas.without_log(tp), state.leader_epoch)
     epoch = partition.leader_epoch if partition.is_leader else state.leader_epoch
     if partition.log.offline:
         return ReplicaEnd(ErrorCode.KAFKA_STORAGE_ERROR, epoch, None, partition.is_leader)

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FAILED_INCARNATION = -2
-"""The incarnation of an in-sync member whose log has failed: no other incarnation continues it."""
-
 
 class ProposingReplica(Protocol):
     """What the in-sync set needs of its partition."""
@@ -203,22 +200,7 @@ class InSyncSet:
         return self.proposed
 
     def _without_this_broker(self) -> PartitionState:
-        """The state in which this broker no longer counts.
-
-        It leaves the in-sync set unless it is the only member. If the set is then below the minimum, or this broker is
-        the only member, it may be the only replica with every record, should the others lose their tails. So it stays
-        eligible or a member, in an incarnation that no other continues: it leads only after all of them are back and
-        their logs are compared.
-        """
-        state = isr.without(self._replica.state, {self._broker_id}, self.effective_min_isr)
-        return replace(
-            state,
-            isr_incarnations=tuple(self._failed(b, i) for b, i in isr.members(state)),
-            elr_incarnations=tuple(self._failed(b, i) for b, i in isr.eligible(state)),
-        )
-
-    def _failed(self, broker_id: int, incarnation: int) -> int:
-        return FAILED_INCARNATION if broker_id == self._broker_id else incarnation
+        return isr.failed(self._replica.state, self._broker_id, self.effective_min_isr)
 
     # ---- what becomes of a proposal
 

@@ -13,6 +13,9 @@ from brokers.model import BrokerId, LiveBroker, PartitionState
 LiveBrokers = Mapping[int, LiveBroker]
 """The registered brokers by id."""
 
+FAILED_INCARNATION = -2
+"""The incarnation of a member whose log has failed or is gone: no other incarnation continues it."""
+
 
 def counts(live_brokers: LiveBrokers, broker_id: int, incarnation: int) -> bool:
     """Whether the broker is registered and its logs still hold what they held in that incarnation."""
@@ -28,6 +31,11 @@ def members(state: PartitionState) -> list[tuple[BrokerId, int]]:
 def eligible(state: PartitionState) -> list[tuple[BrokerId, int]]:
     """The eligible leader replicas as (broker, incarnation counted on)."""
     return list(zip(state.elr, state.elr_incarnations, strict=True))
+
+
+def relied_on(state: PartitionState, broker_id: int) -> int | None:
+    """The incarnation in which a member of the in-sync set or an eligible replica holds all; None if it is neither."""
+    return dict([*eligible(state), *members(state)]).get(BrokerId(broker_id))
 
 
 def min_in_sync(min_insync_replicas: int, replicas: Collection[int]) -> int:
@@ -46,6 +54,22 @@ def without(state: PartitionState, gone: Collection[int], min_isr: int) -> Parti
         return state
     removed = [(b, i) for b, i in members(state) if b in gone]
     return _with(state, left, [*eligible(state), *removed], min_isr)
+
+
+def failed(state: PartitionState, broker_id: int, min_isr: int) -> PartitionState:
+    """The state in which a broker whose log has failed or is gone no longer counts.
+
+    It leaves the in-sync set unless it is the only member. If the set is then below the minimum, or it is the only
+    member, it may be the only replica with every record, should the others lose their tails. So it stays eligible or a
+    member, in an incarnation that no other continues: it leads only after all of them are back and their logs are
+    compared.
+    """
+    left = without(state, {broker_id}, min_isr)
+    return replace(
+        left,
+        isr_incarnations=tuple(FAILED_INCARNATION if b == broker_id else i for b, i in members(left)),
+        elr_incarnations=tuple(FAILED_INCARNATION if b == broker_id else i for b, i in eligible(left)),
+    )
 
 
 def joined(state: PartitionState, broker_id: int, incarnation: int, min_isr: int) -> PartitionState:

@@ -87,6 +87,10 @@ class ReplicaManager:
         self._to_remove = Backlog(call_soon, self._logs.delete)
         self.before_leading = BeforeLeading()
         self._next_check_ms = -1
+        self._intact_since = -1
+        self._continues = False
+        self._compared = False
+        """Whether the replicas were compared with the metadata since the start."""
 
     # -- for request handlers -------------------------------------------------------------------------------------
 
@@ -177,6 +181,7 @@ class ReplicaManager:
                 self._withdraw(partition)
         for tp in list(self._unopened):
             self._follow(tp)
+            self._give_up_lost(tp)
         self._log_new_leaderships()
 
     def _withdraw(self, partition: Partition) -> None:
@@ -185,6 +190,21 @@ class ReplicaManager:
             _call(unfollow, partition.tp)
         if partition.in_sync.withdraw() is not None:
             logger.error("%s: log directory failed: this broker leaves the in-sync set", partition.tp)
+
+    def registered(self, incarnation: int, intact_since: int) -> None:
+        """This broker's logs have lost nothing since that incarnation; called with every registration."""
+        if intact_since != self._intact_since:
+            self._intact_since, self._continues = intact_since, intact_since < incarnation
+
+    def _give_up_lost(self, tp: TopicPartition) -> None:
+        """Tell in the partition's state that this broker's log is gone: a later start may not know it any more."""
+        replica = self._unopened.get(tp)
+        if replica is not None and replica.lost:
+            replica.withdraw(isr.failed(replica.state, self._broker_id, replica.effective_min_isr))
+
+    def has_all_logs(self) -> bool:
+        """Whether no replica of this broker waits for its log."""
+        return self._compared and not self._unopened and not self._to_open
 
     def successors(self, state: PartitionState) -> list[int]:
         """The other members of the in-sync set that are alive and may be elected."""
@@ -277,6 +297,7 @@ class ReplicaManager:
             for index in range(len(topic.partitions)):
                 self._follow(TopicPartition(name, index))
             self._reconfigure(name)
+        self._compared = self._metadata.ready
         self._log_new_leaderships()
 
     def _log_new_leaderships(self) -> None:
@@ -396,9 +417,11 @@ class ReplicaManager:
         config = self._metadata.topic_config(tp.topic)
         try:
             if log is None:
-                if not self._may_create(state):
-                    if self._is_news(tp, topic_id, state, "the log is in an offline log directory"):
-                        logger.error("%s: the log is in an offline log directory", tp)
+                if not self._may_create(tp, state):
+                    why = self._why_lost(tp)
+                    lost = self._incarnation() >= 0 and not self._logs.offline_directories
+                    if self._is_news(tp, topic_id, state, why, lost=lost) and self._incarnation() >= 0:
+                        logger.error("%s: %s", tp, why)
                     return None
                 log = self._logs.create(tp, topic_id, config)
             elif log.topic_id is None:
@@ -420,7 +443,14 @@ class ReplicaManager:
         return partition
 
     def _is_news(
-        self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState, why: str, *, full: bool = False
+        self,
+        tp: TopicPartition,
+        topic_id: uuid.UUID,
+        state: PartitionState,
+        why: str,
+        *,
+        full: bool = False,
+        lost: bool = False,
     ) -> bool:
         """Note that this replica has no log; returns whether this is new."""
         known = self._unopened.get(tp)
@@ -429,13 +459,19 @@ class ReplicaManager:
             known = UnopenedReplica(tp, topic_id, state, broker_id=self._broker_id, writer=self._isr_writer)
             self._unopened[tp] = known
         minimum = isr.min_in_sync(self._metadata.topic_config(tp.topic).min_insync_replicas, state.established)
-        known.take(state, leads=self._leads(state), effective_min_isr=minimum, full=full, why=why)
+        known.take(state, leads=self._leads(state), effective_min_isr=minimum, full=full, lost=lost, why=why)
         return news
 
     def why_unopened(self, tp: TopicPartition) -> str | None:
         """Why this broker's replica of the partition has no log; None if it has one, or if there is no replica."""
         replica = self._unopened.get(tp)
         return None if replica is None else f"this broker has no log of the partition: {replica.why}"
+
+    def without_log(self, tp: TopicPartition) -> ErrorCode:
+        """Why this broker has no replica of the partition: LOG_DIR_NOT_FOUND if its log was here and is gone."""
+        replica = self._unopened.get(tp)
+        lost = replica is not None and replica.lost
+        return ErrorCode.LOG_DIR_NOT_FOUND if lost else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def without_room(self) -> list[UnopenedReplica]:
         """The replicas for whose new logs there was no room."""
@@ -445,15 +481,37 @@ class ReplicaManager:
         """Whether this broker's log may have every acknowledged record."""
         return self._broker_id in (*state.isr, *state.elr)
 
-    def _may_create(self, state: PartitionState) -> bool:
-        """Whether a missing log is a new one. Otherwise it is in an offline directory, and an empty log would replace
-        acknowledged records. Once this broker is neither in sync nor eligible, it may start with an empty log.
+    def _may_create(self, tp: TopicPartition, state: PartitionState) -> bool:
+        """Whether a missing log is a new one. Otherwise this broker had it, and an empty one would replace acknowledged
+        records. Once the broker is neither in sync nor eligible, it may start with an empty log.
+
+        It had none if it is counted on since it lost nothing: in the first state of a partition, or after an election
+        that lets it begin anew. A crash may come between that state and the log; a start that lost nothing (it
+        continues) has all logs that the one before had, and what that one had lost is lost still.
         """
-        if not self._logs.offline_directories or state.leader_epoch < 0:
+        counted_on = isr.relied_on(state, self._broker_id)
+        if counted_on is None:
             return True
-        if not self._is_counted_on(state):
+        if self._incarnation() < 0:
+            return False  # not registered: what was lost is not known yet
+        if counted_on >= self._intact_since:
             return True
-        return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
+        if state.leader == NO_LEADER and state.leader_epoch <= 0 and counted_on == -1:
+            return True  # no replica of it has ever been alive
+        if counted_on == isr.FAILED_INCARNATION or self._continues:
+            return False
+        return not self._logs.may_have_had(tp)
+
+    def _why_lost(self, tp: TopicPartition) -> str:
+        if self._logs.offline_directories:
+            return "the log is in an offline log directory"
+        missing = self._logs.owner.missing
+        where = f"in a missing log directory ({', '.join(sorted(missing.values()))})" if missing else "gone"
+        return (
+            f"the log is {where}, and this replica is counted on: it does not begin anew. Bring the log back and"
+            " restart this broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
+            f" {tp.topic} --partition {tp.partition} --unclean"
+        )
 
     def _begin_epoch(self, partition: Partition, state: PartitionState) -> None:
         """Another epoch of this leader: requests of the old one must not be answered from it if another broker led

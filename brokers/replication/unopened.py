@@ -15,11 +15,12 @@ from brokers.replication.proposals import IsrWriter
 
 
 class UnopenedReplica:
-    """See the module. ``full``: there was no room for a new log; ``why`` is the disk's error."""
+    """See the module. ``full``: there was no room for a new log; ``lost``: it had one, which is not here; ``why``
+    is the disk's error, or what is known of it."""
 
     __slots__ = (
-        "_broker_id", "_pending", "_writer", "deleted", "effective_min_isr", "full", "is_leader", "state", "topic_id",
-        "tp", "waived", "why",
+        "_broker_id", "_pending", "_writer", "deleted", "effective_min_isr", "full", "is_leader", "lost", "state",
+        "topic_id", "tp", "waived", "why",
     )  # fmt: skip
 
     def __init__(
@@ -33,15 +34,19 @@ class UnopenedReplica:
         self.waived = False
         """Whether the lease is waived for a planned move; applied when the log is opened."""
         self.full = False
+        self.lost = False
         self.deleted = False
         self.why = ""
         self._broker_id = broker_id
         self._writer = writer
         self._pending: PartitionState | None = None
 
-    def take(self, state: PartitionState, *, leads: bool, effective_min_isr: int, full: bool, why: str) -> None:
+    def take(
+        self, state: PartitionState, *, leads: bool, effective_min_isr: int, full: bool, lost: bool, why: str
+    ) -> None:
         """Take the present state from the metadata cache; ``effective_min_isr`` as in ``Partition``."""
         self.effective_min_isr, self.full, self.why, self.is_leader = effective_min_isr, full, why, leads
+        self.lost = lost
         self._see(state)
 
     def hands_over(self, state: PartitionState) -> bool:

@@ -20,7 +20,7 @@ from brokers.controller.elections import (
     released,
     to_ask,
 )
-from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
+from brokers.model import GROUP_METADATA_TOPIC, NO_LOG, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
 from brokers.replication import isr
 
 EPOCH = 7
@@ -175,6 +175,7 @@ def test_a_state_without_incarnations_is_trusted_only_by_its_logs() -> None:
 # ---------------------------------------------------------------- by the logs' ends
 
 BACK = unclean(b1=8, b2=9, b3=9)
+BACK_IDS = (BrokerId(1), BrokerId(2), BrokerId(3))
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,39 @@ def test_no_replica_is_probed_while_a_member_counts_or_is_missing() -> None:
     assert to_ask(THREE_OFFLINE, unclean(b1=8, b2=6, b3=9), unclean=True) == ()
     assert to_ask(THREE_OFFLINE, unclean(b1=8, b2=9), unclean=False) == ()
     assert to_ask(THREE, unclean(b1=5), unclean=True) == ()
+
+
+def test_a_log_that_is_gone_does_not_lead() -> None:
+    """It would begin anew, and the others would be cut to it."""
+    gone = {BrokerId(1): NO_LOG, BrokerId(2): LogEnd(4, 5), BrokerId(3): LogEnd(-1, 0)}
+    led = elect_by_ends(THREE_OFFLINE, gone, BACK, EPOCH, unclean=False)
+    assert led is not None
+    assert (led.leader, led.leader_recovery_state) == (2, 0)
+    empty = gone | {BrokerId(2): LogEnd(-1, 0)}
+    led = elect_by_ends(THREE_OFFLINE, empty, BACK, EPOCH, unclean=False)
+    assert led is not None
+    assert led.leader == 2, "its log was there all the time, and empty"
+
+
+def test_what_a_lone_member_lost_is_given_up_only_by_leave() -> None:
+    lone = replace(THREE_OFFLINE, isr=(BrokerId(1),), isr_incarnations=(5,))
+    ends: dict[BrokerId, LogEnd | None] = {BrokerId(1): NO_LOG, BrokerId(2): LogEnd(4, 5), BrokerId(3): LogEnd(4, 7)}
+    led = elect_by_ends(lone, ends, BACK, EPOCH, unclean=False)
+    assert led is not None
+    assert (led.leader, led.leader_recovery_state) == (3, 0), "all are back: nothing better will come"
+    away = {b: live for b, live in BACK.items() if b != 2}
+    del ends[BrokerId(2)]
+    assert elect_by_ends(lone, ends, away, EPOCH, unclean=False) is None, "one that is away may have more"
+    led = elect_by_ends(lone, ends, away, EPOCH, unclean=True)
+    assert led is not None
+    assert (led.leader, led.leader_recovery_state) == (3, RECOVERING)
+    single = replace(lone, replicas=(BrokerId(1),))
+    assert elect_by_ends(single, {BrokerId(1): NO_LOG}, BACK, EPOCH, unclean=False) is None
+    ends = dict.fromkeys(BACK_IDS, NO_LOG)
+    assert elect_by_ends(lone, ends, BACK, EPOCH, unclean=False) is None
+    led = elect_by_ends(lone, ends, BACK, EPOCH, unclean=True)
+    assert led is not None
+    assert (led.leader, led.leader_recovery_state) == (1, RECOVERING), "where no log is left one begins anew"
 
 
 def test_an_unclean_election_takes_the_longest_log_of_those_that_answer() -> None:

@@ -10,7 +10,7 @@ import pytest
 from brokers.controller import elections
 from brokers.model import BrokerId, LiveBroker
 from brokers.replication import isr
-from brokers.replication.in_sync_set import FAILED_INCARNATION
+from brokers.replication.isr import FAILED_INCARNATION
 from tests.support.stage import ME, OTHER, Stage
 
 THIRD = BrokerId(3)

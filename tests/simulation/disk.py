@@ -130,6 +130,13 @@ class Medium:
         self.directories = {name for name in self.directories if name != path and not name.startswith(path + "/")}
         self._durable, self._steps = dict(self.files), []
 
+    def move(self, path: str, to: str) -> None:
+        """A directory and all that is in it has another name, for good."""
+        moved = {name: to + name[len(path) :] for name in (*self.files, *self.directories) if _within(name, path)}
+        self.files = {moved.get(name, name): inode for name, inode in self.files.items()}
+        self.directories = {moved.get(name, name) for name in self.directories}
+        self._durable, self._steps = dict(self.files), []
+
     def _survives(self, directory: str) -> bool:
         return any(path.startswith(directory + "/") for path in self.files) or self.rng.random() < 0.5
 
@@ -387,3 +394,7 @@ class SimDisk:
             raise DirectoryInUse(f"{path} is locked: another broker process uses this log directory")
         self._medium.locks[path] = self._owner
         return _Lock(self._medium, path)
+
+
+def _within(name: str, path: str) -> bool:
+    return name == path or name.startswith(path + "/")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from coordination.election import CONTROLLER
 from coordination.store import Delete
 from tests.simulation.clients import Auditor
+from tests.simulation.directories import Directories
 from tests.simulation.fleet import SESSION_MS
 from tests.simulation.zookeeper import DOWN, UP
 from wire.types import TopicPartition
@@ -60,6 +61,10 @@ class Faults:
         kinds += [kind for kind in LATER[:2] if more.random() < 0.25]
         kinds += [kind for kind in LATER[2:] if random.Random(f"{world.seed}/{kind}").random() < 0.25]
         self._kinds = {kind: WEIGHTS[kind] for kind in world.kinds or kinds}
+        if world.fleet.spread:
+            self._kinds["directories"] = 12
+        self._away: dict[int, Directories] = {}
+        """Brokers whose log directories are not what they were."""
         self._lossy = False
         """Whether a disk has lost something already."""
         self._calm_s = rng.choice((0.2, 0.5, 1.0))
@@ -102,8 +107,9 @@ class Faults:
             world.zookeeper.unblock(broker.name)
             broker.medium.full = False
             broker.medium.die_after_writes = -1
-            if broker.medium.failed_directory:
+            if broker.medium.failed_directory or broker.id in self._away:
                 broker.kill()
+            self._directories_back(broker)
             if broker.owner is not None and self._held_until_us.get(broker.owner, 0) <= self._loop.now_us:
                 self._loop.resume(broker.owner)  # a loop that is held goes on by itself
             broker.start()
@@ -290,6 +296,60 @@ class Faults:
         path = self._rng.choice(found)
         medium.remove_tree(path)
         return path
+
+    def _directories(self, broker: SimBroker) -> bool:
+        """A clean stop, often of all brokers, this one last; it starts with other log directories than it had."""
+        if self._lossy or not all(one.services is not None for one in self._world.fleet.brokers.values()):
+            return False
+        self._lossy = True
+        others = [one for one in self._world.fleet.brokers.values() if one is not broker]
+        first = others if self._rng.random() < 0.7 else []
+        for other in first:
+            other.stop()
+        way = self._rng.choice(Directories.WAYS)
+        self._note(f"stop {', '.join(one.name for one in (*first, broker))}: log directories of {broker.name} {way}")
+
+        starts = {one.id: one.starts for one in first}
+
+        def stop_last() -> None:
+            if any(one.running and one.starts == starts[one.id] for one in first):
+                self._later(0.1, 0.3, stop_last)
+                return
+            broker.stop()
+            self._later(0.1, 0.3, changed)
+
+        def changed() -> None:
+            if broker.running:
+                self._later(0.1, 0.3, changed)
+                return
+            self._away[broker.id] = Directories(broker, way, self._rng)
+            broker.start()
+            for other in first:
+                self._later(0.5, 4.0, other.start)
+            self._later(3.0, 6.0, back)
+
+        def back() -> None:
+            if broker.id not in self._away:
+                return
+            if broker.running and self._may_end(broker):
+                broker.stop() if self._rng.random() < 0.5 else broker.kill()
+            self._later(0.5, 1.0, mended)
+
+        def mended() -> None:
+            if broker.running and broker.id in self._away:
+                self._later(0.5, 1.0, back)
+            elif not broker.running:
+                self._directories_back(broker)
+                broker.start()
+
+        self._later(0.0, 0.2, stop_last)
+        return True
+
+    def _directories_back(self, broker: SimBroker) -> None:
+        away = self._away.pop(broker.id, None)
+        if away is not None:
+            self._note(f"log directories of {broker.name} are back")
+            away.undo()
 
     # ---- network
 

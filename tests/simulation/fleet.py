@@ -110,7 +110,9 @@ class KeptSession:
 class SimBroker:
     """One machine: what stays when its broker's process ends, and the process while there is one."""
 
-    def __init__(self, fleet: Fleet, broker_id: int, rack: str | None, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, fleet: Fleet, broker_id: int, rack: str | None, settings: dict[str, Any], *, spread: bool
+    ) -> None:
         self.id = broker_id
         self.name = f"b{broker_id}"
         self.clock = SimClock(fleet.loop)
@@ -118,9 +120,8 @@ class SimBroker:
         self.medium = Medium(self.name, random.Random(f"{fleet.seed}/disk{broker_id}"))
         self.medium.on_death = self.kill
         self._luck = random.Random(f"{fleet.seed}/luck{broker_id}")
-        self.config = BrokerConfig(
-            broker_id=broker_id, broker_rack=rack, log_dirs=(f"/{self.name}",), **{**SETTINGS, **settings}
-        )
+        log_dirs = tuple(f"/{self.name}{name}" for name in (("/a", "/b", "/c") if spread else ("",)))
+        self.config = BrokerConfig(broker_id=broker_id, broker_rack=rack, log_dirs=log_dirs, **{**SETTINGS, **settings})
         self.owner: Owner | None = None
         self.store: SimStore | None = None
         self.node: Node | None = None
@@ -249,11 +250,14 @@ class Fleet:
         settings: dict[str, Any] | None = None,
         racks: bool = False,
         logs_in: bool = False,
+        spread: bool = False,
     ) -> None:
         self.seed = seed
         self.note = note
         self.logs_in = logs_in
         """Whether some clients log in."""
+        self.spread = spread
+        """Whether the brokers have several log directories."""
         self.loop = SimLoop(seed)
         self.zookeeper = SimZooKeeper(self.loop, seed, tick_ms=200)
         self.network = Network(self.loop, seed)
@@ -261,7 +265,7 @@ class Fleet:
         """Brokers whose start waited for a registration that was never shown: they did not register again."""
         self._ids = random.Random(f"{seed}/ids")
         self.brokers = {
-            broker_id: SimBroker(self, broker_id, f"r{broker_id % 2}" if racks else None, settings or {})
+            broker_id: SimBroker(self, broker_id, f"r{broker_id % 2}" if racks else None, settings or {}, spread=spread)
             for broker_id in range(1, size + 1)
         }
 

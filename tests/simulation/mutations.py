@@ -21,6 +21,7 @@ from brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from brokers.groups.records import CommittedOffset
 from brokers.groups.shard import GroupShard
 from brokers.log import Origin, dedup, producers, retained
+from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
 from brokers.log.producers import Duplicate, ProducerState, Refusal
 from brokers.log.read import LogReader
@@ -45,7 +46,7 @@ from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
 from tests.simulation.replacing import Mutation, instead, mutated
-from tests.simulation.world import HURRY, Report, World
+from tests.simulation.world import DIRECTORIES, HURRY, Report, World
 from txn import sinks, transaction
 from txn.coordinator import Producer, TransactionShard
 from txn.markers import Senders
@@ -479,6 +480,7 @@ MUTATIONS = (
         ("disk put back", "isolate", "cut")),
     Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 217,
         ("disk put back", "isolate", "cut", "stop")),
+    Mutation("a clean stop counts without the log directories that are gone", (instead(DirectoryOwner.look_for_missing, lambda self, directories, registered: None),), 16, (DIRECTORIES, "stop")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
     Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
     Mutation("a move is done before the new replicas are in sync", (instead(reassignment._caught_up, lambda target, in_sync: bool(in_sync.intersection(target))),), 2, ("operator", "slow", "cut", "kill")),

@@ -55,8 +55,8 @@ SEEN_S = 5.0
 """Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
-LOGINS, SPREADS, RENEWS = "logins", "spreads", "renews"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS)
+LOGINS, SPREADS, RENEWS, DIRECTORIES = "logins", "spreads", "renews", "directories"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -118,7 +118,7 @@ class World:
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``, "spreads" the producers of
-    ``spreading``, "renews" the clients of ``renewing``.
+    ``spreading``, "renews" the clients of ``renewing``, "directories" log directories that go and come back.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -172,7 +172,9 @@ class World:
             return drawn or what in kinds
 
         logins = later(LOGINS)
-        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins)
+        self.fleet = Fleet(
+            seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins, spread=later(DIRECTORIES)
+        )
         self.loop = self.fleet.loop
         self.network = self.fleet.network
         self.zookeeper = self.fleet.zookeeper

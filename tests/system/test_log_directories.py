@@ -1,0 +1,128 @@
+"""A broker that starts with other log directories than it had loses nothing for anybody, and says what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients import Confluent, Message
+from tests.support.copies import Cluster
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+client = Confluent()
+COUNT = 600
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, default_replication_factor=3, min_insync_replicas=2)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def directories(broker: Broker, *names: str) -> str:
+    return "log.dirs=" + ",".join(str(broker.directory / name) for name in names)
+
+
+def values(fleet: Fleet, topic: str) -> set[int]:
+    """The committed values of all partitions."""
+    command = [sys.executable, "-m", "brokers.cli.main", "consume", topic, "--from", "beginning", "--to", "end"]
+    done = subprocess.run([*command, "-b", fleet.bootstrap], capture_output=True, text=True, check=True)
+    return {int(line) for line in done.stdout.split()}
+
+
+def fill(fleet: Fleet, cluster: Cluster) -> None:
+    """A topic of eight partitions, everywhere in sync."""
+    cluster.create("t", partitions=8)
+    client.produce(fleet.bootstrap, "t", [Message(b"%d" % n, key=b"%d" % n) for n in range(COUNT)], acks="all")
+    for partition in range(8):
+        cluster.wait_isr("t", {1, 2, 3}, partition)
+
+
+@pytest.mark.parametrize("way", ["taken out", "not mounted"])
+def test_what_was_committed_is_there_after_a_stop_of_all(fleet: Fleet, way: str) -> None:
+    one, two, three = fleet.brokers
+    for broker in fleet.brokers:
+        broker.start(*([directories(two, "a", "b")] if broker is two else []))
+    for broker in fleet.brokers:
+        broker.wait_ready()
+    cluster = Cluster(fleet)
+    fill(fleet, cluster)
+    for broker in (one, three, two):
+        assert broker.stop() == 0
+    assert list((two.directory / "b").glob("t-*")), "it holds replicas"
+    (two.directory / "b").rename(two.directory / "hidden")
+    two.start(directories(two, "a") if way == "taken out" else directories(two, "a", "b"))
+    two.wait_ready()
+    eventually(lambda: "1 log director(y/ies) that this broker had" in two.output(), "it says what is missing")
+    assert str(two.directory / "b") in two.output()
+    assert ("its volume may not be mounted" in two.output()) == (way == "not mounted")
+    one.start()
+    three.start()
+    for partition in range(8):
+        cluster.wait_isr("t", {1, 2, 3}, partition)
+    assert values(fleet, "t") == set(range(COUNT))
+    assert cluster.lost_commits() == 0
+    assert two.stop() == 0
+    shutil.rmtree(two.directory / "b", ignore_errors=True)
+    (two.directory / "hidden").rename(two.directory / "b")
+    two.start(directories(two, "a", "b"))
+    two.wait_ready()
+    for partition in range(8):
+        cluster.wait_isr("t", {1, 2, 3}, partition)
+    assert values(fleet, "t") == set(range(COUNT))
+    assert cluster.lost_commits() == 0
+
+
+def test_a_lone_replica_without_its_log_begins_anew_only_by_an_operators_leave(fleet: Fleet) -> None:
+    fleet.start()
+    cluster = Cluster(fleet)
+    cluster.create("t", replicas=1)
+    client.produce(fleet.bootstrap, "t", [Message(b"1")], acks="all")
+    leader = cluster.leader("t")
+    assert leader.stop() == 0
+    shutil.rmtree(leader.directory / "data")
+    leader.start()
+    leader.wait_ready()
+    eventually(lambda: "fleetlog topics elect t --partition 0 --unclean" in leader.output(), "it says what to do")
+    assert cluster.state("t").leader == -1
+    command = [sys.executable, "-m", "brokers.cli.main", "topics", "elect", "t", "-p", "0", "--unclean", "--yes"]
+    done = subprocess.run([*command, "-b", fleet.bootstrap], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert cluster.leader("t") is leader
+    client.produce(fleet.bootstrap, "t", [Message(b"2")], acks="all")
+    assert values(fleet, "t") == {2}
+
+
+def test_a_new_disk_is_accepted_in_place_of_a_lost_one(fleet: Fleet) -> None:
+    _, two, _ = fleet.brokers
+    for broker in fleet.brokers:
+        broker.start(*([directories(two, "a", "b")] if broker is two else []))
+    for broker in fleet.brokers:
+        broker.wait_ready()
+    cluster = Cluster(fleet)
+    fill(fleet, cluster)
+    assert two.stop() == 0
+    held = sorted(path.name for path in (two.directory / "b").glob("t-*"))
+    shutil.rmtree(two.directory / "b")
+    accept = [sys.executable, "-m", "brokers.cli.main", "broker", str(two.config_file), "--override",
+              directories(two, "a", "b"), "--new-directory"]  # fmt: skip
+    refused = subprocess.run([*accept, str(two.directory / "a")], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "is no new directory" in refused.stderr) == (1, True)
+    subprocess.run([*accept, str(two.directory / "b")], check=True)
+    two.start(directories(two, "a", "b"))
+    two.wait_ready()
+    for partition in range(8):
+        cluster.wait_isr("t", {1, 2, 3}, partition)
+    assert len(sorted((two.directory / "b").glob("t-*"))) >= len(held) - 1, "its replicas are there again"
+    assert cluster.lost_commits() == 0
