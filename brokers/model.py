@@ -146,7 +146,8 @@ class PartitionState:
     :class:`LiveBroker`. ``elr`` are the eligible leader replicas (KIP-966): they left an in-sync set that then was
     smaller than min.insync.replicas, so the high watermark has not moved since, and they hold all that was ever
     acknowledged. ``last_known_leader`` is the last leader of a partition without one. ``adding`` and ``removing``
-    describe a reassignment under way (KIP-455); like ``replicas`` they come from the topic's znode.
+    describe a reassignment under way (KIP-455); like ``replicas`` they come from the topic's znode. ``unclean_epoch``
+    is the leader epoch that the last unclean election began: only what was committed before it may be truncated.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -163,6 +164,7 @@ class PartitionState:
     last_known_leader: int = NO_LEADER
     adding: tuple[BrokerId, ...] = ()
     removing: tuple[BrokerId, ...] = ()
+    unclean_epoch: int = -1
 
     @property
     def established(self) -> tuple[BrokerId, ...]:

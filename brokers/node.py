@@ -216,6 +216,8 @@ class Node:
         started.shortened_logs = len(report.lost)
         for line in report.lines():
             logger.info("%s", line)
+        for line in report.warnings():
+            logger.warning("%s", line)
         return logs
 
     async def _end_previous_session(self) -> None:

@@ -41,8 +41,8 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
     top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
     services = context.services
-    troubles = services.process_troubles() + services.replicas.logs.verify.troubles() if version >= 2 else []
-    if troubles:
+    troubles = services.process_troubles() + services.replicas.logs.verify.troubles() + services.replicas.faults()
+    if troubles and version >= 2:
         top["troubles"] = troubles
     return Done(response(version=version, results=rows, **top))
 

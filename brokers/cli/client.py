@@ -383,7 +383,7 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
         if isinstance(error, GONE):
             raise CliError(
                 f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
-                "see `fleetlog dev status`, or wait longer with --timeout"
+                "do its brokers run, and is this their address? --timeout waits longer"
             ) from error
         raise CliError(f"{begin}{first_line(error) or 'the client gave up; try again'}") from error
     except (struct.error, OverflowError) as error:

@@ -112,8 +112,8 @@ class FleetFacts:
 def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
     """All findings, the worst first."""
     checks: tuple[Callable[[FleetFacts, Thresholds], Iterable[Finding]], ...] = (
-        _controller, _brokers, _partitions, _zookeeper, _loops, _disks, _clocks, _files, _certificates, _transactions,
-        _groups, _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
+        _controller, _brokers, _partitions, _moves, _zookeeper, _loops, _disks, _clocks, _files, _certificates,
+        _transactions, _groups, _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
     )  # fmt: skip
     found = [one for check in checks for one in check(facts, limits)]
     return sorted(found, key=lambda one: -one.severity)
@@ -159,6 +159,8 @@ _TROUBLES = (
         "stop the broker, move the partition's directory away, start it: it fetches a whole copy (docs/reliability.md)",
     ),
     ("more segments are damaged", Severity.ERROR, "segment", "fleetlog log verify LOGDIR names all of them"),
+    ("does not follow broker", Severity.ERROR, "replica", "decide which records stay, as it says; runbook.md"),
+    ("the log is", Severity.ERROR, "replica", "bring the log directory back and restart the broker; runbook.md"),
     ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
 )
 
@@ -189,6 +191,23 @@ def _partitions(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
         if troubled:
             what = f"{len(troubled)} partition(s) {effect}: {_listed(str(p.tp) for p in troubled)}"
             yield Finding(severity, "partitions", problem, what, _missing(facts, troubled), todo)
+
+
+def _moves(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    """Moves that wait for a broker which is away: they go on by themselves only if it comes back."""
+    away: dict[int, list[TopicPartition]] = {}
+    for partition in facts.overview.moving():
+        for broker_id in partition.adding:
+            broker = facts.overview.brokers.get(broker_id)
+            if broker is None or not broker.alive:
+                away.setdefault(broker_id, []).append(partition.tp)
+    for broker_id, tps in sorted(away.items()):
+        yield Finding(
+            Severity.WARNING, "move", f"broker {broker_id}",
+            f"{len(tps)} move(s) wait for it, and it is not registered: {_listed(map(str, tps))}",
+            "a move ends when all its new replicas are in sync; until then the old ones stay",
+            "start the broker, or give the moves up: fleetlog topics reassign TOPIC --cancel",
+        )  # fmt: skip
 
 
 def _missing(facts: FleetFacts, troubled: list[PartitionOverview]) -> str:

@@ -245,7 +245,15 @@ def alter_topic(
     changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     with admin(target, f"topic {name}") as client:
-        known_partitions(client, [PartitionsOf(name, None)])
+        known = known_partitions(client, [PartitionsOf(name, None)])
+        fewest = min(len(one["replica_nodes"]) for one in known[name])
+        minimum = settings.get("min.insync.replicas", "")
+        if minimum.isdecimal() and int(minimum) > fewest:
+            click.echo(
+                f"fleetlog: min.insync.replicas={minimum} is more than the {fewest} replica(s) of {name}: every replica"
+                " must be in sync for acks=all, so one broker that stops refuses writes",
+                err=True,
+            )
         if changes:
             resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
             answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)

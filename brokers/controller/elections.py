@@ -248,7 +248,9 @@ def elect_by_ends(
     further = [b for b in answered if answered[b].extends(answered[best])]
     best = max(further, key=lambda b: answered[b][:2], default=best)
     chosen = _led(state, (best,), live_brokers, controller_epoch)
-    return chosen if clean else replace(chosen, leader_recovery_state=RECOVERING)
+    if clean:
+        return chosen
+    return replace(chosen, leader_recovery_state=RECOVERING, unclean_epoch=chosen.leader_epoch)
 
 
 def _knowing(state: PartitionState) -> tuple[BrokerId, ...]:

@@ -23,9 +23,9 @@ from brokers.log.files import DiskPort, RealDisk
 from brokers.log.log import Log
 from brokers.log.producer_entries import ProducerEntry
 from brokers.log.producers import Origin, ProducerState, VerificationGuard
-from brokers.log.recovery_report import RecoveryReport
+from brokers.log.recovery_report import RecoveryReport, StoreReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
-from brokers.log.store import LogStore, StoreReport
+from brokers.log.store import LogStore
 from brokers.log.validation import MAX_EXPLAINED_RECORDS
 
 __all__ = [

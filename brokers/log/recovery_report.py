@@ -1,9 +1,10 @@
-"""What loading one partition says in the broker's log."""
+"""What loading the logs says in the broker's log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from brokers.log.checkpoints import CleanStop
 from wire.types import TopicPartition
 
 
@@ -23,6 +24,11 @@ class RecoveryReport:
     swaps_completed: int = 0
     files_removed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def cut(self) -> bool:
+        """Whether records, or what was left of them, were taken off the end."""
+        return bool(self.truncated_bytes or self.segments_removed)
 
     @property
     def changed(self) -> bool:
@@ -53,3 +59,35 @@ class RecoveryReport:
             parts.append(f"removed {len(self.files_removed)} leftover file(s)")
         parts += self.notes
         return parts[0] + ("; ".join(parts[1:]) or "nothing to do")
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What loading found: how many logs, and what had to be repaired."""
+
+    logs: int = 0
+    clean_directories: list[str] = field(default_factory=list)
+    unclean_directories: list[str] = field(default_factory=list)
+    offline_directories: list[str] = field(default_factory=list)
+    recovered: list[RecoveryReport] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    """Second copies of a partition, as text."""
+    lost: list[str] = field(default_factory=list)
+    """Logs that lost records after a clean stop, as text."""
+    stopped: dict[str, CleanStop | None] = field(default_factory=dict)
+    """What each directory says of its clean stop; None where it was not closed in order, is new or offline."""
+
+    def lines(self) -> list[str]:
+        """The report for the broker's log, one line a finding."""
+        lines = [f"{self.logs} log(s) in {len(self.clean_directories) + len(self.unclean_directories)} directory(ies)"]
+        lines += [
+            f"{path} was not closed in order: checked from its recovery points" for path in self.unclean_directories
+        ]
+        lines += [f"{path} is offline" for path in self.offline_directories]
+        lines += [report.line() for report in self.recovered if report.changed and not report.cut]
+        return lines + [f"{path}: leftover of a deletion, removed" for path in self.removed]
+
+    def warnings(self) -> list[str]:
+        """What an operator should know: logs that were cut or set aside, or that lost records; one line a finding."""
+        return [report.line() for report in self.recovered if report.cut] + self.set_aside + self.lost

@@ -10,7 +10,6 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -29,7 +28,7 @@ from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
-from brokers.log.recovery_report import RecoveryReport
+from brokers.log.recovery_report import StoreReport
 from brokers.log.start_progress import StartProgress
 from brokers.log.state import LogSettings, LogState
 from brokers.log.upkeep import Upkeep
@@ -41,35 +40,6 @@ logger = logging.getLogger(__name__)
 
 _DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
 _DIRECTORY_NAME_MAX = 255
-
-
-@dataclass(slots=True)
-class StoreReport:
-    """What loading found: how many logs, and what had to be repaired."""
-
-    logs: int = 0
-    clean_directories: list[str] = field(default_factory=list)
-    unclean_directories: list[str] = field(default_factory=list)
-    offline_directories: list[str] = field(default_factory=list)
-    recovered: list[RecoveryReport] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    set_aside: list[str] = field(default_factory=list)
-    """Second copies of a partition, as text."""
-    lost: list[str] = field(default_factory=list)
-    """Logs that lost records after a clean stop, as text."""
-    stopped: dict[str, CleanStop | None] = field(default_factory=dict)
-    """What each directory says of its clean stop; None where it was not closed in order, is new or offline."""
-
-    def lines(self) -> list[str]:
-        """The report for the broker's log, one line a finding."""
-        lines = [f"{self.logs} log(s) in {len(self.clean_directories) + len(self.unclean_directories)} directory(ies)"]
-        lines += [
-            f"{path} was not closed in order: checked from its recovery points" for path in self.unclean_directories
-        ]
-        lines += [f"{path} is offline" for path in self.offline_directories]
-        lines += [report.line() for report in self.recovered if report.changed]
-        lines += [f"{path}: leftover of a deletion, removed" for path in self.removed]
-        return lines + self.set_aside + self.lost
 
 
 class LogStore:

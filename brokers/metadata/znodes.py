@@ -3,7 +3,8 @@
 Pure. Readers ignore unknown fields, so Kafka's own tools can read the tree and newer writers can add fields. Added:
 
 * partition state: ``leader_incarnation``, ``isr_incarnations`` (the incarnations that the election relied on),
-  ``elr``, ``elr_incarnations``, ``last_known_leader`` (KIP-966, which Kafka has without ZooKeeper only);
+  ``elr``, ``elr_incarnations``, ``last_known_leader`` (KIP-966, which Kafka has without ZooKeeper only),
+  ``unclean_epoch``;
 * broker registration: ``incarnation``, ``intact_since``, ``failure_domain``, ``waives_leases``,
   ``session_timeout_ms``;
 * ``/fleetlog/changes/c_<seq>``: the change log. Each multi that changes topics, states or configs creates one entry
@@ -214,6 +215,8 @@ def _state_document(state: PartitionState) -> dict[str, Any]:
         document["elr_incarnations"] = list(state.elr_incarnations)
     if state.last_known_leader != NO_LEADER:
         document["last_known_leader"] = state.last_known_leader
+    if state.unclean_epoch >= 0:
+        document["unclean_epoch"] = state.unclean_epoch
     return document
 
 
@@ -238,6 +241,7 @@ def _state_from(document: Mapping[str, Any], replicas: tuple[BrokerId, ...], par
         elr=elr,
         elr_incarnations=elr_incarnations,
         last_known_leader=int(document.get("last_known_leader", NO_LEADER)),
+        unclean_epoch=int(document.get("unclean_epoch", -1)),
     )
 
 

@@ -49,13 +49,15 @@ class FollowingReplica(Protocol):
 class FollowerRole:
     """See the module. It acts only while its replica follows in the epoch of the call."""
 
-    __slots__ = ("_clock", "_replica", "lost_commits")
+    __slots__ = ("_clock", "_replica", "lost_commits", "stopped")
 
     def __init__(self, replica: FollowingReplica, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
         self.lost_commits = 0
         """The number of truncations below the high watermark: only an unclean election may cause one."""
+        self.stopped: str | None = None
+        """Why it does not follow its leader: it would lose committed records, and no unclean election allows that."""
 
     def fetch_position(self) -> Position:
         """The position of the next fetch. Its log start is one that this replica's directory has stored."""
@@ -99,6 +101,7 @@ class FollowerRole:
         starts_later = log.log_start_offset < log_start_offset <= log.log_end_offset
         if starts_later:  # before anything counts as committed: below the leader's start other records may lie here
             error = self._guarded(lambda: log.truncation.raise_start(log_start_offset))
+        self.stopped = None
         if rises:
             log.appender.set_high_watermark(watermark)
         if rises or starts_later:
@@ -153,6 +156,10 @@ class FollowerRole:
     def _truncate(self, offset: int, why: str) -> ErrorCode:
         replica = self._replica
         log = replica.log
+        if offset < log.high_watermark and not self._may_lose():
+            self._stop(offset, why)
+            return ErrorCode.OFFSET_OUT_OF_RANGE
+        self.stopped = None
         if offset < log.high_watermark:
             self.lost_commits += 1
             if replica.figures is not None:
@@ -166,6 +173,27 @@ class FollowerRole:
         error = self._guarded(lambda: log.truncation.truncate_to(max(0, offset), now_ms=self._clock.wall_ms()))
         replica.committed()
         return error
+
+    def _may_lose(self) -> bool:
+        """Whether an unclean election has given up the records before its epoch, and nothing later was committed here.
+
+        Such an election of an older version is known only until the next change of the in-sync set.
+        """
+        state, log = self._replica.state, self._replica.log
+        return state.leader_recovery_state != 0 or log.epochs.epoch_at(log.high_watermark - 1) < state.unclean_epoch
+
+    def _stop(self, offset: int, why: str) -> None:
+        """Keep what is committed here and not at the leader, and say so; the next fetch asks again."""
+        tp, log, leader = self._replica.tp, self._replica.log, self._replica.state.leader
+        stopped = (
+            f"{tp}: does not follow broker {leader}: {why}, and committed records {max(0, offset)} to"
+            f" {log.high_watermark - 1} are here. To keep them stop broker {leader}, then: fleetlog topics elect"
+            f" {tp.topic} --partition {tp.partition} --unclean. To give them up stop this broker, move {log.directory}"
+            " away, and start it"
+        )
+        if stopped != self.stopped:
+            logger.error("%s", stopped)
+        self.stopped = stopped
 
     def _guarded(self, action: Callable[[], object]) -> ErrorCode:
         try:

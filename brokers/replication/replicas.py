@@ -215,9 +215,19 @@ class ReplicaManager:
                 found.append(broker_id)
         return found
 
+    def faults(self) -> list[str]:
+        """Replicas that must not do what would lose committed records, as texts that say what to do; some of many."""
+        lost = [f"{tp}: {one.why}" for tp, one in self._unopened.items() if one.lost]
+        stopped = [
+            one.follower_role.stopped
+            for one in self._partitions.values()
+            if one.follower_role.stopped is not None and not one.is_leader
+        ]
+        return [*heapq.nsmallest(UNOPENED_NAMED, lost), *heapq.nsmallest(UNOPENED_NAMED, stopped)]
+
     def troubles(self) -> list[str]:
         """Problems of this broker's replicas and log directories, as texts for the health check; empty if none."""
-        found = []
+        found = self.faults()
         for directory in self._logs.directories:
             if directory.offline:
                 found.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brokers.cli.diagnosis import BrokerHealth, FleetFacts, Thresholds, findings_of
-from brokers.cli.overview import BrokerOverview, Overview
+from brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
 from brokers.model import TopicPartition
 
 NOW_MS = 1_800_000_000_000
@@ -87,3 +87,14 @@ def test_a_lack_of_descriptors_is_one_finding(examined: bool) -> None:
     assert one.where == "broker 1"
     assert one.what.endswith("of 54 file descriptors are in use")
     assert one.why == "without one no connection is accepted and no segment opened" or not examined
+
+
+def test_a_move_to_a_broker_that_is_away_is_named() -> None:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS)
+    facts.overview.brokers[1] = BrokerOverview(1, "h", 9092)
+    for index, adding in enumerate([(3,), (1,), (3,), ()]):
+        tp = TopicPartition("t", index)
+        facts.overview.partitions[tp] = PartitionOverview("t", index, 1, 0, (1, *adding), (1,), adding=adding)
+    (told,) = [one for one in findings_of(facts, Thresholds()) if one.check == "move"]
+    assert (told.where, told.what) == ("broker 3", "2 move(s) wait for it, and it is not registered: t-0, t-2")
+    assert "--cancel" in told.todo

@@ -137,8 +137,22 @@ def test_a_kill_is_noticed(tmp_path):
     report = again.load()
     assert report.unclean_directories == [str(tmp_path)]
     assert any("not closed in order" in text for text in report.lines())
+    assert report.warnings() == []
     assert again.get(A).log_end_offset == 3
     assert report.recovered[0].bytes_scanned == len(batch(3))
+
+
+def test_a_cut_is_a_warning(tmp_path):
+    store = _started(tmp_path)
+    append(_create(store, A), batch(3))
+    store.close(clean=False)
+    segment = tmp_path / str(A) / "00000000000000000000.log"
+    with segment.open("ab") as file:
+        file.write(b"torn")
+    report = _store(tmp_path).load()
+    (line,) = report.warnings()
+    assert "cut 4 bytes at offset 3" in line
+    assert line not in report.lines()
 
 
 def test_meta_properties(tmp_path):
@@ -712,7 +726,7 @@ def test_a_disk_that_comes_back_with_an_old_copy(tmp_path, old_disk, behind):
     (line,) = report.set_aside
     (aside,) = disks[old_disk].glob("*-stray")
     assert str(aside) in line
-    assert line in report.lines()
+    assert line in report.warnings()
     append(log, batch(1), epoch=3)
     store.close(broker_epoch=2)
     store = _store(disks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,10 @@ class Replica:
         self.state = state_of(self.broker_id, epoch)
         self.log.assign_epoch(LeaderEpoch(epoch))
 
-    def follow(self, leader: Replica) -> None:
+    def follow(self, leader: Replica, *, unclean: bool = False) -> None:
         self.is_leader, self.leader_epoch = False, leader.leader_epoch
-        self.state = state_of(leader.broker_id, leader.leader_epoch)
+        elected = leader.leader_epoch if unclean else -1
+        self.state = replace(state_of(leader.broker_id, leader.leader_epoch), unclean_epoch=elected)
         self.plan = FetchPlan(self.broker_id, leader.broker_id, Limits(1 << 20, PAUSE), self.counts)
         self.plan.follow(self)
 
@@ -315,6 +317,10 @@ def test_a_follower_ahead_of_a_leader_elected_uncleanly_is_cut_back_loudly(
     b.catch_up(a)
     c.lead(1)  # out of sync: what the others committed is gone
     b.follow(c)
+    for _ in range(3):
+        b.fetch(c)
+    assert (b.follower_role.lost_commits, b.log.log_end_offset) == (0, 7), "not without an unclean election"
+    b.follow(c, unclean=True)
     b.catch_up(c)
     same(b, c)
     assert b.follower_role.lost_commits == 1
@@ -467,7 +473,7 @@ def test_in_the_end_all_replicas_have_the_leaders_log(
             epoch, leader = epoch + 1, replica
             leader.lead(epoch)
         elif what == "learn" and replica is not leader and replica.leader_epoch != epoch:
-            replica.follow(leader)
+            replica.follow(leader, unclean=True)
         elif what in ("restart", "crash"):
             replica.restart(clean=what == "restart", lost=number * 50)
         elif what == "trim" and replica is leader:
@@ -475,10 +481,11 @@ def test_in_the_end_all_replicas_have_the_leaders_log(
             start = replica.log.log_start_offset
             replica.log.truncation.delete_records_before(start + (replica.log.high_watermark - start) // 2)
         matching(copies)
+    leader.lead(epoch + 1)  # it may have lost its own tail
     leader.produce()
     for replica in copies:
         if replica is not leader:
-            replica.follow(leader)
+            replica.follow(leader, unclean=True)
             replica.now += 100_000
             replica.catch_up(leader)
             start = max(replica.log.log_start_offset, leader.log.log_start_offset)

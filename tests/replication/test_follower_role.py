@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from brokers.log.append import Appender
@@ -74,15 +76,51 @@ def test_truncation_by_epochs(trio: Trio, ours: list[tuple[int, int]], told: tup
     assert trio.p.follower_role.lost_commits == 0
 
 
-def test_a_truncation_below_the_high_watermark_is_loud(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def committed(trio: Trio) -> Trio:
+    """Three committed records of epoch 0; another broker leads in epoch 1."""
     for _ in range(3):
         trio.append("t")
     for broker in (OTHER, THIRD):
         trio.fetch(broker, 3)
     trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
-    assert trio.p.follower_role.diverged(1, 0, 1) is E.NONE
-    assert trio.p.follower_role.lost_commits == 1
+    return trio
+
+
+def after_an_unclean_election(trio: Trio, epoch: int, recovering: int = 0) -> None:
+    follower = trio.p
+    follower.state = replace(follower.state, unclean_epoch=epoch, leader_recovery_state=recovering)
+
+
+@pytest.mark.parametrize(("epoch", "recovering"), [(1, 0), (1, 1), (-1, 1)])
+def test_an_unclean_election_may_cut_below_the_high_watermark_and_that_is_loud(
+    committed: Trio, caplog: pytest.LogCaptureFixture, epoch: int, recovering: int
+) -> None:
+    after_an_unclean_election(committed, epoch, recovering)
+    assert committed.p.follower_role.diverged(1, 0, 1) is E.NONE
+    assert committed.p.follower_role.lost_commits == 1
     assert "below the high watermark 3" in caplog.text
+
+
+@pytest.mark.parametrize("unclean_epoch", [-1, 0])
+@pytest.mark.parametrize("way", ["diverged", "out_of_range"])
+def test_without_one_a_follower_keeps_what_is_committed_and_says_so(
+    committed: Trio, caplog: pytest.LogCaptureFixture, way: str, unclean_epoch: int
+) -> None:
+    after_an_unclean_election(committed, unclean_epoch)
+    role = committed.p.follower_role
+    for _ in range(2):
+        assert (role.diverged(1, 0, 1) if way == "diverged" else role.out_of_range(1, 0, 1)) is E.OFFSET_OUT_OF_RANGE
+    assert (committed.p.log.log_end_offset, role.lost_commits) == (3, 0)
+    (line,) = [record.getMessage() for record in caplog.records if "does not follow" in record.getMessage()]
+    why = "ended epoch 0 at offset 1" if way == "diverged" else "ends at offset 1"
+    assert line.startswith(f"t-0: does not follow broker {OTHER}: leader {OTHER} {why}")
+    assert "committed records 1 to 2 are here" in line
+    assert committed.replicas.faults() == [line]
+    assert line in committed.replicas.troubles()
+    after_an_unclean_election(committed, 1)
+    assert role.diverged(1, 0, 1) is E.NONE
+    assert committed.replicas.faults() == []
 
 
 def test_off_the_leaders_log_a_follower_starts_over(trio: Trio) -> None:

@@ -57,7 +57,8 @@ def test_it_is_not_made_and_everybody_is_told(stage: Stage, caplog: pytest.LogCa
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("t-0: the log is")]
     assert "in a missing log directory (/gone)" in line
     assert "fleetlog topics elect t --partition 0 --unclean" in line
-    (trouble,) = stage.replicas.troubles()
+    fault, trouble = stage.replicas.troubles()
+    assert fault == line
     assert "no log of 1 replica(s)" in trouble
     assert not stage.replicas.has_all_logs()
 

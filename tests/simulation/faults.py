@@ -331,8 +331,8 @@ class Faults:
         def back() -> None:
             if broker.id not in self._away:
                 return
-            if broker.running and self._may_end(broker):
-                broker.stop() if self._rng.random() < 0.5 else broker.kill()
+            if broker.running:  # a clean stop takes nothing from the last copy that counts
+                broker.kill() if self._rng.random() < 0.5 and self._may_end(broker) else broker.stop()
             self._later(0.5, 1.0, mended)
 
         def mended() -> None:
