@@ -319,7 +319,8 @@ def test_a_coordinator_that_died_between_prepare_and_complete(tmp_path: Path, zn
             await asyncio.sleep(0.001)
         retried = await after.end(pid, 0, commit, 5)
         assert (retried.error_code, retried.producer_epoch) == (0, 1), "the retry of a lost answer"
-        assert (await after.end(pid, 0, not commit, 5)).error_code == E.INVALID_TXN_STATE
+        other = E.INVALID_TXN_STATE if commit else E.PRODUCER_FENCED
+        assert (await after.end(pid, 0, not commit, 5)).error_code == other
         assert after.offset("group") == (9 if commit else None)
         assert len(after.partition("t").log.reader.aborted_transactions(0, 2)) == (0 if commit else 1)
         assert await after.produce(pid, 1, 0, 12) == 0
