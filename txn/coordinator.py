@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from txn.commands import METRIC_ROWS, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
-from txn.patterns import Pattern
 from txn.records import (
     RecordError,
     decode_transaction,
@@ -509,21 +508,20 @@ class TransactionShard:
         states: frozenset[TransactionState] = frozenset(),
         producer_ids: frozenset[int] = frozenset(),
         longer_than_ms: int = -1,
-        pattern: Pattern | None = None,
-    ) -> list[ListedTransaction]:
-        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` selects open ones only."""
-        found = []
-        for transactional_id, t in self.transactions.items():
-            if states and t.state not in states:
-                continue
-            if producer_ids and t.producer_id not in producer_ids:
-                continue
-            if longer_than_ms >= 0 and (t.start_ms < 0 or now.wall_ms - t.start_ms <= longer_than_ms):
-                continue
-            if pattern is not None and not pattern.matches(transactional_id):
-                continue
-            found.append(ListedTransaction(transactional_id, t.producer_id, t.state))
-        return found
+        matches: Callable[[str], bool] | None = None,
+    ) -> Iterator[ListedTransaction | None]:
+        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` selects open ones only.
+
+        ``matches`` is asked last. None stands for each id that does not pass: there is one item for each.
+        """
+        for transactional_id, t in list(self.transactions.items()):
+            passes = (
+                (not states or t.state in states)
+                and (not producer_ids or t.producer_id in producer_ids)
+                and not (longer_than_ms >= 0 and (t.start_ms < 0 or now.wall_ms - t.start_ms <= longer_than_ms))
+                and (matches is None or matches(transactional_id))
+            )
+            yield ListedTransaction(transactional_id, t.producer_id, t.state) if passes else None
 
     def metric_parts(self) -> Iterator[Mapping[str, float]]:
         """Numbers of ids, of these sinks, open transactions, of these sinks' batches, and of transactions whose markers

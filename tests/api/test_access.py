@@ -238,6 +238,25 @@ def test_a_list_has_what_the_client_may_describe(tmp_path: Path, key: int) -> No
     play(scenario)
 
 
+def test_patterns_are_matched_with_ids_that_the_client_may_describe(tmp_path: Path) -> None:
+    """What is matched takes time, and some pattern takes too long with some id: neither tells of hidden ids."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = {Need(WRITE, TRANSACTIONAL_ID)}
+        assert (await broker.init("a" * 30_000)).error_code == 0
+        request = m.ListTransactionsRequest(
+            version=2, state_filters=[], producer_id_filters=[], transactional_id_pattern="(?:a|b){300}.*"
+        )
+        for allowed, error in (set(), 0), ({Need(DESCRIBE, TRANSACTIONAL_ID)}, ErrorCode.INVALID_REGULAR_EXPRESSION):
+            broker.rules.allowed = allowed
+            found = await answer(broker, 66, 2, request)
+            assert (found.error_code, found.transaction_states) == (error, [])
+        await broker.stop()
+
+    play(scenario)
+
+
 ALTERNATIVES = (
     {Need(CREATE, CLUSTER), Need(CREATE, TOPIC)},
     {Need(IDEMPOTENT_WRITE, CLUSTER), Need(WRITE, TOPIC)},
