@@ -23,7 +23,7 @@ from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import loss_message, lost_since_stop
 from brokers.log.cleaner import Cleaner
 from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds
+from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds, space_of
 from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
@@ -376,18 +376,7 @@ class LogStore:
 
     def room(self) -> list[tuple[LogDirectory, int, int]]:
         """The directories, each with the bytes of its volume and those that are usable: see :class:`DirectoryUsage`."""
-        found = []
-        for directory in self.directories:
-            total, usable = -1, -1
-            if not directory.offline:
-                try:
-                    total, usable = self._disk.space(directory.path)
-                except DiskError as wrong:
-                    logger.warning("free space of the log directories is unknown: %s", wrong)
-                if directory.room.crowded:
-                    usable = 0
-            found.append((directory, total, usable))
-        return found
+        return [(directory, *space_of(self._disk, directory)) for directory in self.directories]
 
     def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:
         """The partition's log, made in the directory that has the fewest of those with room. Raises DiskError."""
@@ -454,17 +443,12 @@ class LogStore:
 
     def delete(self, tp: TopicPartition) -> None:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
-        log = self._logs.pop(tp, None)
-        directory = self._homes.pop(tp, None)
+        log, directory = self._logs.get(tp), self._homes.get(tp)
         if log is None or directory is None:
             return
-        self.cleaner.forget(tp)
-        directory.logs -= 1
-        directory.room.crowded.pop(tp, None)
+        self._remove(log, directory)
         if directory.offline:
             return
-        self._checkpoints.outlived.add(tp)
-        log.abandon()
         try:
             path = self._renamed(log, directory, "delete")
             # Without waiting: before there is a log of that name again, its directory is synced (Checkpoints.outlived).
@@ -477,6 +461,34 @@ class LogStore:
             self._failed(directory, wrong)
         else:
             directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
+
+    def set_aside(self, tp: TopicPartition) -> str | None:
+        """Forget the partition, and rename its directory, which stays, to ``<partition>.<id>-stray``, as Kafka does.
+
+        Returns the new path; None without such a log, or where its disk has failed. Raises DiskFull: the log stays.
+        """
+        log, directory = self._logs.get(tp), self._homes.get(tp)
+        if log is None or directory is None or directory.offline:
+            return None
+        try:
+            path = self._renamed(log, directory, "stray")
+            directory.syncs.append(self._disk.sync_later([directory.path]))
+        except DiskFailed as wrong:
+            self._failed(directory, wrong)
+            return None
+        self._remove(log, directory)
+        return path
+
+    def _remove(self, log: Log, directory: LogDirectory) -> None:
+        """Know the log no more."""
+        tp = log.topic_partition
+        del self._logs[tp], self._homes[tp]
+        self.cleaner.forget(tp)
+        directory.logs -= 1
+        directory.room.crowded.pop(tp, None)
+        if not directory.offline:
+            self._checkpoints.outlived.add(tp)
+            log.abandon()
 
     def _removed_at_once(self, log: Log, directory: LogDirectory) -> None:
         try:
