@@ -6,9 +6,10 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from collections import deque
 from pathlib import Path
+
+from _native.temporary import own_directory
 
 FIRST_PORT, USUAL_OUTGOING = 10_000, 32_768
 """Of a server here; and where Linux usually begins with the ports of outgoing connections."""
@@ -54,9 +55,8 @@ class _Claims:
 
     @staticmethod
     def _opened() -> int | None:
-        path = Path(tempfile.gettempdir()) / f"fleetlog-ports-{os.getuid()}"
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            return os.open(own_directory("ports") / "claimed", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
 

@@ -21,6 +21,7 @@ from perf.processes import ProcessTree
 from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
 from spark_udfs.sink.executor_mode import ExecutorMode
 from spark_udfs.sink.options import WriteOptions
+from spark_udfs.sink.writes import Write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +108,8 @@ class Work:
             engine = ExecutorMode(self._options(given), lambda *_: None)
         engine._options = self._options(given, engine._options.sink_id)
         engine.prefetch()
-        engine.write(rows, "perf", number)
+        sink = engine._options
+        engine.write(rows, Write("perf", sink.sink_id, "perf", "perf", number, sink.rows.topic, rows))
         self._running[given["bootstrap"]] = engine, number + 1
 
     def _exactly_once_format(self, rows: DataFrame, given: Command) -> None:

@@ -14,11 +14,11 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from _native.temporary import own_directory
 from spark_udfs import versions
 
 MIN_JAVA = 17
@@ -48,29 +48,30 @@ def java_version(java: str) -> int:
 
 
 def shim_home(java: Path, directory: Path | None = None) -> Path:
-    """A JAVA_HOME whose ``bin/java`` runs ``java`` without the flag it can't take. The result is kept and reused."""
-    home = directory or _own_directory()
+    """A JAVA_HOME whose ``bin/java`` runs ``java`` without the flag it can't take. The result is kept and reused.
+
+    Raises NoJava where there is no place for it.
+    """
+    try:
+        home = directory or own_directory("java")
+    except OSError as problem:
+        raise NoJava(f"{problem}; or set JAVA_HOME to a Java of version {MIN_JAVA} or later") from None
     _write_program(home / "bin" / "java", _SHIM.format(java=shlex.quote(str(java))))
-    if home.stat().st_uid != os.getuid():
-        raise NoJava(f"{home} belongs to another user; set JAVA_HOME to a Java of version {MIN_JAVA} or later")
     return home
 
 
 def worker_python(executable: str, directory: Path | None = None) -> str:
     """A path of this Python that Spark can use: Spark asks a shell for the program without quoting its path.
 
-    In a folder with a blank in its name it would find no Python, and then, quietly, no Python data sources.
+    In a folder with a blank in its name it would find no Python, and then, quietly, no Python data sources. Raises
+    PermissionError where there is no place for that path's script.
     """
     if shlex.quote(executable) == executable:
         return executable
-    home = directory or _own_directory()
+    home = directory or own_directory("java")
     program = home / "bin" / f"python-{zlib.crc32(executable.encode()):08x}"
     _write_program(program, f'#!/bin/sh\nexec {shlex.quote(executable)} "$@"\n')
     return str(program)
-
-
-def _own_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"fleetlog-java-{os.getuid()}"
 
 
 def _write_program(target: Path, text: str) -> None:

@@ -35,6 +35,7 @@ RIM = (
     "_native/__init__.py",
     "_native/files",
     "_native/io",
+    "_native/temporary",
     "_native/tally",
 )
 WORLD = {"time", "random", "threading", "socket", "os"}
@@ -103,6 +104,16 @@ def test_only_the_rim_touches_the_world(path: Path) -> None:
         return
     touched = _imports(ast.parse(path.read_text())) & WORLD
     assert not touched, f"{_relative(path)} imports {sorted(touched)}: take a port or a value instead"
+
+
+def test_one_place_names_a_folder_among_temporary_files() -> None:
+    """The name of a folder that all users can make is for `own_directory`, which checks it; others draw a new one."""
+    naming = {
+        _relative(path)
+        for path in (*SOURCES, *MEASURING, *SHARED, *(ROOT / "examples").rglob("*.py"), *ROOT.glob("*.py"))
+        if "gettempdir" in path.read_text()
+    }
+    assert naming == {"_native/temporary.py"}
 
 
 def test_brokers_have_one_timer_wheel() -> None:

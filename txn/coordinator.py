@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from txn.commands import METRIC_ROWS, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
-from txn.patterns import Pattern
 from txn.records import (
     RecordError,
     decode_transaction,
@@ -120,9 +119,6 @@ class TransactionShard:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
         self.skipped_records = 0
-        # Epochs before the last InitProducerId, known only to the process that handled it (Kafka's record has no field
-        # for them): id -> (producer id, producer epoch, the epoch before). Valid only while the first two match.
-        self._epochs_before: dict[str, tuple[int, int, int]] = {}
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
 
@@ -150,19 +146,22 @@ class TransactionShard:
             return Result(InitAnswer(ErrorCode.INVALID_REQUEST))  # a sink's id: its batches start with BeginBatch
         if t.state in PREPARED:
             return Result(InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
-        if expected is not None and not self._may_recover(transactional_id, t, expected):
+        if expected is not None and not self._may_recover(t, expected):
             return Result(InitAnswer(ErrorCode.PRODUCER_FENCED))
-        if t.state is TransactionState.ONGOING:
-            return self.fence(transactional_id, t, now, InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
-        if expected is not None and expected != (t.producer_id, t.producer_epoch):
-            return self._initialised(transactional_id, t.with_same_epoch(timeout_ms, now.wall_ms), expected[1])
         before = NO_PRODUCER_EPOCH if expected is None else expected[1]
+        if t.state is TransactionState.ONGOING:
+            answer = InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
+            return self.fence(transactional_id, t, now, answer, epoch_before=before)
+        retried = expected is not None and expected != (t.producer_id, t.producer_epoch)
+        if retried and (t.state is TransactionState.EMPTY or t.client_version >= 2):
+            return self._initialised(transactional_id, t.with_same_epoch(timeout_ms, now.wall_ms, before))
         if not self.exhausted(t):
-            return self._initialised(transactional_id, t.with_bumped_epoch(timeout_ms, now.wall_ms), before)
+            return self._initialised(transactional_id, t.with_bumped_epoch(timeout_ms, now.wall_ms, before))
         producer_id = fresh()
         if producer_id is None:
             return Result(InitAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        return self._initialised(transactional_id, t.with_new_producer_id(producer_id, timeout_ms, now.wall_ms), before)
+        after = t.with_new_producer_id(producer_id, timeout_ms, now.wall_ms, before)
+        return self._initialised(transactional_id, after)
 
     def _init_new(self, transactional_id: str, timeout_ms: int, fresh: FreshProducerId, now: Now) -> Result:
         producer_id = fresh()
@@ -175,35 +174,26 @@ class TransactionShard:
             state=TransactionState.EMPTY,
             last_update_ms=now.wall_ms,
         )
-        return self._initialised(transactional_id, new, NO_PRODUCER_EPOCH)
+        return self._initialised(transactional_id, new)
 
-    def _may_recover(self, transactional_id: str, t: Transaction, expected: tuple[int, int]) -> bool:
+    def _may_recover(self, t: Transaction, expected: tuple[int, int]) -> bool:
         if expected == (t.producer_id, t.producer_epoch):
             return True
         if t.state not in ENDED:
             return False  # a newer producer is active; Kafka would abort its transaction before this check
         producer_id, epoch = expected
-        before = self._epoch_before(transactional_id, t)
-        if before == NO_PRODUCER_EPOCH or epoch != before:
-            return False
-        # A retry after a lost answer: of an epoch bump, or of the step to a new producer id.
-        if producer_id == t.producer_id:
-            return True
-        return producer_id == t.previous_producer_id and epoch >= self.settings.last_epoch
+        # A retry after a lost answer (of an epoch bump, or of the step to a new producer id), or after the abort of the
+        # producer's own open transaction.
+        before = self._epoch_before(t)
+        return epoch == before != NO_PRODUCER_EPOCH and producer_id in (t.producer_id, t.previous_producer_id)
 
-    def _epoch_before(self, transactional_id: str, t: Transaction) -> int:
-        """The epoch from which the producer itself bumped to the present one; -1 if it did not, or if unknown."""
+    def _epoch_before(self, t: Transaction) -> int:
+        """The epoch from which the producer itself came to the present one; -1 if it did not."""
         if t.client_version >= 2 and t.state in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT):
             return self.settings.last_epoch if t.producer_epoch == 0 else t.producer_epoch - 1
-        producer_id, epoch, before = self._epochs_before.get(transactional_id, (NO_PRODUCER_ID, 0, NO_PRODUCER_EPOCH))
-        return before if (producer_id, epoch) == (t.producer_id, t.producer_epoch) else NO_PRODUCER_EPOCH
+        return t.epoch_before
 
-    def _initialised(self, transactional_id: str, after: Transaction, before: int) -> Result:
-        # Stored before the append: if that fails, the entry names an epoch that never exists, and has no effect.
-        if before == NO_PRODUCER_EPOCH:
-            self._epochs_before.pop(transactional_id, None)
-        else:
-            self._epochs_before[transactional_id] = (after.producer_id, after.producer_epoch, before)
+    def _initialised(self, transactional_id: str, after: Transaction) -> Result:
         return Result(
             InitAnswer(ErrorCode.NONE, after.producer_id, after.producer_epoch),
             records=(self.record(transactional_id, after),),
@@ -287,7 +277,7 @@ class TransactionShard:
             return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # no producer ever gets such an epoch
         bumps = end.client_version >= 2
         if bumps and self._was_timed_out(t, producer):
-            error: ErrorCode | None = ErrorCode.INVALID_TXN_STATE
+            error: ErrorCode | None = ErrorCode.PRODUCER_FENCED
             if not end.commit:
                 error = ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
         else:
@@ -301,7 +291,8 @@ class TransactionShard:
     def _was_timed_out(self, t: Transaction, producer: Producer) -> bool:
         """Whether the timeout aborted the producer's transaction, without another producer since.
 
-        As in Kafka such a producer of version 2 cannot commit, but gets its next epoch from an abort and continues.
+        As in Kafka such a producer of version 2 cannot commit (PRODUCER_FENCED, because clients end at
+        INVALID_TXN_STATE), but gets its next epoch from an abort and continues.
         Records of version 0 have no field for it: a coordinator loaded from them fences the producer.
         """
         return (
@@ -343,7 +334,7 @@ class TransactionShard:
         """
         retry = self._is_retried_end(t, producer)
         if retry and t.commits is not commit:
-            return ErrorCode.INVALID_TXN_STATE
+            return ErrorCode.PRODUCER_FENCED if commit else ErrorCode.INVALID_TXN_STATE
         if t.state in PREPARED:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if retry:
@@ -377,9 +368,16 @@ class TransactionShard:
             effects=(Cancel(_TIMEOUT + transactional_id), self.markers(transactional_id, after)),
         )
 
-    def fence(self, transactional_id: str, t: Transaction, now: Now, answer: object | None) -> Result:
+    def fence(
+        self,
+        transactional_id: str,
+        t: Transaction,
+        now: Now,
+        answer: object | None,
+        epoch_before: int = NO_PRODUCER_EPOCH,
+    ) -> Result:
         """Abort an open transaction by the coordinator itself; ``answer`` None: by its timeout."""
-        after = t.fenced(now.wall_ms, timed_out=answer is None)
+        after = t.fenced(now.wall_ms, timed_out=answer is None, epoch_before=epoch_before)
         again = Result(effects=(Schedule(_TIMEOUT + transactional_id, RETRY_MS),))
         return Result(
             answer,
@@ -472,7 +470,6 @@ class TransactionShard:
             return
         if record.value is None:
             self.transactions.pop(transactional_id, None)
-            self._epochs_before.pop(transactional_id, None)
             return
         t = decode_transaction(record.value)
         if t is None:
@@ -511,21 +508,20 @@ class TransactionShard:
         states: frozenset[TransactionState] = frozenset(),
         producer_ids: frozenset[int] = frozenset(),
         longer_than_ms: int = -1,
-        pattern: Pattern | None = None,
-    ) -> list[ListedTransaction]:
-        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` selects open ones only."""
-        found = []
-        for transactional_id, t in self.transactions.items():
-            if states and t.state not in states:
-                continue
-            if producer_ids and t.producer_id not in producer_ids:
-                continue
-            if longer_than_ms >= 0 and (t.start_ms < 0 or now.wall_ms - t.start_ms <= longer_than_ms):
-                continue
-            if pattern is not None and not pattern.matches(transactional_id):
-                continue
-            found.append(ListedTransaction(transactional_id, t.producer_id, t.state))
-        return found
+        matches: Callable[[str], bool] | None = None,
+    ) -> Iterator[ListedTransaction | None]:
+        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` selects open ones only.
+
+        ``matches`` is asked last. None stands for each id that does not pass: there is one item for each.
+        """
+        for transactional_id, t in list(self.transactions.items()):
+            passes = (
+                (not states or t.state in states)
+                and (not producer_ids or t.producer_id in producer_ids)
+                and not (longer_than_ms >= 0 and (t.start_ms < 0 or now.wall_ms - t.start_ms <= longer_than_ms))
+                and (matches is None or matches(transactional_id))
+            )
+            yield ListedTransaction(transactional_id, t.producer_id, t.state) if passes else None
 
     def metric_parts(self) -> Iterator[Mapping[str, float]]:
         """Numbers of ids, of these sinks, open transactions, of these sinks' batches, and of transactions whose markers

@@ -1,8 +1,8 @@
 """The records of ``__transaction_state``, byte for byte Kafka's: key v0, value v0 and the flexible v1.
 
 Source: TransactionLogKey.json and TransactionLogValue.json of Kafka 4.1; compact types and tags by KIP-482. Topics and
-partitions are written in sorted order, so that equal states give equal bytes. A sink's batch and the flag of an abort
-by timeout are in fleetlog's own tagged fields, which Kafka's readers skip.
+partitions are written in sorted order, so that equal states give equal bytes. A sink's batch, the flag of an abort by
+timeout and the epoch before an InitProducerId are in fleetlog's own tagged fields, which Kafka's readers skip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from _native.byte_reader import ByteReader, varint_bytes
 from txn.batches import BatchFence, BatchMember, SinkBatch, members_of
 from txn.states import TransactionState
 from txn.transaction import Transaction
-from wire.types import NO_PRODUCER_ID, TopicPartition
+from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 __all__ = [
     "RecordError",
@@ -27,7 +27,7 @@ __all__ = [
 KEY_VERSION = 0
 LEGACY_VERSION, FLEXIBLE_VERSION = 0, 1
 _TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION = 0, 1, 2
-_TAG_BATCH, _TAG_TIMED_OUT = 100, 101
+_TAG_BATCH, _TAG_TIMED_OUT, _TAG_EPOCH_BEFORE = 100, 101, 102
 _BATCH_VERSION = 0
 _MEMBER = struct.Struct(">qh")
 _FENCE = struct.Struct(">qq")  # batch id, time of the commit
@@ -98,6 +98,8 @@ def _encode_tags(t: Transaction) -> bytes:
         tags.append((_TAG_BATCH, _encode_batch(t.batch)))
     if t.timed_out:
         tags.append((_TAG_TIMED_OUT, b""))
+    if t.epoch_before != NO_PRODUCER_EPOCH:
+        tags.append((_TAG_EPOCH_BEFORE, struct.pack(">h", t.epoch_before)))
     return varint_bytes(len(tags)) + b"".join(varint_bytes(tag) + varint_bytes(len(data)) + data for tag, data in tags)
 
 
@@ -166,6 +168,7 @@ def decode_transaction(value: bytes) -> Transaction | None:
         client_version=_number(tags.get(_TAG_CLIENT_VERSION), 0),
         batch=None if batch is None else _decode_batch(batch),
         timed_out=_TAG_TIMED_OUT in tags,
+        epoch_before=_number(tags.get(_TAG_EPOCH_BEFORE), NO_PRODUCER_EPOCH),
     )
 
 

@@ -6,7 +6,8 @@ error and changes nothing. Three guarantees depend on it:
 
 1. *Fencing.* A request with a (producer id, epoch) that is not the present one changes nothing.
 2. *One outcome.* Once PREPARE_COMMIT or PREPARE_ABORT is in the log, only the matching COMPLETE state can follow. A
-   retry gets the same outcome; a request for the other outcome gets INVALID_TXN_STATE.
+   retry gets the same outcome; a request for the other outcome gets INVALID_TXN_STATE, or, if it is a commit of
+   version 2, PRODUCER_FENCED.
 3. *No delayed end* (transaction version 2). Every end bumps the epoch, so a delayed EndTxn cannot end the next
    transaction (KAFKA-17754): its epoch is outdated by then.
 

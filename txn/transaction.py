@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from txn.batches import BatchFence, BatchMember, SinkBatch
 from txn.states import PREPARED, TransactionState, may_follow
 from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 MAX_EPOCH = 2**15 - 1
 LAST_CLIENT_EPOCH = MAX_EPOCH - 1
@@ -23,7 +23,9 @@ class Transaction:
     ``previous_producer_id`` is the producer id before the last step, ``next_producer_id`` the one after an end that
     used the last epoch. ``client_version`` is the transaction version (0, 1, 2) of the last step's client; a fence
     counts as 0, so that it is never taken for a retry. Times in ms since the epoch. ``batch`` is for sinks only
-    (``txn.batches``). ``timed_out``: the timeout aborted the transaction; any other step resets it.
+    (``txn.batches``). ``timed_out``: the timeout aborted the transaction; any other step resets it. ``epoch_before``:
+    the epoch that the producer itself named in the InitProducerId that led here, for a retry after a lost answer; -1 if
+    it named none, or has used its new epoch since.
     """
 
     producer_id: int
@@ -38,6 +40,7 @@ class Transaction:
     client_version: int = 0
     batch: SinkBatch | None = None
     timed_out: bool = False
+    epoch_before: int = NO_PRODUCER_EPOCH
 
     @property
     def epoch_exhausted(self) -> bool:
@@ -49,20 +52,18 @@ class Transaction:
         """Whether the outcome is a commit (for prepared and complete states)."""
         return self.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
 
-    def _step(self, state: TransactionState, now_ms: int, *, timed_out: bool = False, **changes: object) -> Transaction:
+    def _step(self, state: TransactionState, now_ms: int, **changes: object) -> Transaction:
         assert may_follow(self.state, state), f"{self.state.name} -> {state.name} is not in the table"
-        return replace(
-            self,
-            state=state,
-            previous_producer_id=self.producer_id,
-            last_update_ms=now_ms,
-            timed_out=timed_out,
-            **changes,  # type: ignore[arg-type]
-        )
+        reset: dict[str, object] = {
+            "previous_producer_id": self.producer_id,
+            "timed_out": False,
+            "epoch_before": NO_PRODUCER_EPOCH,
+        }
+        return replace(self, state=state, last_update_ms=now_ms, **reset | changes)  # type: ignore[arg-type]
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
 
-    def with_bumped_epoch(self, timeout_ms: int, now_ms: int) -> Transaction:
+    def with_bumped_epoch(self, timeout_ms: int, now_ms: int, epoch_before: int = NO_PRODUCER_EPOCH) -> Transaction:
         """Restart the producer with the next epoch."""
         assert not self.epoch_exhausted
         return self._step(
@@ -73,10 +74,11 @@ class Transaction:
             partitions=frozenset(),
             start_ms=NO_TIMESTAMP,
             next_producer_id=NO_PRODUCER_ID,
+            epoch_before=epoch_before,
         )
 
-    def with_same_epoch(self, timeout_ms: int, now_ms: int) -> Transaction:
-        """Keep the epoch, for a retry of InitProducerId after a lost answer."""
+    def with_same_epoch(self, timeout_ms: int, now_ms: int, epoch_before: int) -> Transaction:
+        """Keep the producer id and the epoch, for a retry of InitProducerId after a lost answer, and for the next."""
         return self._step(
             TransactionState.EMPTY,
             now_ms,
@@ -84,9 +86,13 @@ class Transaction:
             partitions=frozenset(),
             start_ms=NO_TIMESTAMP,
             next_producer_id=NO_PRODUCER_ID,
+            previous_producer_id=self.previous_producer_id,
+            epoch_before=epoch_before,
         )
 
-    def with_new_producer_id(self, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
+    def with_new_producer_id(
+        self, producer_id: int, timeout_ms: int, now_ms: int, epoch_before: int = NO_PRODUCER_EPOCH
+    ) -> Transaction:
         """Use a new producer id from epoch 0: the epochs of the present one are used up."""
         return self._step(
             TransactionState.EMPTY,
@@ -97,6 +103,7 @@ class Transaction:
             partitions=frozenset(),
             start_ms=NO_TIMESTAMP,
             next_producer_id=NO_PRODUCER_ID,
+            epoch_before=epoch_before,
         )
 
     # ---- in the transaction ----------------------------------------------------------------------------------------
@@ -166,8 +173,11 @@ class Transaction:
             client_version=client_version,
         )
 
-    def fenced(self, now_ms: int, *, timed_out: bool = False) -> Transaction:
-        """Abort an open transaction by the coordinator, and fence its producer with an epoch bump."""
+    def fenced(self, now_ms: int, *, timed_out: bool = False, epoch_before: int = NO_PRODUCER_EPOCH) -> Transaction:
+        """Abort an open transaction by the coordinator, and fence its producer with an epoch bump.
+
+        ``epoch_before``: it is the producer itself that asks, and it will come again with this epoch.
+        """
         assert self.state is TransactionState.ONGOING
         assert self.producer_epoch < MAX_EPOCH
         return self._step(
@@ -177,6 +187,7 @@ class Transaction:
             next_producer_id=NO_PRODUCER_ID,
             client_version=0,
             timed_out=timed_out,
+            epoch_before=epoch_before,
         )
 
     def completed(self, now_ms: int) -> Transaction:
@@ -192,6 +203,7 @@ class Transaction:
             partitions=frozenset(),
             batch=None if self.batch is None else self.batch.released(),
             timed_out=self.timed_out,
+            epoch_before=self.epoch_before,
         )
 
 

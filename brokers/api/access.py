@@ -135,7 +135,7 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     api_keys.COMMIT_BATCH: _ON_TRANSACTION,
     api_keys.HEARTBEAT_BATCH: _ON_TRANSACTION,
     api_keys.ABORT_BATCH: _ON_TRANSACTION,
-    api_keys.DESCRIBE_SINKS: _needs((DESCRIBE, TRANSACTIONAL_ID)),
+    api_keys.DESCRIBE_SINKS: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
     api_keys.RESET_SINK: _needs(
         (WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)
     ),  # rows may be written twice: an operator's decision

@@ -141,14 +141,14 @@ class DelayedResponse(Pending):
 
 
 Outcome = Done | DelayedResponse
-Paced = Generator[None, None, Outcome]
+Paced = Generator[Any, None, Outcome]
 
 NAME_BYTES_MAX = 30_000
 """Names go into strings of at most 32,767 bytes, some of them with a UUID behind them."""
 ROWS_PER_YIELD = 16
 
 
-def through(work: Generator[None, None, R]) -> R:
+def through(work: Generator[Any, None, R]) -> R:
     """What paced work returns, done without a pause."""
     while True:
         try:

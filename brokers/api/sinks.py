@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import wire.messages as m
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE, TRANSACTIONAL_ID, WRITE
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE, TOPIC, TRANSACTIONAL_ID, WRITE
 from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, too_long
 from brokers.api.waiting import when_done
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -227,43 +227,64 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
             for name, t in list(shard.transactions.items()):
                 yield
                 if t.batch is not None and context.allows(DESCRIBE, TRANSACTIONAL_ID, name, logged=False):
-                    described.append(_described(name, t))
+                    described.append(_described(name, t, context))
     else:
         for name in dict.fromkeys(request.sink_ids):
             yield
             refusal = context.refusal(DESCRIBE, TRANSACTIONAL_ID, name)
             allowed = refusal is ErrorCode.NONE
-            described.append(_look_up(name, coordinator) if allowed else _described(name, None, refusal))
+            described.append(_look_up(name, context) if allowed else _undescribed(name, refusal))
     return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
 
 
-def _look_up(sink_id: str, coordinator: TransactionCoordinator) -> Any:
-    error, shard = coordinator.shard_for(sink_id)
+def _look_up(sink_id: str, context: Context) -> Any:
+    error, shard = _coordinator(context).shard_for(sink_id)
     if shard is None:
-        return _described(sink_id, None, error)
-    found = shard.describe(sink_id)
-    if found is None:
-        return _described(sink_id, None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-    return _described(sink_id, found) if found.batch is not None else _described(sink_id, None, ErrorCode.NOT_A_SINK)
+        return _undescribed(sink_id, error)
+    t = shard.describe(sink_id)
+    if t is None:
+        return _undescribed(sink_id, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    return _described(sink_id, t, context) if t.batch is not None else _undescribed(sink_id, ErrorCode.NOT_A_SINK)
 
 
-def _described(sink_id: str, t: Transaction | None, error: ErrorCode = ErrorCode.NONE) -> Any:
-    kind = m.DescribeSinksResponse.DescribedSink
-    batch = t.batch if t is not None else None
-    topics: dict[str, list[int]] = {}
-    for topic, index in sorted(t.partitions if t is not None else ()):
-        topics.setdefault(topic, []).append(index)
-    return kind(
+def _undescribed(sink_id: str, error: ErrorCode) -> Any:
+    return m.DescribeSinksResponse.DescribedSink(
         version=0,
         error_code=error,
         sink_id=sink_id,
-        state=t.state.label if t is not None else "",
-        producer_id=t.producer_id if t is not None else NO_PRODUCER_ID,
-        producer_epoch=t.producer_epoch if t is not None else NO_PRODUCER_EPOCH,
-        timeout_ms=t.timeout_ms if t is not None else 0,
-        start_ms=t.start_ms if t is not None else -1,
-        members=len(batch.members) if batch is not None else 0,
-        free_slots=len(batch.slots) if batch is not None else 0,
+        state="",
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        timeout_ms=0,
+        start_ms=-1,
+        members=0,
+        free_slots=0,
+        topics=[],
+        fence=None,
+    )
+
+
+def _described(sink_id: str, t: Transaction, context: Context) -> Any:
+    """The sink, with those topics of its batch that the client may describe."""
+    kind = m.DescribeSinksResponse.DescribedSink
+    batch = t.batch
+    assert batch is not None
+    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions), logged=False)
+    topics: dict[str, list[int]] = {}
+    for topic, index in sorted(t.partitions):
+        if topic not in denied:
+            topics.setdefault(topic, []).append(index)
+    return kind(
+        version=0,
+        error_code=ErrorCode.NONE,
+        sink_id=sink_id,
+        state=t.state.label,
+        producer_id=t.producer_id,
+        producer_epoch=t.producer_epoch,
+        timeout_ms=t.timeout_ms,
+        start_ms=t.start_ms,
+        members=len(batch.members),
+        free_slots=len(batch.slots),
         topics=[kind.SinkTopic(version=0, name=name, partitions=indexes) for name, indexes in topics.items()],
-        fence=_fence(kind, batch.fence if batch is not None else None),
+        fence=_fence(kind, batch.fence),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import wire.messages as m
 from brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
 from brokers.api.base import Context, Done, Paced
+from brokers.api.unpacking import PAUSE
 from txn.commands import Now
 from txn.patterns import BadPattern, Pattern
 from txn.states import TransactionState
@@ -126,12 +127,13 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
 
 
 def handle_list_transactions(request: ListTransactionsRequest, context: Context) -> Paced:
-    """ListTransactions: all ids this broker coordinates that pass the filters."""
+    """ListTransactions: the ids this broker coordinates that pass the filters and that the client may describe."""
     version = context.api_version
     runtime = context.services.transactions
     states: set[TransactionState] = set()
     unknown: list[str] = []
     for label in request.state_filters:
+        yield
         state = TransactionState.from_label(label)
         if state is None:
             unknown.append(label)
@@ -140,41 +142,45 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
     error, pattern = ErrorCode.NONE, None
     if runtime.loading:
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    if version >= 2 and request.transactional_id_pattern:
+    elif version >= 2 and request.transactional_id_pattern:
+        yield PAUSE  # patterns of several clients are compiled in one turn each
         try:
             pattern = Pattern(request.transactional_id_pattern)
         except BadPattern:
             error = ErrorCode.INVALID_REGULAR_EXPRESSION
-    found: list[Any] = []
+
+    def matches(transactional_id: str) -> bool:
+        may_be_shown = context.allows(DESCRIBE, TRANSACTIONAL_ID, transactional_id, logged=False)
+        return may_be_shown and (pattern is None or pattern.matches(transactional_id))
+
+    kind = m.ListTransactionsResponse.TransactionState
+    listed: list[Any] = []
     if error is ErrorCode.NONE and (states or not request.state_filters):
         clock = context.services.clock
         now = Now(clock.wall_ms(), clock.mono_ms())
         longer_than_ms = request.duration_filter if version >= 1 else -1
+        producer_ids = frozenset(request.producer_id_filters)
         try:
             for shard in runtime.shards():
-                yield
-                found += shard.list_transactions(
-                    now, frozenset(states), frozenset(request.producer_id_filters), longer_than_ms, pattern
-                )
+                for entry in shard.list_transactions(now, frozenset(states), producer_ids, longer_than_ms, matches):
+                    yield
+                    if entry is not None:
+                        listed.append(
+                            kind(
+                                version=version,
+                                transactional_id=entry.transactional_id,
+                                producer_id=entry.producer_id,
+                                transaction_state=entry.state.label,
+                            )
+                        )
         except BadPattern:
-            error, found = ErrorCode.INVALID_REGULAR_EXPRESSION, []
-    denied = context.denied(DESCRIBE, TRANSACTIONAL_ID, (entry.transactional_id for entry in found), logged=False)
-    kind = m.ListTransactionsResponse.TransactionState
+            error, listed = ErrorCode.INVALID_REGULAR_EXPRESSION, []
     return Done(
         m.ListTransactionsResponse(
             version=version,
             throttle_time_ms=0,
             error_code=error,
             unknown_state_filters=unknown,
-            transaction_states=[
-                kind(
-                    version=version,
-                    transactional_id=entry.transactional_id,
-                    producer_id=entry.producer_id,
-                    transaction_state=entry.state.label,
-                )
-                for entry in found
-                if entry.transactional_id not in denied
-            ],
+            transaction_states=listed,
         )
     )

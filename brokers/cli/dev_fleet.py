@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import brokers
+from _native.temporary import own_directory
 from brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity, write_private
 from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from brokers.cli.interrupts import interrupts
@@ -131,8 +131,10 @@ def plan(directory: Path, count: int, port: int, detached: bool, racks: Sequence
 @contextlib.contextmanager
 def reserved(ports: Iterable[int]) -> Iterator[None]:
     """Keep the ports from other `dev` commands until the brokers listen on them. Raises DevError."""
-    place = Path(tempfile.gettempdir()) / f"fleetlog-dev-{os.getuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
+    try:
+        place = own_directory("dev")
+    except OSError as problem:
+        raise DevError(str(problem)) from None
     with contextlib.ExitStack() as stack:
         for port in ports:
             lock = stack.enter_context((place / f"port-{port}.lock").open("w"))

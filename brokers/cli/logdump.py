@@ -326,6 +326,7 @@ def transactions_row(record: Any) -> Row:
         "partitions": [f"{tp.topic}:{tp.partition}" for tp in sorted(state.partitions)],
         "previous_producer": state.previous_producer_id if state.previous_producer_id >= 0 else None,
         "next_producer": state.next_producer_id if state.next_producer_id >= 0 else None,
+        "epoch_before": state.epoch_before if state.epoch_before >= 0 else None,
         "transaction_version": state.client_version,
     }
 

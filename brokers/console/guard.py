@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -86,10 +86,13 @@ async def read_form(request: Request) -> dict[str, str]:
     if kind != "application/x-www-form-urlencoded":
         raise PageError(415, "send a form: application/x-www-form-urlencoded")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES_MAX:
-            raise PageError(413, f"a form may have {FORM_BYTES_MAX} bytes at most")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_BYTES_MAX:
+                raise PageError(413, f"a form may have {FORM_BYTES_MAX} bytes at most")
+    except ClientDisconnect:  # or was too slow; nobody reads this
+        raise PageError(400, "the form did not arrive whole") from None
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"))
     except ValueError:

@@ -8,48 +8,56 @@ import socket
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Final, cast
 
 import h11
 import uvicorn
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from brokers.cli.output import CliError
 from brokers.console.web import ConsoleSettings, create_console
 
 OPEN_MAX: Final = 200
-"""Connections that are open at the same time; more are answered with 503."""
+"""Connections that are open at the same time. For one more, the one that has waited longest for its request makes way;
+where none waits, it is answered with 503."""
+OPEN_PER_ADDRESS_MAX: Final = 64
+"""The same, of one address. A browser has six; behind a proxy all visitors have one address."""
 BACKLOG: Final = 64
 _REFUSALS: Final = {
     400: "this is no request of HTTP\n",
     431: "the address and the headers of a request may have 64 KiB; shorten the filter\n",
 }
 REQUEST_S: Final = 10.0
-"""A connection that has not sent the head of a request by then is closed: it would count among the open ones."""
+"""For the head of a request, for its body, and for taking some of the answer: a connection that is later is closed."""
+LOOK_S: Final = 1.0
 
 
 class TimedConnection(H11Protocol):
-    """A connection whose requests must arrive in time, the first one, too."""
+    """A connection whose requests must arrive in time, the first one, too, and whose answers must be taken."""
 
-    _waiting: asyncio.Task[None] | None = None
     _refused = False
+    _stage: tuple[object, ...] = ()
+    _stage_began_s = 0.0
+    _looking: asyncio.Task[None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """By asyncio."""
         super().connection_made(transport)
-        self._watch()
+        self._stage_began_s = self.loop.time()
+        self._make_room()
+        self._looking = self.loop.create_task(self._close_when_late())
 
     def data_received(self, data: bytes) -> None:
         """By asyncio."""
         if self._refused:  # read to its end, or the peer's system throws the answer away
             return
         super().data_received(data)
-        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """By asyncio."""
         super().connection_lost(exc)
-        self._stop_watching()
+        self._looking.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """By uvicorn, while it handles the error of what is no request, or has too large a head."""
@@ -67,24 +75,38 @@ class TimedConnection(H11Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        """Whether all of a request is here and the answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
-    def _watch(self) -> None:
-        if self._is_answering:
-            self._stop_watching()
-        elif self._waiting is None:
-            self._waiting = self.loop.create_task(self._close_when_late())
-
-    def _stop_watching(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _make_room(self) -> None:
+        """Too many connections: the longest that waits for its peer is closed, of the address first."""
+        address = self.client[0] if self.client else None
+        everyone = cast("set[TimedConnection]", self.connections)
+        own = {peer for peer in everyone if (peer.client[0] if peer.client else None) == address}
+        for present, most in ((own, OPEN_PER_ADDRESS_MAX), (everyone, OPEN_MAX - 1)):
+            if len(present & everyone) <= most:
+                continue
+            waiting = [peer for peer in present & everyone if peer is not self and not peer._is_answering]
+            if not waiting:
+                self.app = service_unavailable
+                return
+            longest = min(waiting, key=lambda peer: peer._stage_began_s)
+            everyone.discard(longest)
+            longest.transport.abort()
 
     async def _close_when_late(self) -> None:
-        await asyncio.sleep(REQUEST_S)
-        self._waiting = None
-        if not self._is_answering:
-            self.transport.close()
+        """Look once in a second whether the peer has kept this connection waiting for too long."""
+        while True:
+            now_s, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+            stage = (self.cycle, self._is_answering, unsent)
+            if stage != self._stage or (self._is_answering and not unsent):
+                self._stage, self._stage_began_s = stage, now_s
+            elif now_s - self._stage_began_s >= REQUEST_S:
+                if unsent or self.transport.is_closing():
+                    self.transport.abort()
+                else:
+                    self.transport.close()
+            await asyncio.sleep(LOOK_S)
 
 
 def serve(

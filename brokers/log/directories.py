@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 from brokers.log import checkpoints
+from brokers.log.failures import DiskError
 from brokers.log.full_disks import Room
 
 if TYPE_CHECKING:
@@ -60,6 +61,19 @@ class DirectoryUsage(NamedTuple):
     total_bytes: int
     usable_bytes: int
     logs: list[Log]
+
+
+def space_of(disk: DiskPort, directory: LogDirectory) -> tuple[int, int]:
+    """The bytes of the directory's volume, and those that are usable: see :class:`DirectoryUsage`."""
+    total, usable = -1, -1
+    if not directory.offline:
+        try:
+            total, usable = disk.space(directory.path)
+        except DiskError as wrong:
+            logger.warning("free space of the log directories is unknown: %s", wrong)
+        if directory.room.crowded:
+            usable = 0
+    return total, usable
 
 
 class TopicIds:

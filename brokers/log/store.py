@@ -23,7 +23,7 @@ from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import loss_message, lost_since_stop
 from brokers.log.cleaner import Cleaner
 from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds
+from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds, space_of
 from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
@@ -74,6 +74,8 @@ class LogStore:
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._rivals: dict[TopicPartition, list[tuple[Log, LogDirectory]]] = {}
+        """Copies of partitions in a second directory, with another topic id, until it is known which one counts."""
         self._gone: set[TopicPartition] = set()
         """Partitions that a directory's checkpoints name without having them: not all of them were deleted."""
         self.broker_config: Callable[[], BrokerConfig] = lambda: config
@@ -95,8 +97,7 @@ class LogStore:
         """Lock the directories, check whose they are, open every log, recover those that were not closed in order.
 
         ``registered`` are the directories of this broker's last registration, by id with their paths. Raises
-        DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable or two of
-        them hold partitions of the same name.
+        DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable.
         """
         report = StoreReport()
         progress = StartProgress(self._disk, self._clock, self._start_figures)
@@ -207,10 +208,8 @@ class LogStore:
         tp = log.topic_partition
         known, home = self._logs[tp], self._homes[tp]
         if known.topic_id != log.topic_id:  # of two topics of that name one is gone, but which?
-            raise StoreRefused(
-                f"{tp} is in two log directories: {log.directory} (topic id {log.topic_id}) and {known.directory}"
-                f" (topic id {known.topic_id}); remove the one whose topic was deleted"
-            )
+            self._rivals.setdefault(tp, []).append((log, directory))
+            return False
         better = _reach(log) > _reach(known)
         lesser, where = (known, home) if better else (log, directory)
         aside = self._renamed(lesser, where, "stray")
@@ -219,6 +218,25 @@ class LogStore:
         report.set_aside.append(f"{tp} is in two log directories; the copy that ends at offset"
                                 f" {lesser.log_end_offset} is now {aside}")  # fmt: skip
         return better
+
+    def settle(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
+        """Of copies with several topic ids that of this topic stays, and the others are set aside: a disk that was away
+        comes back with the log of a topic that was deleted and made again, or with one whose id cannot be read.
+        """
+        for log, directory in self._rivals.pop(tp, ()):
+            lesser, where = log, directory
+            if log.topic_id == topic_id != self._logs[tp].topic_id:
+                lesser, where = self._logs[tp], self._homes[tp]
+                self._add(log, directory)
+            lesser.abandon()
+            try:
+                aside = self._renamed(lesser, where, "stray")
+                where.syncs.append(self._disk.sync_later([where.path]))
+            except DiskError as wrong:
+                logger.error("%s: a second copy in %s cannot be set aside: %s", tp, lesser.directory, wrong)
+                continue
+            logger.warning("%s is in two log directories; the copy of topic id %s, which ends at offset %d, is now %s",
+                           tp, lesser.topic_id, lesser.log_end_offset, aside)  # fmt: skip
 
     def _renamed(self, log: Log, directory: LogDirectory, suffix: str) -> str:
         """Rename the log's directory so that it is none any more; returns its new path. Raises DiskError."""
@@ -321,7 +339,8 @@ class LogStore:
             self._disk.sync_file_system(directory.path)
             for log in logs:
                 log.recovery_point = log.log_end_offset
-        for log in logs:
+        rivals = [log for found in self._rivals.values() for log, home in found if home is directory]
+        for log in (*logs, *rivals):
             log.abandon()
         if not clean:
             return
@@ -361,18 +380,7 @@ class LogStore:
 
     def room(self) -> list[tuple[LogDirectory, int, int]]:
         """The directories, each with the bytes of its volume and those that are usable: see :class:`DirectoryUsage`."""
-        found = []
-        for directory in self.directories:
-            total, usable = -1, -1
-            if not directory.offline:
-                try:
-                    total, usable = self._disk.space(directory.path)
-                except DiskError as wrong:
-                    logger.warning("free space of the log directories is unknown: %s", wrong)
-                if directory.room.crowded:
-                    usable = 0
-            found.append((directory, total, usable))
-        return found
+        return [(directory, *space_of(self._disk, directory)) for directory in self.directories]
 
     def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:
         """The partition's log, made in the directory that has the fewest of those with room. Raises DiskError."""
@@ -439,17 +447,12 @@ class LogStore:
 
     def delete(self, tp: TopicPartition) -> None:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
-        log = self._logs.pop(tp, None)
-        directory = self._homes.pop(tp, None)
+        log, directory = self._logs.get(tp), self._homes.get(tp)
         if log is None or directory is None:
             return
-        self.cleaner.forget(tp)
-        directory.logs -= 1
-        directory.room.crowded.pop(tp, None)
+        self._remove(log, directory)
         if directory.offline:
             return
-        self._checkpoints.outlived.add(tp)
-        log.abandon()
         try:
             path = self._renamed(log, directory, "delete")
             # Without waiting: before there is a log of that name again, its directory is synced (Checkpoints.outlived).
@@ -462,6 +465,34 @@ class LogStore:
             self._failed(directory, wrong)
         else:
             directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
+
+    def set_aside(self, tp: TopicPartition) -> str | None:
+        """Forget the partition, and rename its directory, which stays, to ``<partition>.<id>-stray``, as Kafka does.
+
+        Returns the new path; None without such a log, or where its disk has failed. Raises DiskFull: the log stays.
+        """
+        log, directory = self._logs.get(tp), self._homes.get(tp)
+        if log is None or directory is None or directory.offline:
+            return None
+        try:
+            path = self._renamed(log, directory, "stray")
+            directory.syncs.append(self._disk.sync_later([directory.path]))
+        except DiskFailed as wrong:
+            self._failed(directory, wrong)
+            return None
+        self._remove(log, directory)
+        return path
+
+    def _remove(self, log: Log, directory: LogDirectory) -> None:
+        """Know the log no more."""
+        tp = log.topic_partition
+        del self._logs[tp], self._homes[tp]
+        self.cleaner.forget(tp)
+        directory.logs -= 1
+        directory.room.crowded.pop(tp, None)
+        if not directory.offline:
+            self._checkpoints.outlived.add(tp)
+            log.abandon()
 
     def _removed_at_once(self, log: Log, directory: LogDirectory) -> None:
         try:

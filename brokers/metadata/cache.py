@@ -24,7 +24,7 @@ from brokers.metadata import foreign, znodes
 from brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
 from brokers.metadata.watcher import ZnodeWatcher
-from brokers.metadata.znodes import BadZnode, Change
+from brokers.metadata.znodes import BadZnode, Change, TopicDeleted
 from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
 from brokers.setting_kinds import attribute
 from coordination.registration import broker_path, incarnation_path
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 DEPARTED_MS = 3000
 """How long a broker is kept after its registration ended: three of librdkafka's periodic Metadata requests."""
 NO_CONTROLLER = -1
+DELETIONS_MAX = 10_000
+"""So many deleted topics are remembered. The log of one that is forgotten is put aside instead of being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class MetadataCache:
         self.static = config
         self._image = MetadataImage()
         self._sequence = -1
+        self._deletions: dict[uuid.UUID, None] = {}
         self._listeners: list[Listener] = []
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._watcher = ZnodeWatcher(store, "metadata", self._read)
@@ -111,6 +114,19 @@ class MetadataCache:
     def partition(self, tp: TopicPartition) -> PartitionState | None:
         """The partition's state, or None if there is no such partition."""
         return self._image.partition(tp)
+
+    def was_deleted(self, topic_id: uuid.UUID) -> bool:
+        """Whether the deletion of this topic was seen: in the change log, or by its mark in the tree.
+
+        A topic that is only missing may be missing because ZooKeeper was restored from an older copy.
+        """
+        return topic_id in self._deletions
+
+    def note_deletions(self, topic_ids: Iterable[uuid.UUID]) -> None:
+        """These topics are deleted."""
+        self._deletions.update(dict.fromkeys(topic_ids))
+        while len(self._deletions) > DELETIONS_MAX:
+            del self._deletions[next(iter(self._deletions))]
 
     def snapshot(self) -> MetadataImage:
         """A copy of topics and configurations, for independent updates."""
@@ -279,11 +295,14 @@ class MetadataCache:
         await self._read_features()  # may fail: what is read anew must not be in the image before listeners hear of it
         delta = difference(self._image, loaded.image)
         self._image, self._sequence = loaded.image, loaded.sequence
+        self.note_deletions(loaded.deleted)
         return delta, True
 
     def _apply(self, sequence: int, entry: Iterable[Change], delta: MetadataDelta) -> None:
         assert sequence == self._sequence + 1, "change-log entries are applied in order"
-        self._image.apply(entry, delta)
+        changes = list(entry)
+        self._image.apply(changes, delta)
+        self.note_deletions(change.id for change in changes if isinstance(change, TopicDeleted))
         self._sequence = sequence
 
     async def _read_brokers(self) -> dict[int, BrokerInfo]:

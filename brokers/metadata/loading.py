@@ -7,13 +7,23 @@ The reads are not one snapshot. Instead the change log brackets them: writes dur
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from brokers.metadata import znodes
 from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import BadZnode, Change, ConfigChanged, StatesChanged, TopicChanged, TopicZnode
+from brokers.metadata.znodes import (
+    BadZnode,
+    Change,
+    ConfigChanged,
+    StatesChanged,
+    TopicChanged,
+    TopicDeleted,
+    TopicZnode,
+)
 from brokers.model import PartitionState, TopicPartition
 from coordination.store import MAX_GET_MANY, NoNode, Stat, Store, Watch
 
@@ -29,11 +39,15 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True)
 class LoadedMetadata:
-    """The result. ``deleting`` are topics with a deletion in progress: not in the image, but to be completed."""
+    """The result. ``deleting`` are topics with a deletion in progress: not in the image, but to be completed.
+
+    ``deleted`` are the ids of topics whose deletions the tree names, done or in progress.
+    """
 
     image: MetadataImage
     sequence: int
     deleting: list[str]
+    deleted: frozenset[uuid.UUID] = frozenset()
 
 
 async def gather_bounded(
@@ -108,6 +122,7 @@ async def _load_once(store: Store) -> LoadedMetadata | None:
     delta = MetadataDelta()
     deleting = await children_or_none(store, znodes.DELETE_TOPICS)
     names = [name for name in await children_or_none(store, znodes.TOPICS) if name not in set(deleting)]
+    deleted = await _read_deletions(store, deleting)
     image.apply(await _read_topics(store, names), delta)
     entities = [
         (kind, entity)
@@ -125,7 +140,20 @@ async def _load_once(store: Store) -> LoadedMetadata | None:
         return None
     for entry in entries:
         image.apply(entry, delta)
-    return LoadedMetadata(image, tail[-1] if tail else first, deleting)
+        deleted.update(change.id for change in entry if isinstance(change, TopicDeleted))
+    return LoadedMetadata(image, tail[-1] if tail else first, deleting, frozenset(deleted))
+
+
+async def _read_deletions(store: Store, deleting: list[str]) -> set[uuid.UUID]:
+    """The ids in the marks of deleted topics. A mark that cannot be read (Kafka's have no id) names none."""
+    names = await children_or_none(store, znodes.DELETED_TOPICS)
+    paths = [*map(znodes.deleted_topic_path, names), *map(znodes.delete_topic_path, deleting)]
+    ids = set()
+    for path, mark in zip(paths, await read_many(store, paths), strict=True):
+        if mark is not None:
+            with suppress(BadZnode):
+                ids.add(znodes.decode_delete_mark(path, mark[0]))
+    return ids
 
 
 async def _read_topics(store: Store, names: list[str]) -> list[Change]:

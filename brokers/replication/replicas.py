@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from brokers.log.rejected import BeforeLeading
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
+from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition, id_text
 from brokers.replication import full_disks, isr
 from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
 from brokers.replication.partition import Partition
 from brokers.replication.proposals import IsrWriter
 from brokers.replication.serving import BrokerLease
-from brokers.replication.unopened import UnopenedReplica
+from brokers.replication.unopened import UnopenedReplica, why_lost
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ReplicaManager:
         self._unfollow_listeners: list[Callable[[TopicPartition], None]] = []
         self._newly_led: list[Partition] = []
         self._to_open = Backlog(call_soon, self._follow, self._log_new_leaderships)
-        self._to_remove = Backlog(call_soon, self._logs.delete)
+        self._to_remove = Backlog(call_soon, self._discard)
         self.before_leading = BeforeLeading()
         self._next_check_ms = -1
         self._intact_since = -1
@@ -299,10 +299,12 @@ class ReplicaManager:
     def reconcile(self) -> None:
         """Compare every partition with the metadata cache: at the start and after a reload."""
         for partition in list(self._partitions.values()):
-            if self._metadata.partition(partition.tp) is None:
-                self._delete(partition.tp, partition.topic_id)
+            if self._metadata.partition(partition.tp) is None and self._forget(partition.tp, partition.topic_id):
+                self._discard(partition.tp)
         if self._metadata.ready:
-            self._remove_strays()
+            for tp in list(self._logs.all()):
+                if tp not in self._partitions and self._metadata.partition(tp) is None:
+                    self._discard(tp)
         for name, topic in self._metadata.topics.items():
             for index in range(len(topic.partitions)):
                 self._follow(TopicPartition(name, index))
@@ -329,15 +331,32 @@ class ReplicaManager:
                 offset = partition.log.log_end_offset
                 logger.info("leading %s in epoch %d from offset %d", partition.tp, partition.leader_epoch, offset)
 
-    def _remove_strays(self) -> None:
-        """Delete the logs of topics that were deleted while this broker was down.
+    def _discard(self, tp: TopicPartition) -> None:
+        """Delete the log of a topic whose deletion was seen; put aside that of any other topic.
 
-        The log directories belong to this cluster (checked at the start), so a topic without metadata was deleted.
+        A topic without metadata may have been deleted while this broker was down. Or ZooKeeper was restored from a copy
+        that is older than the topic, and this log has its records.
         """
-        for tp in list(self._logs.all()):
-            if tp not in self._partitions and self._metadata.partition(tp) is None:
-                logger.warning("%s: deleting the log: its topic was deleted while this broker was down", tp)
-                self._logs.delete(tp)
+        log = self._logs.get(tp)
+        if log is None:
+            return
+        if log.topic_id is not None and self._metadata.was_deleted(log.topic_id):
+            logger.info("%s: deleting the log: its topic (id %s) was deleted", tp, id_text(log.topic_id))
+            self._logs.delete(tp)
+            return
+        named = "it has no topic id"
+        if log.topic_id is not None:
+            named = f"topic id {id_text(log.topic_id)} is not in ZooKeeper"
+        try:
+            path = self._logs.set_aside(tp)
+        except DiskError as wrong:
+            logger.error("%s: the log in %s cannot be put aside: %s", tp, log.directory, wrong)
+            return
+        if path is not None:
+            logger.warning(
+                "%s: the log, %d bytes up to offset %d, is put aside as %s: %s, and no deletion of its topic was seen",
+                tp, log.size_bytes, log.log_end_offset, path, named,
+            )  # fmt: skip
 
     def resign_all(self) -> None:
         """Stop leading all partitions: the session is lost, or the broker shuts down."""
@@ -346,7 +365,7 @@ class ReplicaManager:
                 self._resign(partition, None)
 
     def close(self) -> None:
-        """Leave what was left to later turns of the loop: the next start opens the new logs and removes the strays."""
+        """Leave what was left to later turns of the loop: the next start opens the new logs and discards the others."""
         self._to_open.close()
         self._to_remove.close()
 
@@ -356,14 +375,15 @@ class ReplicaManager:
         if topic is None or state is None:
             return
         partition = self._partitions.get(tp)
-        if partition is not None and partition.topic_id != topic.id:
-            self._delete(tp, partition.topic_id)  # the topic was deleted and created again
+        if partition is not None and partition.topic_id != topic.id:  # the topic was deleted and created again
+            if self._forget(tp, partition.topic_id):
+                self._discard(tp)
             partition = None
         waived = False
         if self._broker_id not in state.replicas:
             self._unopened.pop(tp, None)
-            if partition is not None:
-                self._delete(tp, partition.topic_id)
+            if partition is not None and self._forget(tp, partition.topic_id):
+                self._logs.delete(tp)
             return
         if partition is None:
             unopened = self._unopened.get(tp)
@@ -414,21 +434,21 @@ class ReplicaManager:
 
     def _open(self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState) -> Partition | None:
         if self._to_remove.discard(tp):
-            self._logs.delete(tp)
+            self._discard(tp)
+        self._logs.settle(tp, topic_id)
         log: Log | None = self._logs.get(tp)
-        if log is not None and log.topic_id not in (None, topic_id):
-            logger.warning("%s: deleting the log: it belongs to a deleted topic of the same name", tp)
-            self._logs.delete(tp)
-            log = None
-        if log is not None and log.topic_id is None and not self._is_counted_on(state) and log.log_end_offset:
-            logger.warning("%s: deleting the log: it has no topic id, and this replica is not in sync", tp)
-            self._logs.delete(tp)
-            log = None
+        if log is not None and not self._is_of(log, topic_id, state):
+            self._discard(tp)
+            log = self._logs.get(tp)
+            if log is not None:
+                if self._is_news(tp, topic_id, state, "the log of another topic of that name cannot be put aside"):
+                    logger.error("%s: no log for topic id %s: %s is in its place", tp, id_text(topic_id), log.directory)
+                return None
         config = self._metadata.topic_config(tp.topic)
         try:
             if log is None:
                 if not self._may_create(tp, state):
-                    why = self._why_lost(tp)
+                    why = why_lost(tp, self._logs)
                     lost = self._incarnation() >= 0 and not self._logs.offline_directories
                     if self._is_news(tp, topic_id, state, why, lost=lost) and self._incarnation() >= 0:
                         logger.error("%s: %s", tp, why)
@@ -491,6 +511,12 @@ class ReplicaManager:
         """Whether this broker's log may have every acknowledged record."""
         return self._broker_id in (*state.isr, *state.elr)
 
+    def _is_of(self, log: Log, topic_id: uuid.UUID, state: PartitionState) -> bool:
+        """Whether the log is that topic's. One without a topic id is, if it is empty or counted on."""
+        if log.topic_id is None:
+            return self._is_counted_on(state) or not log.log_end_offset
+        return log.topic_id == topic_id
+
     def _may_create(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether a missing log is a new one. Otherwise this broker had it, and an empty one would replace acknowledged
         records. Once the broker is neither in sync nor eligible, it may start with an empty log.
@@ -512,17 +538,6 @@ class ReplicaManager:
             return False
         return not self._logs.may_have_had(tp)
 
-    def _why_lost(self, tp: TopicPartition) -> str:
-        if self._logs.offline_directories:
-            return "the log is in an offline log directory"
-        missing = self._logs.owner.missing
-        where = f"in a missing log directory ({', '.join(sorted(missing.values()))})" if missing else "gone"
-        return (
-            f"the log is {where}, and this replica is counted on: it does not begin anew. Bring the log back and"
-            " restart this broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
-            f" {tp.topic} --partition {tp.partition} --unclean"
-        )
-
     def _begin_epoch(self, partition: Partition, state: PartitionState) -> None:
         """Another epoch of this leader: requests of the old one must not be answered from it if another broker led
         between, nor those of a coordinator, whose state is loaded again.
@@ -539,12 +554,8 @@ class ReplicaManager:
         for listener in self._resigned_listeners:
             _call(listener, partition.tp)
 
-    def _delete(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
-        if self._forget(tp, topic_id):
-            self._logs.delete(tp)
-
     def _forget(self, tp: TopicPartition, topic_id: uuid.UUID) -> bool:
-        """Serve and follow the partition no more; returns whether it has a log, which is to be deleted."""
+        """Serve and follow the partition no more; returns whether it has a log, which nobody needs."""
         unopened = self._unopened.pop(tp, None)
         if unopened is not None:
             unopened.close()

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from brokers.model import NO_LEADER, PartitionState, TopicPartition
 from brokers.replication.proposals import IsrWriter
+
+if TYPE_CHECKING:
+    from brokers.log import LogStore
 
 
 class UnopenedReplica:
@@ -111,3 +115,16 @@ class UnopenedReplica:
         """Drop a proposal that certainly is not written and never will be."""
         if self._pending is state:
             self._pending = None
+
+
+def why_lost(tp: TopicPartition, logs: LogStore) -> str:
+    """Why a log that should be here is not made anew, and what to do."""
+    if logs.offline_directories:
+        return "the log is in an offline log directory"
+    missing = ", ".join(sorted(logs.owner.missing.values()))
+    where = f"in a missing log directory ({missing})" if missing else "gone"
+    return (
+        f"the log is {where}, and this replica is counted on: it does not begin anew. Bring the log back and restart this"
+        " broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
+        f" {tp.topic} --partition {tp.partition} --unclean"
+    )

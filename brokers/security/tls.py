@@ -84,6 +84,11 @@ _PROBLEMS: Final = {
 }
 
 
+def _is_cut_off(error: ssl.SSLError) -> bool:
+    """Whether the connection ended without an alert that says so. Python 3.11.2 has no class for it."""
+    return isinstance(error, ssl.SSLEOFError | ssl.SSLSyscallError) or error.reason == "UNEXPECTED_EOF_WHILE_READING"
+
+
 def _failure(error: ssl.SSLError) -> TlsFailure:
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsFailure(TlsProblem.CERTIFICATE, f"the peer's certificate is not accepted: {error.verify_message}")
@@ -204,10 +209,10 @@ class TlsEngine:
                 text = f"the peer's handshake has more than {HANDSHAKE_BYTES_MAX} bytes"
                 raise self._failed(TlsFailure(TlsProblem.TOO_LONG, text)) from None
             return False
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
-            text = "the connection ended within the handshake"
-            raise self._failed(TlsFailure(TlsProblem.CUT_OFF, text)) from None
         except ssl.SSLError as error:
+            if _is_cut_off(error) or isinstance(error, ssl.SSLZeroReturnError):
+                text = "the connection ended within the handshake"
+                raise self._failed(TlsFailure(TlsProblem.CUT_OFF, text)) from None
             raise self._failed(_failure(error)) from None
         self.state = TlsState.OPEN
         return True
@@ -251,13 +256,14 @@ class TlsEngine:
                 break
             except ssl.SSLZeroReturnError:
                 self._end(cut_off=False)
-            except (ssl.SSLEOFError, ssl.SSLSyscallError):
-                self._end(cut_off=True)
             except ssl.SSLError as error:
-                if filled:
+                if _is_cut_off(error):
+                    self._end(cut_off=True)
+                elif filled:
                     self._failed(_failure(error))
                     break
-                raise self._failed(_failure(error)) from None
+                else:
+                    raise self._failed(_failure(error)) from None
             else:
                 if count == 0:
                     self._end(cut_off=False)

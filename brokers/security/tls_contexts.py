@@ -84,6 +84,7 @@ def _bare(protocol: int, settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version, context.maximum_version = settings.oldest, settings.newest
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # a default of older Pythons: what is cut off looks like an end
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Java, each certificate of the truststore is an anchor
     if settings.ciphers:
         context.set_ciphers(f"{_LEVEL}:{settings.ciphers}")

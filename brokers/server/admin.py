@@ -1,8 +1,9 @@
 """A small HTTP endpoint for operators: ``/health/live``, ``/health/ready``, and the pages of metrics for Prometheus.
 
 GET only, one request per connection, with TLS where ``admin.ssl.*`` are set, loopback unless ``admin.listener`` says
-otherwise. It is no general web server: a request may be 8 KiB long and take five seconds with its handshake, and 32 may
-be open at once.
+otherwise. It is no general web server: a request may be 8 KiB long and take five seconds with its handshake. Of more
+than ``ROOM`` connections the one that has sent no head for longest makes way for the newest, so silent ones shut out no
+probe; 32 pages of metrics may be under way at once, and take no place from the pages of health.
 
 It has a thread and a loop of its own, so that ``/health/live`` answers while the broker's loop stands still, and says
 for how long. The other pages read the data of the broker's loop, and on it: metrics a slice at a time, and their text
@@ -12,9 +13,11 @@ is made here. Scrapes of a page that overlap share what was read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gzip
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -28,7 +31,11 @@ from brokers.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST = 8 * 1024
-MAX_OPEN = 32
+MAX_SCRAPES = 32
+ROOM = 256
+BACKLOG = 256
+ACCEPT_PAUSE_S = 0.001
+"""After each connection: what arrived of the earlier ones is read before the next can displace them."""
 TIMEOUT_SECONDS = 5.0
 """For a request and its answer, and for the end of the connection: asyncio would wait 30 s for that of TLS."""
 LOOP_SECONDS = 2.0
@@ -74,10 +81,12 @@ class Admin:
         self._standing_ms = standing_ms
         self._dead_ms = dead_ms
         self._more = more
-        self._server: asyncio.Server | None = None
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._open = 0
+        self._open: dict[asyncio.StreamWriter, bool] = {}
+        """The connections, the oldest first, and whether their head is there and their answer under way."""
+        self._scraping = 0
+        self._accepting: list[asyncio.Task[None]] = []
         self._scrapes: dict[Exposition, asyncio.Future[bytes]] = {}
         """The scrapes under way."""
         self._newest_context: Callable[[], ssl.SSLContext] | None = None
@@ -95,11 +104,10 @@ class Admin:
         self._thread = threading.Thread(target=self._own.run_forever, name="admin", daemon=True)
         self._thread.start()
         try:
-            self._server = await self._there(asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST))
+            chosen = await self._there(self._listen(host, port))
         except BaseException:
             await self.close()
             raise
-        chosen: int = self._server.sockets[0].getsockname()[1]
         logger.info("metrics and health on %s://%s:%d", "https" if newest_context else "http", host, chosen)
         return chosen
 
@@ -116,9 +124,41 @@ class Admin:
         await self._main.run_in_executor(None, self._thread.join)
         own.close()
 
+    async def _listen(self, host: str, port: int) -> int:
+        bound = await asyncio.start_server(self._serve, host, port, start_serving=False)
+        listening = [address.dup() for address in bound.sockets]
+        bound.close()
+        for address in listening:
+            address.listen(BACKLOG)
+            self._accepting.append(asyncio.create_task(self._accept(address)))
+        return int(listening[0].getsockname()[1])
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError:  # no descriptor is left, which the broker's own listeners report
+                    self._make_room(0)
+                    await asyncio.sleep(1)
+                    continue
+                with contextlib.suppress(OSError):
+                    await loop.connect_accepted_socket(self._stream, connection)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+
+    def _stream(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(MAX_REQUEST), self._serve)
+
+    def _make_room(self, most: int) -> None:
+        """Close one of more than ``most`` connections: the oldest of those that are not being answered."""
+        if len(self._open) > most:
+            silent = (writer for writer, answering in self._open.items() if not answering)
+            oldest = next(silent, next(iter(self._open)))
+            oldest.transport.abort()
+            del self._open[oldest]
+
     async def _end(self, own: asyncio.AbstractEventLoop) -> None:
-        if self._server is not None:
-            self._server.close()
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
         for task in under_way:
             task.cancel()
@@ -126,15 +166,15 @@ class Admin:
         own.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._open[writer] = False
+        self._make_room(ROOM)
         answered = False
         try:
-            if self._open > MAX_OPEN:
-                return
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 if self._newest_context is not None:
                     await writer.start_tls(self._newest_context())  # before the first byte is read
                 head = await reader.readuntil(b"\r\n\r\n")
+                self._open[writer] = True
                 writer.write(await self.answer(head))
                 await writer.drain()
             answered = True
@@ -145,10 +185,11 @@ class Admin:
         finally:
             try:
                 if answered:
+                    self._open[writer] = False
                     await _closed(writer)
             finally:
                 writer.transport.abort()  # no-op where it is closed
-                self._open -= 1
+                self._open.pop(writer, None)
 
     async def answer(self, head: bytes) -> bytes:
         """The whole HTTP answer to a request's head."""
@@ -175,7 +216,13 @@ class Admin:
             if exposition is not None and self._metrics.enabled:
                 if self._metrics.start.under_way:  # the loop stands still, perhaps for minutes
                     return "200 OK", _PLAIN, self._metrics.start.text()
-                return self._renamed(await self._metrics_page(exposition), query)
+                if self._scraping >= MAX_SCRAPES:
+                    return "503 Service Unavailable", _PLAIN, b"too many scrapes are under way\n"
+                self._scraping += 1
+                try:
+                    return self._renamed(await self._metrics_page(exposition), query)
+                finally:
+                    self._scraping -= 1
             make = self._ready_page if path == b"/health/ready" else None
             if path in self._more:
                 make = functools.partial(_verdict, self._more[path])

@@ -240,6 +240,12 @@ class Client:
 
         return self._retry("the brokers' versions", attempt)
 
+    def cluster_id(self) -> str:
+        """The cluster's id; where brokers have none, the servers that were named. Raises ClientError."""
+        if self._manager.cluster.cluster_id is None:
+            self._retry("the cluster's id", lambda: self._refresh([]))
+        return self._manager.cluster.cluster_id or str(self._servers)
+
     def leaders_of(self, parts: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """The partitions by the id of their leader; those without one are left out. Raises ClientError."""
         wanted = list(parts)

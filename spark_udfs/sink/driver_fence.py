@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from spark_udfs.client.settings import connection_settings, librdkafka_settings
-from spark_udfs.sink.fence import FENCE_TOPIC, Fence, transactional_name
+from spark_udfs.sink.fence import FENCE_TOPIC, Fence, target_in, transactional_name
 
 CALL_TIMEOUT_S = 60.0
 _RETRY_PAUSE_S = 0.1
@@ -88,23 +88,30 @@ def fence_consumer(settings: Mapping[str, str], name: str) -> Consumer:
 
 def committed_fence(consumer: Consumer) -> Fence | None:
     """The group's committed fence, whatever transactions are open."""
+    return committed_write(consumer)[0]
+
+
+def committed_write(consumer: Consumer) -> tuple[Fence | None, str]:
+    """The committed fence, and the target of the write that set it; empty where it is not known."""
     wanted = [TopicPartition(FENCE_TOPIC, 0)]
     found = retrying(lambda timeout: consumer.committed(wanted, timeout=timeout))[0]
     if found.error is not None:
         raise KafkaException(found.error)
-    return Fence.decode(found.offset, found.metadata)
+    return Fence.decode(found.offset, found.metadata), target_in(found.metadata)
 
 
-def send_fence(producer: Producer, consumer: Consumer, fence: Fence) -> None:
+def send_fence(producer: Producer, consumer: Consumer, fence: Fence, target: str) -> None:
     """Add the fence to the producer's open transaction."""
-    offset, metadata = fence.encode()
+    offset, metadata = fence.encode(target)
     position = [TopicPartition(FENCE_TOPIC, 0, offset, metadata)]
     group = consumer.consumer_group_metadata()
     retrying(lambda timeout: producer.send_offsets_to_transaction(position, group, timeout))
 
 
-def begin_with_fence(producer: Producer, consumer: Consumer, fence: Fence, timeout_s: float = CALL_TIMEOUT_S) -> None:
-    """Begin a transaction that holds the fence, and nothing else yet.
+def begin_with_fence(
+    producer: Producer, consumer: Consumer, fence: Fence, target: str = "", timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Begin a transaction that holds the fence with its write's target, and nothing else yet.
 
     While a group's coordinator loads or moves, librdkafka requires an abort instead of a retry. The transaction is
     empty then, so a new one may begin; any other error is raised.
@@ -113,7 +120,7 @@ def begin_with_fence(producer: Producer, consumer: Consumer, fence: Fence, timeo
     while True:
         producer.begin_transaction()
         try:
-            send_fence(producer, consumer, fence)
+            send_fence(producer, consumer, fence, target)
             return
         except KafkaException as exc:
             error = exc.args[0]

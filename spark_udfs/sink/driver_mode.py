@@ -28,6 +28,7 @@ from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
 from spark_udfs.sink.options import SinkOptions
 from spark_udfs.sink.running import is_active
+from spark_udfs.sink.writes import Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,17 +63,17 @@ class DriverMode:
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
-        """Write a batch; False where it was committed before.
+    def write(self, rows: DataFrame, write: Write) -> bool:
+        """Write the rows of a batch; False where it was committed before.
 
         Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
         """
         with self._writing:
             watched = self._opened
-            committed = self._write(rows, query_id, batch_id)
+            committed = self._write(rows, write)
             opened = self._opened
         if opened != watched:
-            given = rows.sparkSession, query_id, opened
+            given = rows.sparkSession, write.query_id, opened
             threading.Thread(target=self._close_after, args=given, daemon=True).start()
         return committed
 
@@ -86,11 +87,11 @@ class DriverMode:
                 if not is_active(session, query_id):
                     self._close()
 
-    def _write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
+    def _write(self, rows: DataFrame, write: Write) -> bool:
         began = time.monotonic()
         self._undelivered.clear()
         try:
-            return self._run(rows, query_id, batch_id)
+            return self._run(rows, write)
         except BaseException as problem:
             took_ms, allowed_ms = (time.monotonic() - began) * 1000, self._options.transaction_timeout_ms
             if self._undelivered and self._producer is not None:
@@ -100,18 +101,20 @@ class DriverMode:
             # confluent-kafka's flush ends with a SystemError where rows are purged since their transaction was aborted
             if isinstance(problem, KafkaException | SystemError) and took_ms > allowed_ms:
                 raise FenceError(
-                    f"sink {self._options.sink_id}: batch {batch_id} took {took_ms:.0f} ms, its transaction may take "
-                    f"{allowed_ms}: set sink.transaction.timeout.ms above a batch's duration (the brokers allow "
+                    f"sink {self._options.sink_id}: batch {write.batch_id} took {took_ms:.0f} ms, its transaction may "
+                    f"take {allowed_ms}: set sink.transaction.timeout.ms above a batch's duration (the brokers allow "
                     "transaction.max.timeout.ms), or make batches smaller (maxOffsetsPerTrigger)"
                 ) from problem
             raise
 
-    def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
+    def _run(self, rows: DataFrame, write: Write) -> bool:
+        query_id, batch_id = write.query_id, write.batch_id
         producer, consumer = self._connect()
-        driver_fence.begin_with_fence(producer, consumer, Fence(query_id, batch_id))
+        driver_fence.begin_with_fence(producer, consumer, Fence(query_id, batch_id), write.target)
         if self._options.fenced:
-            found = driver_fence.committed_fence(consumer)
+            found, target = driver_fence.committed_write(consumer)
             decision = decide(found, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover)
+            write.settle(decision, target)
             if decision is Decision.SKIP:
                 driver_fence.retrying(producer.abort_transaction)
                 record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))

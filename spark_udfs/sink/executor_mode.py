@@ -13,6 +13,7 @@ from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide
 from spark_udfs.sink.options import WriteOptions
 from spark_udfs.sink.writer import TaskResult, commit_task_results, task_figures, task_function
+from spark_udfs.sink.writes import Write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,13 +38,16 @@ class ExecutorMode:
         """Send the next batch's BeginBatch, which travels while Spark plans. Without a batch it does no harm."""
         self._sent_begin = self._transactions.send_begin(self._options.transaction_timeout_ms)
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
-        """Write a batch; False where it was committed before.
+    def write(self, rows: DataFrame, write: Write) -> bool:
+        """Write the rows of a batch; False where it was committed before.
 
         Raises FenceConflict, FenceLost, TaskFenced, ClientError, and the errors of Spark's job.
         """
+        query_id, batch_id = write.query_id, write.batch_id
         batch = self._begin(query_id, batch_id)
-        if decide(batch.fence, query_id, batch_id, adopt=self._options.adopt) is Decision.SKIP:
+        decision = decide(batch.fence, query_id, batch_id, adopt=self._options.adopt)
+        write.settle(decision, batch.digest)
+        if decision is Decision.SKIP:
             record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))
             self._report("skipped", query_id, batch_id, 0)
             return False
@@ -55,7 +59,7 @@ class ExecutorMode:
                 count = self._last_rows = sum(result.rows for result in results)
                 self._report("written", query_id, batch_id, count)
             written = time.monotonic()
-            commit_task_results(self._transactions, batch, results, query_id, batch_id)
+            commit_task_results(self._transactions, batch, results, query_id, batch_id, write.target)
             times = (written - began) * 1000, (time.monotonic() - written) * 1000
             record_figures(self._options.sink_id, query_id, batch_id, task_figures(results, *times))
         except BaseException:

@@ -44,9 +44,9 @@ class Fence(NamedTuple):
     query_id: str | None
     batch_id: int
 
-    def encode(self) -> tuple[int, str]:
-        """As the (offset, metadata) of a committed offset, where driver mode keeps the fence."""
-        fields = {"v": 1, "queryId": self.query_id, "batchId": self.batch_id}
+    def encode(self, target: str = "") -> tuple[int, str]:
+        """As the (offset, metadata) of a committed offset, where driver mode keeps it, with its write's ``target``."""
+        fields = {"v": 1, "queryId": self.query_id, "batchId": self.batch_id, **({"target": target} if target else {})}
         return self.batch_id + 1, json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -66,6 +66,14 @@ class Fence(NamedTuple):
                 "another program commits offsets of this group"
             )
         return fence
+
+
+def target_in(metadata: str | None) -> str:
+    """The target of the write that set a fence, of its offset's metadata; empty where that names none."""
+    try:
+        return str(json.loads(metadata or "").get("target", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def decide(fence: Fence | None, query_id: str, batch_id: int, *, adopt: bool = False, takeover: str = "") -> Decision:

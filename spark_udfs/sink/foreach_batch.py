@@ -19,7 +19,8 @@ from spark_udfs.sink.events import ReportStage, SinkEvent
 from spark_udfs.sink.executor_mode import ExecutorMode
 from spark_udfs.sink.modes import choose_mode
 from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
-from spark_udfs.sink.running import refuse_connect, running_query
+from spark_udfs.sink.running import RunningQuery, refuse_connect, running_query
+from spark_udfs.sink.writes import Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,8 +34,8 @@ class BatchMode(Protocol):
     def prefetch(self) -> None:
         """Send what the next batch needs in any case."""
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
-        """Write a batch; False where it was committed before, and is skipped. Any failure is raised."""
+    def write(self, rows: DataFrame, write: Write) -> bool:
+        """Write the rows of a batch; False where it was committed before, and is skipped. Any failure is raised."""
 
 
 class ExactlyOnceBatch:
@@ -44,29 +45,33 @@ class ExactlyOnceBatch:
         self._options = options
         self._on_event = on_event
         self._mode: BatchMode | None = None
-        self._run: tuple[str | None, str | None] | None = None
+        self._cluster = ""
+        self._query: RunningQuery | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write a batch, or skip it where it is committed. Any failure is raised: a swallowed one would lose rows."""
-        query_id = self._query(df)
-        if self._mode is not None:
-            self._mode.prefetch()
-        rows = prepared_rows(df, self._options.topic)
+        query = self._running_query(df)
+        prefetched = self._mode
         if self._mode is None:
+            prepared_rows(df, self._options.topic)
             self._mode = self._start_mode()
-        parts = repartition_by_key(rows, self._partitions()) if self._options.repartition else rows
-        if not self._mode.write(parts, query_id, batch_id):
-            compute_only(rows)
+        options = self._options
+        write = Write(self._cluster, options.sink_id, query.id, query.run_id, batch_id, options.topic, df)
+        with write.alone():
+            if prefetched is not None:
+                prefetched.prefetch()
+            rows = prepared_rows(df, options.topic)
+            parts = repartition_by_key(rows, self._partitions()) if options.repartition else rows
+            if not self._mode.write(parts, write):
+                compute_only(rows)
 
-    def _query(self, df: DataFrame) -> str:
-        """The query's id. Its checks take a dozen calls into the JVM: done once for each run."""
+    def _running_query(self, df: DataFrame) -> RunningQuery:
+        """The query. Its checks take a dozen calls into the JVM: done once for each run."""
         refuse_connect(df.sparkSession)
-        context = df.sparkSession.sparkContext
-        run = (context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id"))
-        if self._run is None or None in run or run != self._run:
-            running_query(df, self._options.checkpoint)
-            self._run = run
-        return str(run[0])
+        query_id = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if self._query is None or query_id != self._query.id or not self._query.runs():
+            self._query = running_query(df, self._options.checkpoint)
+        return self._query
 
     def _partitions(self) -> int:
         """The topic's present number of partitions."""
@@ -82,7 +87,7 @@ class ExactlyOnceBatch:
 
     def _start_mode(self) -> BatchMode:
         options = self._options
-        mode = choose_mode(options.kafka, options.sink_id, options.mode, fenced=options.fenced)
+        mode, self._cluster = choose_mode(options.kafka, options.sink_id, options.mode, fenced=options.fenced)
         if mode == DRIVER:
             return _driver_mode(options, self._report)
         return ExecutorMode(options.for_executors(), self._report, options.takeover, options.small_rows)
@@ -110,8 +115,8 @@ def exactly_once_batch(
     """A function for ``foreachBatch`` that writes each batch exactly once.
 
     Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
-    ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's
-    own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
+    ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per write of a batch), ``checkpointLocation``
+    (the query's own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
     ``sink.repartition`` (none, key), ``sink.small.batch.rows`` (0),
     ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
     mode). ``on_event`` is called at each stage of a batch.

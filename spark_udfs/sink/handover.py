@@ -6,13 +6,14 @@ for each query when the query starts; without that directory nothing is written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
+from _native.temporary import own_directory
 from spark_udfs.sink.events import BatchFigures
 
 _OWNER = "listener"
@@ -21,31 +22,31 @@ log = logging.getLogger(__name__)
 
 
 def directory_of(query_id: str) -> Path:
-    """Where a query's figures are handed over: below the user's own directory for temporary files."""
-    return Path(tempfile.gettempdir()) / f"fleetlog-figures-{os.getuid()}" / query_id
+    """Where a query's figures are handed over. Raises PermissionError where others might have made it."""
+    return own_directory("figures") / query_id
 
 
 def open_handover(query_id: str) -> None:
     """Take figures of a query from now on. A directory that cannot be made is logged: there are no figures then."""
-    directory = directory_of(query_id)
     try:
+        directory = directory_of(query_id)
         shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed
-        directory.mkdir(mode=0o700, parents=True)
-        directory.parent.chmod(0o700)  # refused where it is another user's
+        directory.mkdir(mode=0o700)
         (directory / _OWNER).write_text(str(os.getpid()))
     except OSError as problem:
-        log.warning("query %s: no figures of the sink, %s cannot be used: %s", query_id, directory, problem)
+        log.warning("query %s: no figures of the sink: %s", query_id, problem)
 
 
 def close_handover(query_id: str) -> None:
     """End it; figures that were not taken go."""
-    shutil.rmtree(directory_of(query_id), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory_of(query_id))
 
 
 def hand_over_figures(query_id: str, batch_id: int, figures: BatchFigures) -> None:
     """Leave a batch's figures for the query's listener, if it has one that still runs. Raises nothing."""
-    directory = directory_of(query_id)
     try:
+        directory = directory_of(query_id)
         os.kill(int((directory / _OWNER).read_text()), 0)
         scratch = directory / f"{batch_id}.part"
         scratch.write_text(json.dumps(figures))
@@ -60,8 +61,8 @@ def hand_over_figures(query_id: str, batch_id: int, figures: BatchFigures) -> No
 
 def take_over_figures(query_id: str, batch_id: int) -> BatchFigures | None:
     """What was handed over for a batch, once."""
-    path = directory_of(query_id) / str(batch_id)
     try:
+        path = directory_of(query_id) / str(batch_id)
         found = BatchFigures(*json.loads(path.read_text()))
         path.unlink()
     except (OSError, ValueError, TypeError):

@@ -37,14 +37,16 @@ def executor_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:
         client.close()
 
 
-def choose_mode(settings: Mapping[str, str], sink_id: str, wanted: str, *, fenced: bool = True) -> str:
-    """EXECUTOR or DRIVER. AUTO keeps the sink's mode; a new sink writes from executors where the brokers support it.
+def choose_mode(settings: Mapping[str, str], sink_id: str, wanted: str, *, fenced: bool = True) -> tuple[str, str]:
+    """EXECUTOR or DRIVER, and the id of the cluster.
+
+    AUTO keeps the sink's mode; a new sink writes from executors where the brokers support it.
 
     Raises FenceError for EXECUTOR on brokers without it, FenceConflict for a sink of the other mode, ClientError.
     """
     client = Client(kafka_python_settings(settings))
     try:
-        supported = BatchTransactions(client, sink_id).supported()
+        supported, cluster_id = BatchTransactions(client, sink_id).supported(), client.cluster_id()
     finally:
         client.close()
     if wanted == EXECUTOR and not supported:
@@ -59,7 +61,7 @@ def choose_mode(settings: Mapping[str, str], sink_id: str, wanted: str, *, fence
     elif supported:
         _refuse(sink_id, EXECUTOR, DRIVER, executor_fence(settings, sink_id))
     log.info("sink %s: mode %s (wanted: %s; batch transactions: %s)", sink_id, chosen, wanted, supported)
-    return chosen
+    return chosen, cluster_id
 
 
 def refuse_driver_fence(settings: Mapping[str, str], sink_id: str) -> None:

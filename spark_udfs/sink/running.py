@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_udfs.client.failures import FenceError
@@ -25,8 +26,21 @@ def refuse_connect(session: Any) -> None:
         )
 
 
-def running_query(df: DataFrame, checkpoint: str) -> str:
-    """The id of the query that runs this batch, as its checkpoint keeps it.
+@dataclass(frozen=True)
+class RunningQuery:
+    """A query's id, as its checkpoint keeps it, and the id of its run, which a restart changes."""
+
+    id: str
+    run_id: str
+    _execution: Any
+
+    def runs(self) -> bool:
+        """Whether this run goes on: a query has one at a time."""
+        return bool(self._execution.isActive())
+
+
+def running_query(df: DataFrame, checkpoint: str) -> RunningQuery:
+    """The query that runs this batch.
 
     Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
     """
@@ -51,7 +65,7 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
             f"the query keeps its checkpoint in {execution.resolvedCheckpointRoot()}, and the sink's option "
             f"checkpointLocation is {checkpoint}: give both the same one, or a restart would be taken for a new query"
         )
-    return str(query_id)
+    return RunningQuery(str(query_id), str(execution.runId()), execution)
 
 
 def is_active(session: SparkSession, query_id: str) -> bool:

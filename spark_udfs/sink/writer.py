@@ -181,8 +181,10 @@ class StreamWriter(_BatchHolder, StreamArrowWriter):
         if len(ids) != 1 or "" in ids:
             raise FenceError("the tasks returned no id of their query, or different ones")
         query_id = ids.pop()
-        self._check_missing_fence(_written_batch(self._options, messages), query_id, batchId)
-        _commit(self._options, messages, query_id, batchId)
+        batch = _written_batch(self._options, messages)
+        self._check_missing_fence(batch, query_id, batchId)
+        is_replay = batch.fence == (query_id, batchId)  # perhaps of a batch that a function of foreachBatch committed
+        _commit(self._options, messages, query_id, batchId, batch.digest if is_replay else "")
 
     def _check_missing_fence(self, batch: OpenBatch, query_id: str, batch_id: int) -> None:
         """Raises FenceLost where batches were written before and there is no fence. Brokers accept any first batch."""

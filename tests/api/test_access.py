@@ -139,6 +139,7 @@ class Guarded(Broker):
         assert await self.add(given.producer_id, given.producer_epoch, 0, name=SECRET, topic=SECRET) == 0
         begun = await self.call(12001, 0, m.BeginBatchRequest(version=0, sink_id=SECRET_SINK, timeout_ms=60_000))
         assert begun.error_code == 0
+        self.batch_producer = begun.producer_id, begun.producer_epoch
         self.services.access = Access(self.rules)
         return self
 
@@ -238,6 +239,25 @@ def test_a_list_has_what_the_client_may_describe(tmp_path: Path, key: int) -> No
     play(scenario)
 
 
+def test_patterns_are_matched_with_ids_that_the_client_may_describe(tmp_path: Path) -> None:
+    """What is matched takes time, and some pattern takes too long with some id: neither tells of hidden ids."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = {Need(WRITE, TRANSACTIONAL_ID)}
+        assert (await broker.init("a" * 30_000)).error_code == 0
+        request = m.ListTransactionsRequest(
+            version=2, state_filters=[], producer_id_filters=[], transactional_id_pattern="(?:a|b){300}.*"
+        )
+        for allowed, error in (set(), 0), ({Need(DESCRIBE, TRANSACTIONAL_ID)}, ErrorCode.INVALID_REGULAR_EXPRESSION):
+            broker.rules.allowed = allowed
+            found = await answer(broker, 66, 2, request)
+            assert (found.error_code, found.transaction_states) == (error, [])
+        await broker.stop()
+
+    play(scenario)
+
+
 ALTERNATIVES = (
     {Need(CREATE, CLUSTER), Need(CREATE, TOPIC)},
     {Need(IDEMPOTENT_WRITE, CLUSTER), Need(WRITE, TOPIC)},
@@ -272,6 +292,7 @@ TOLD_OTHERWISE = {
     (16, Need(DESCRIBE, GROUP)),
     (66, Need(DESCRIBE, TRANSACTIONAL_ID)),
     (65, Need(DESCRIBE, TOPIC)),  # topics of a transaction are left out
+    (12006, Need(DESCRIBE, TOPIC)),
     (20, Need(DESCRIBE, TOPIC)),  # the name of an id is left out
     (19, Need(DESCRIBE_CONFIGS, TOPIC)),  # an error of its own, in a tagged field
 }
@@ -340,6 +361,19 @@ def test_what_only_tells_more_is_left_out(tmp_path: Path) -> None:
         rules.allowed |= {Need(DESCRIBE, TOPIC)}
         found = await answer(broker, 65, 0, filled(65, 0))
         assert [[topic.topic for topic in one.topics] for one in found.transaction_states] == [[SECRET]]
+
+        rules.allowed = set(NEEDS[12002]) | set(NEEDS[24])
+        producer_id, epoch = broker.batch_producer
+        members = m.EnlistProducerRequest(
+            version=0, sink_id=SECRET_SINK, producer_id=producer_id, producer_epoch=epoch, count=1
+        )
+        (member,) = (await broker.call(12002, 0, members)).members
+        assert await broker.add(member.producer_id, member.producer_epoch, 0, name=SECRET_SINK, topic=SECRET) == 0
+        for asked in [SECRET_SINK], None:
+            for allowed, topics in (set(), []), ({Need(DESCRIBE, TOPIC)}, [SECRET]):
+                rules.allowed = {Need(DESCRIBE, TRANSACTIONAL_ID)} | allowed
+                found = await answer(broker, 12006, 0, m.DescribeSinksRequest(version=0, sink_ids=asked))
+                assert [[topic.name for topic in sink.topics] for sink in found.sinks] == [topics]
 
         state = m.request_class(20).DeleteTopicState(version=6, name=None, topic_id=TOPIC_ID)
         for allowed, name in ((set(), None), ({Need(DESCRIBE, TOPIC)}, SECRET)):

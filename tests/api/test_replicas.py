@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.log import DiskFailed
+from brokers.log import DiskFailed, RealDisk
 from brokers.log.failures import DiskFull
 from brokers.metadata.cache import MetadataChange
 from brokers.model import BrokerId
@@ -116,15 +116,19 @@ def test_a_topic_created_again_starts_empty(stage: Stage) -> None:
     assert stage.partition("t").log.topic_id == stage.metadata.topics["t"].id
 
 
-def test_a_restart_finds_its_logs_and_drops_those_of_deleted_topics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_restart_deletes_only_logs_whose_deletion_was_seen(tmp_path: Path, seen: bool) -> None:
+    """A topic that is only missing may be newer than the copy that ZooKeeper was restored from."""
     first = Stage(tmp_path)
     kept = first.topic("kept", max_message_bytes="2000")
-    first.topic("gone")
+    gone = first.topic("gone")
     again = first.topic("again")
     for name in ("kept", "gone", "again"):
         first.append(name, 2)
     first.logs.close()
     second = Stage(tmp_path)
+    if seen:
+        second.metadata.note_deletions([gone.id, again.id])
     second.topic("kept", topic_id=kept.id, epoch=1, max_message_bytes="2000")
     second.topic("again", topic_id=uuid.uuid4())
     second.replicas.reconcile()
@@ -133,7 +137,58 @@ def test_a_restart_finds_its_logs_and_drops_those_of_deleted_topics(tmp_path: Pa
     assert second.partition("again").log.log_end_offset == 0
     assert second.metadata.topics["again"].id != again.id
     assert second.logs.get(TopicPartition("gone", 0)) is None
-    assert not (tmp_path / "data" / "gone-0").exists()
+    data = tmp_path / "data"
+    assert not (data / "gone-0").exists()
+    kind = "delete" if seen else "stray"
+    assert sorted(path.name.partition(".")[0] for path in data.glob(f"*-{kind}")) == ["again-0", "gone-0"]
+    second.clock.now_ms += 2 * second.config.log_segment_delete_delay_ms
+    second.logs.tick(second.clock.wall_ms())
+    second.logs.close()
+    left = [path.name for path in data.glob("*-stray")]
+    assert len(left) == (0 if seen else 2), "what lies aside stays"
+    third = Stage(tmp_path)
+    assert (third.report.logs, third.report.removed, third.report.recovered[0].changed) == (2, [], False)
+    assert [path.name for path in data.glob("*-stray")] == left
+
+
+def test_a_topic_that_is_missing_in_a_reload_is_put_aside(stage: Stage, tmp_path: Path) -> None:
+    info = stage.topic("t")
+    stage.append("t", 3)
+    deleted: list[TopicPartition] = []
+    stage.replicas.on_deleted(deleted.append)
+    del stage.metadata._image.topics["t"]
+    stage.replicas.apply(MetadataChange(deleted=(info,), reloaded=True))
+    assert stage.replicas.get(T) is None
+    assert deleted == [T]
+    (aside,) = (tmp_path / "data").glob("*-stray")
+    (log,) = aside.glob("*.log")
+    assert log.stat().st_size > 0
+    assert stage.topic("t").id != info.id
+    assert stage.partition("t").log.log_end_offset == 0
+
+
+def test_a_log_of_another_topic_that_cannot_be_put_aside_stays_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Stage(tmp_path)
+    first.topic("t")
+    first.append("t", 2)
+    first.logs.close()
+    second = Stage(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise DiskFull("somewhere", "planted")
+
+    with monkeypatch.context() as full:
+        full.setattr(RealDisk, "rename", refuse)
+        second.topic("t", topic_id=uuid.uuid4())
+    assert second.replicas.leader(T).error is ErrorCode.KAFKA_STORAGE_ERROR
+    log = second.logs.get(T)
+    assert log is not None
+    assert log.log_end_offset == 2
+    second.topic("t")
+    assert second.partition("t").log.log_end_offset == 0, "the next look tries again"
+    assert len(list((tmp_path / "data").glob("*-stray"))) == 1
 
 
 def test_while_the_view_is_not_read_nothing_is_dropped(tmp_path: Path) -> None:
@@ -157,10 +212,11 @@ def test_a_log_in_an_offline_directory_is_not_made_anew(tmp_path: Path) -> None:
     (home / "meta.properties").mkdir()  # a disk that cannot be read
     second = Stage(tmp_path, **{"log.dirs": directories})
     assert second.logs.offline_directories == [str(home)]
-    second.incarnation = 8
-    second.topic("t", topic_id=info.id, epoch=1, incarnation=8)
+    second.replicas.registered(8, 8)
+    second.topic("t", topic_id=info.id, epoch=1)  # counts on incarnation 7
     assert second.replicas.leader(T).error is ErrorCode.KAFKA_STORAGE_ERROR
-    second.topic("new", incarnation=8)
+    second.incarnation = 8
+    second.topic("new")
     assert second.partition("new").is_leader, "a new topic has the other directory"
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import wire.messages as m
+from brokers.api.transaction_lists import handle_list_transactions
+from brokers.api.unpacking import PAUSE
 from brokers.coordinators.ports import TransactionMarker
 from brokers.log import RealDisk
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -319,7 +321,8 @@ def test_a_coordinator_that_died_between_prepare_and_complete(tmp_path: Path, zn
             await asyncio.sleep(0.001)
         retried = await after.end(pid, 0, commit, 5)
         assert (retried.error_code, retried.producer_epoch) == (0, 1), "the retry of a lost answer"
-        assert (await after.end(pid, 0, not commit, 5)).error_code == E.INVALID_TXN_STATE
+        other = E.INVALID_TXN_STATE if commit else E.PRODUCER_FENCED
+        assert (await after.end(pid, 0, not commit, 5)).error_code == other
         assert after.offset("group") == (9 if commit else None)
         assert len(after.partition("t").log.reader.aborted_transactions(0, 2)) == (0 if commit else 1)
         assert await after.produce(pid, 1, 0, 12) == 0
@@ -406,6 +409,11 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
         by_pattern = await listed(2, transactional_id_pattern="app-.*")
         assert [t.transactional_id for t in by_pattern.transaction_states] == ["app-1"]
         assert (await listed(2, transactional_id_pattern="(")).error_code == E.INVALID_REGULAR_EXPRESSION
+        asked = m.ListTransactionsRequest(
+            version=2, state_filters=[], producer_id_filters=[], transactional_id_pattern=r"\pL" * 333
+        )
+        handler = handle_list_transactions(asked, broker.context(66, 2))
+        assert next(handler) is PAUSE, "one pattern is compiled in a turn of the loop"
 
         kind = m.DescribeProducersRequest
         request = kind(version=0, topics=[kind.TopicRequest(name="t", partition_indexes=[0, 1, 7])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from brokers.cli import dev_security
 from brokers.cli.dev_security import ADMIN, APP, SecurityError, load_or_make
 from tests.support.certificates import openssl
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 150
@@ -65,7 +65,7 @@ def properties(text: str) -> dict[str, str]:
 
 @pytest.mark.zookeeper
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("kcat"), reason="kcat is missing")
+@needs("kcat")
 def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) -> None:
     printed = dev.up("--secure", brokers=2)
     conf, java = tmp_path / "pasted.conf", tmp_path / "pasted.properties"

@@ -7,7 +7,6 @@ Debian's chromium and chromium-driver, headless. FLEETLOG_SCREENSHOTS names a di
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,14 +23,14 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.cli.shell import Shell
 from tests.console.served import Served
 from tests.support.fleet import Fleet
+from tests.support.needs import needs, program
 from tests.support.waiting import eventually
 
-FOUND = shutil.which("chromium") is not None and shutil.which("chromedriver") is not None
 pytestmark = [
     pytest.mark.zookeeper,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not FOUND and "CI" not in os.environ, reason="apt install chromium chromium-driver"),
+    needs("chromium", "chromedriver"),
 ]
 PHONE, DESK = (390, 844), (1280, 900)
 
@@ -40,11 +39,11 @@ class Browser:
     """One window, and what the page complained of. ``scripts`` are allowed, or switched off as in its settings."""
 
     def __init__(self, pictures: Path, *, scripts: bool = True) -> None:
-        program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert program is not None, "apt-get install chromium chromium-driver"
+        browser, driver = program("chromium"), program("chromedriver")
+        assert browser is not None, "apt-get install chromium chromium-driver"
         assert driver is not None, "apt-get install chromium chromium-driver"
         options = Options()
-        options.binary_location = program
+        options.binary_location = browser
         for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(word)
         if not scripts:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from brokers.console.serving import OPEN_PER_ADDRESS_MAX, REQUEST_S
 from tests.console.served import Served, Visitor, scram_config
 
 
@@ -43,6 +44,60 @@ def test_connections_that_send_no_request_are_closed(console: Served) -> None:
     finally:
         for connection in connections:
             connection.close()
+
+
+def login_head(console: Served, body: bytes) -> tuple[tuple[str, int], bytes]:
+    """The console's address, and a login's request whose body has only begun."""
+    host, _, port = Visitor(console).address.rpartition(":")
+    kind = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100000"
+    return (host, int(port)), f"POST /login HTTP/1.1\r\nHost: {host}:{port}\r\n{kind}\r\n\r\n".encode() + body
+
+
+def test_slow_bodies_keep_nobody_out(console: Served) -> None:
+    """More than the console takes, each with a head and one byte: the longest that waits makes way for a visitor."""
+    address, sent = login_head(console, b"a")
+    slow = []
+    try:
+        for _ in range(210):
+            slow.append(socket.create_connection(address, 30))
+            slow[-1].sendall(sent)
+        begun_s = time.monotonic()
+        assert [Visitor(console).get("/login").status for _ in range(5)] == [200] * 5
+        assert time.monotonic() - begun_s < 5
+        held = []
+        for connection in slow:
+            connection.settimeout(0.01)
+            try:
+                assert connection.recv(1000) == b""
+            except TimeoutError:
+                held.append(connection)
+            except ConnectionResetError:
+                pass
+        assert len(held) <= OPEN_PER_ADDRESS_MAX
+        for connection in held:  # and the others when their time is over
+            connection.settimeout(max(0.1, begun_s + 20 - time.monotonic()))
+            try:
+                assert b"200" not in connection.recv(1000)
+            except ConnectionResetError:
+                pass
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_peer_that_takes_no_answer_is_closed(console: Served) -> None:
+    """Each request's answer is a page; what is not taken stays in the console's memory."""
+    host, _, port = Visitor(console).address.rpartition(":")
+    request = f"GET /static/htmx.min.js HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        connection.sendall(request * 200)
+        time.sleep(REQUEST_S + 3)
+        taken = 0
+        while part := connection.recv(1 << 20):
+            taken += len(part)
+    assert taken < 100 * 52_000, "what the system had taken from it, and then the end"
 
 
 def test_logins_beyond_those_that_wait_are_refused_at_once(console: Served) -> None:

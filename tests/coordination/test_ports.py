@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from _native import temporary
 from coordination import ports
 from coordination.ports import free_ports, free_row, is_free
 
@@ -73,7 +74,8 @@ def test_claims_end_with_their_process_and_the_oldest_when_there_are_many(monkey
 
 
 def test_without_locks_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path))  # closing the shared file gives up locks
+    # A file of its own: closing the shared one gives up locks.
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
@@ -84,6 +86,6 @@ def test_without_locks_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_shared_file_claims_hold_in_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     claims = ports._Claims()
     assert [claims.take(10_000), claims.take(10_000)] == [True, False]

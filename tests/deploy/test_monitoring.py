@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +25,14 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.deploy.alerts import FAULTS
 from tests.deploy.panels import dashboards, filled
 from tests.support.fleet import Fleet
+from tests.support.needs import needs, program
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES = MONITORING / "fleetlog.rules.yaml"
 register_default_plugins()
-PROMTOOL = os.environ.get("FLEETLOG_PROMTOOL") or shutil.which("promtool")
+PROMTOOL = program("promtool")
 NOT_OF_EVERY_BROKER = {
     "fleetlog_audit": "audit.enable",
     "fleetlog_certificate_refused": "a listener with TLS",
@@ -172,10 +171,7 @@ def test_each_alert_is_fired_by_a_fault() -> None:
     assert fired == {rule["alert"] for rule in rules()}
 
 
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None and "CI" not in os.environ,
-    reason="no promtool: Debian's package prometheus has it (FLEETLOG_PROMTOOL=path)",
-)
+needs_promtool = needs("promtool")
 
 
 def promtool(*words: str, directory: Path = MONITORING) -> subprocess.CompletedProcess[str]:

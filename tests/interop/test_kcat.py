@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
-KCAT = shutil.which("kcat")
+from tests.support.needs import needs, program
+
+KCAT = program("kcat")
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(KCAT is None and "CI" not in os.environ, reason="kcat is not installed (apt install kcat)"),
+    needs("kcat"),
 ]
 
 

@@ -756,12 +756,37 @@ def test_an_old_copy_that_cannot_be_set_aside_is_served(tmp_path, monkeypatch):
     store.close(broker_epoch=2)
 
 
-def test_two_disks_with_two_topics_of_one_name_are_refused(tmp_path):
+@pytest.mark.parametrize("present", [0, 1])
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_of_two_disks_with_two_topics_of_one_name_that_of_the_present_topic_stays(tmp_path, present, unreadable):
+    """A topic was deleted and made again while one of the disks was away; its file may have lost what was in it."""
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for number, disk in enumerate(disks):
+        store = _started([disk])
+        log = store.create(A, uuid.UUID(int=number + 1), _config(".").topic_defaults())
+        append(log, batch(number + 2))
+        store.close(broker_epoch=1)
+    if unreadable:
+        (disks[1 - present] / str(A) / "partition.metadata").write_bytes(b"")
+    store = _started(disks)
+    store.settle(A, uuid.UUID(int=present + 1))
+    log = store.get(A)
+    assert (log.topic_id, log.log_end_offset) == (uuid.UUID(int=present + 1), present + 2)
+    assert Path(log.directory).parent == disks[present]
+    assert [directory.logs for directory in store.directories] == [present == 0, present == 1]
+    assert len(list(disks[1 - present].glob("*-stray"))) == 1
+    append(log, batch(1))
+    store.close(broker_epoch=2)
+    store = _started(disks)
+    assert store.get(A).log_end_offset == present + 3
+    store.close()
+
+
+def test_a_clean_stop_before_the_topic_is_known_leaves_both(tmp_path):
     disks = [tmp_path / "one", tmp_path / "two"]
     for number, disk in enumerate(disks):
         store = _started([disk])
         store.create(A, uuid.UUID(int=number + 1), _config(".").topic_defaults())
         store.close(broker_epoch=1)
-    with pytest.raises(StoreRefused, match="the one whose topic was deleted"):
-        _started(disks)
-    _started(disks[:1]).close(broker_epoch=2)  # the locks are given back
+    _started(disks).close(broker_epoch=2)
+    assert all((disk / str(A)).is_dir() for disk in disks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import cast
 
 import pytest
@@ -235,3 +236,32 @@ async def test_the_cache_keeps_its_content_while_zookeeper_is_away(connect: str)
         assert boss.metadata.ready
         assert boss.metadata.topics == before
         assert set(boss.metadata.brokers) == {1}
+
+
+@on_loop
+async def test_a_deletion_is_known_by_its_entry_and_by_its_mark(connect: str) -> None:
+    """Its mark tells those that start while the name is taken; what is only missing was not deleted."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("a"), NewTopic("b"), NewTopic("c")])
+        ids = {name: boss.metadata.topics[name].id for name in "abc"}
+        assert not any(boss.metadata.was_deleted(topic_id) for topic_id in ids.values())
+        await boss.controller.delete_topics(["a"])
+        assert [boss.metadata.was_deleted(ids[name]) for name in "abc"] == [True, False, False]
+        await boss.real.create(znodes.deleted_topic_path("b"), znodes.encode_delete_mark(ids["b"]))
+        await boss.real.create(znodes.deleted_topic_path("x"), b"by another program")
+        await boss.real.create(znodes.delete_topic_path("c"), znodes.encode_delete_mark(ids["c"]))
+        late = await nodes.start(2, controller=False, registered=False)
+        assert [late.metadata.was_deleted(ids[name]) for name in "abc"] == [False, True, True]
+
+
+@on_loop
+async def test_the_memory_of_deletions_is_bounded() -> None:
+    config = BrokerConfig(broker_id=1, zookeeper_connect="none:1")
+    metadata = MetadataCache(cast("Store", None), config, running_timers())
+    ids = [uuid.UUID(int=number) for number in range(cache.DELETIONS_MAX + 2)]
+    for topic_id in ids:
+        metadata.note_deletions([topic_id])
+    assert [metadata.was_deleted(topic_id) for topic_id in ids[:3]] == [False, False, True]
+    assert metadata.was_deleted(ids[-1])

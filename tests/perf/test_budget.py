@@ -6,8 +6,9 @@ import pytest
 
 from perf import budget
 from perf.counted import SPEND
+from tests.support.needs import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("budget")]  # one worker: they share what was counted
+pytestmark = [pytest.mark.slow, needs("valgrind"), pytest.mark.xdist_group("budget")]  # a worker shares what it counts
 
 REGRESSION = 0.05
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +19,7 @@ from brokers.config import load_config
 from brokers.metrics import Metrics
 from brokers.security.admin_tls import admin_contexts
 from brokers.server import admin as admin_module
-from brokers.server.admin import MAX_OPEN, MAX_REQUEST, Admin
+from brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin
 from brokers.setting_kinds import ConfigError
 from tests.support.tls_listeners import Certificates
 from tests.support.waiting import eventually_async
@@ -65,6 +66,61 @@ def test_anything_but_get_is_refused(head: bytes) -> None:
     assert asyncio.run(Admin(Metrics(), lambda: None).answer(head)).startswith(b"HTTP/1.1 405 ")
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\n"], ids=["silent", "half a head"])
+def test_silent_connections_shut_out_no_probe(sent: bytes) -> None:
+    """More threads than there is room open one again as soon as theirs is closed; each probe waits a second."""
+    metrics = Metrics()
+    admin = Admin(metrics, lambda: None)
+    stopped = threading.Event()
+
+    def hold(port: int) -> None:
+        while not stopped.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 2) as held:
+                held.sendall(sent)
+                held.settimeout(TIMEOUT_SECONDS + 1)
+                held.recv(1)
+
+    def probe(port: int) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=1) as answer:
+            return int(answer.status)
+
+    async def run() -> None:
+        port = await admin.start("127.0.0.1", 0)
+        holders = [threading.Thread(target=hold, args=(port,), daemon=True) for _ in range(ROOM + 44)]
+        for holder in holders:
+            holder.start()
+        await eventually_async(lambda: len(admin._open), "the room is full", good=ROOM.__le__)
+        loop = asyncio.get_running_loop()
+        assert [await loop.run_in_executor(None, probe, port) for _ in range(20)] == [200] * 20
+        stopped.set()
+        await admin.close()
+        for holder in holders:
+            await loop.run_in_executor(None, holder.join, 20)
+
+    asyncio.run(run())
+
+
+def test_scrapes_that_hang_take_no_place_from_probes() -> None:
+    """Their pages are made on the broker's loop, which stands still here; one too many is refused."""
+    metrics = Metrics()
+    admin = Admin(metrics, lambda: None)
+
+    async def run() -> None:
+        port = await admin.start("127.0.0.1", 0)
+        scrapes = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_SCRAPES + 1)]
+        for scrape in scrapes:
+            scrape.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        # on the broker's loop itself, which this keeps from making the pages
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=1) as answer:
+            assert answer.status == 200
+        assert scrapes[-1].recv(100).startswith(b"HTTP/1.1 503 ")
+        for scrape in scrapes:
+            scrape.close()
+        await admin.close()
+
+    asyncio.run(run())
+
+
 def test_a_request_without_end_is_dropped() -> None:
     admin = Admin(Metrics(), lambda: None)
 
@@ -107,7 +163,7 @@ def test_pages_over_tls_with_certificates_that_change(tmp_path: Path) -> None:
     async def run() -> None:
         port = await admin.start("127.0.0.1", 0, contexts.newest)
         loop = asyncio.get_running_loop()
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_OPEN // 2)]
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
         alice = made.client(made.alice)
         status, text, first = await loop.run_in_executor(None, get, port, alice)
         assert (status, text) == (200, "ready\n")
@@ -164,9 +220,9 @@ def test_a_peer_that_never_ends_tls_keeps_no_socket(
         peers = await asyncio.gather(*(loop.run_in_executor(None, connected, port) for _ in range(5)))
         for one in peers if asks else []:
             one.sendall(b"GET /health/live HTTP/1.1\r\n\r\n")
-        await eventually_async(lambda: (admin._open, accepted(port)), "all are there", good=(5, 5).__eq__)
+        await eventually_async(lambda: (len(admin._open), accepted(port)), "all are there", good=(5, 5).__eq__)
         # sooner than asyncio closes them by itself, which is after 30 s
-        await eventually_async(lambda: (admin._open, accepted(port)), "all are gone", 20, good=(0, 0).__eq__)
+        await eventually_async(lambda: (len(admin._open), accepted(port)), "all are gone", 20, good=(0, 0).__eq__)
         for one in peers:
             one.close()
         await admin.close()

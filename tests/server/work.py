@@ -119,7 +119,7 @@ WORK: dict[int, Entry] = {
     60: _entry(),
     61: _entry(),
     65: _entry(),
-    66: _entry(),
+    66: _entry(transactional_id_pattern=r"\pL" * 333, duration_filter=-1),
     68: _entry(),
     74: _entry(),
     75: _entry(response_partition_limit=2_000, cursor=None),

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from tests.support.fleet import Broker
+from tests.support.needs import needs_mounts
 
 DISK_MB = 48
 
@@ -15,6 +16,7 @@ class SmallDisk:
     """A tmpfs in a mount namespace of the broker's own, which needs no root; it is reached through ``/proc``."""
 
     def __init__(self, broker: Broker) -> None:
+        needs_mounts()
         self.broker = broker
         self.path = broker.directory / "data"
         self.path.mkdir()

@@ -147,6 +147,7 @@ class Stage:
         self.metadata._image.topics[name] = info
         self.metadata._image.topic_names[info.id] = name
         self.metadata._topic_configs.pop(name, None)
+        self.metadata.note_deletions(topic.id for topic in deleted)
         self.replicas.apply(
             MetadataChange(
                 topics_changed=(name,),
@@ -162,6 +163,7 @@ class Stage:
         info = self.metadata.topics[name]
         del self.metadata._image.topics[name]
         del self.metadata._image.topic_names[info.id]
+        self.metadata.note_deletions([info.id])
         self.replicas.apply(MetadataChange(deleted=(info,)))
         self._take_turns()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import struct
 import subprocess
 import time
@@ -19,6 +18,7 @@ from confluent_kafka.admin import (
 
 from tests.support import secured
 from tests.support.fleet import Fleet
+from tests.support.needs import needs
 from tests.support.polling import polled_values
 from tests.support.sasl_wire import RawLogin, metadata_request
 from tests.support.secured import MECHANISMS, PASSWORD, USER, confluent, python_client, secured_fleet
@@ -117,7 +117,7 @@ def test_aiokafka_logs_in(fleet: Fleet, mechanism: str) -> None:
     assert asyncio.run(exchange()) == b"v"
 
 
-@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@needs("kcat")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kcat_logs_in(fleet: Fleet, mechanism: str) -> None:
     topic = f"kcat-{mechanism}"

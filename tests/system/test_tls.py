@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.support.certificates import replaced
 from tests.support.fleet import Broker
+from tests.support.needs import needs
 from tests.support.polling import polled_values
 from tests.support.secured import PASSWORD
 from tests.support.tls_fleet import KINDS, PRINCIPALS, TlsFleet
@@ -150,7 +150,7 @@ def test_aiokafka_writes_and_reads_large_transactions(fleet: TlsFleet, kind: str
     assert asyncio.run(exchange()) == LARGE
 
 
-@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@needs("kcat")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kcat_writes_and_reads(fleet: TlsFleet, kind: str) -> None:
     topic, settings = f"kcat-{kind}", fleet.confluent(kind)

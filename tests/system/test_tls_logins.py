@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -13,6 +12,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer, KafkaProducer
 
+from tests.support.needs import needs
 from tests.support.secured import BROKER_PASSWORD, MECHANISMS, PASSWORD
 from tests.support.tls_fleet import TlsFleet
 from tests.support.tls_listeners import Certificates
@@ -110,7 +110,7 @@ def kcat(fleet: TlsFleet, kind: str, mechanism: str, topic: str) -> set[bytes]:
     return set(done.stdout.split())
 
 
-CLIENTS: tuple[Callable[[TlsFleet, str, str, str], set[bytes]], ...] = (librdkafka, kafka_python, aiokafka, kcat)
+CLIENTS = (librdkafka, kafka_python, aiokafka, pytest.param(kcat, marks=needs("kcat")))
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -119,8 +119,6 @@ CLIENTS: tuple[Callable[[TlsFleet, str, str, str], set[bytes]], ...] = (librdkaf
 def test_records_go_there_and_back(
     fleet: TlsFleet, kind: str, client: Callable[[TlsFleet, str, str, str], set[bytes]], mechanism: str
 ) -> None:
-    if client is kcat and shutil.which("kcat") is None:
-        pytest.skip("kcat is not installed")
     assert client(fleet, kind, mechanism, f"{client.__name__}-{kind}-{mechanism}") == {b"0", b"1", b"2"}
 
 

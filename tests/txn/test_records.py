@@ -113,6 +113,8 @@ transactions = st.builds(
     previous_producer_id=st.integers(-1, 2**63 - 1),
     next_producer_id=st.integers(-1, 2**63 - 1),
     client_version=st.integers(0, 2),
+    timed_out=st.booleans(),
+    epoch_before=st.integers(-1, 2**15 - 1),
 )
 
 

@@ -4,7 +4,8 @@ What must hold after every step:
 - the state moved along the table only;
 - only the producer initialised last can add partitions or end a transaction;
 - a client that is told that its transaction was committed (aborted) finds exactly that decision, once;
-- a producer of version 2 that nothing has fenced is never told that it is, nor that its id is another's;
+- a producer of version 2 that nothing has fenced is never told that it is, nor that its id is another's; nor is one of
+  any version that recovers, whichever of its answers are lost and however often the coordinator moves in between;
 - a replayed log gives the same state.
 """
 
@@ -40,10 +41,16 @@ class Actor:
     transaction: int | None = None
     last_end: tuple[tuple[int, int], bool, int | None] | None = None
     healthy: bool = False
-    """It knows the present identity, and nothing else has touched the record since."""
+    """It had the present identity, and nothing else has touched the record since."""
+    recovering: bool = False
+    """Its InitProducerId has no answer."""
+    unanswered_end: bool | None = None
+    """The fate that it asked for in an EndTxn without an answer."""
 
-    def heard(self, error: E) -> None:
-        assert not (self.healthy and self.version == 2 and error in FATAL), f"a healthy producer hears {error.name}"
+    def heard(self, error: E, commit: bool | None = None) -> None:
+        up_to_date = not self.recovering and self.unanswered_end in (None, commit)
+        fatal = self.version == 2 and error in FATAL
+        assert not (self.healthy and up_to_date and fatal), f"a healthy producer hears {error.name}"
 
 
 class Walk(RuleBasedStateMachine):
@@ -93,30 +100,41 @@ class Walk(RuleBasedStateMachine):
         if before is not None and now.producer_id != before.producer_id:
             assert now.producer_id > before.producer_id
 
-    @rule(which=st.integers(0, 1))
-    def init(self, which: int) -> None:
+    @rule(which=st.integers(0, 1), answer_lost=st.booleans())
+    def init(self, which: int, answer_lost: bool) -> None:
         actor = self.actor(which)
-        self.took(actor, self.m.init())
+        answer = self.m.init()
+        if self.before != self.m.shard.describe(ID):
+            self.disturbed()
+        self.took(actor, answer, answer_lost)
 
-    @rule(which=ACTORS)
-    def recover(self, which: int) -> None:
+    @rule(which=ACTORS, answer_lost=st.booleans(), coordinator_moves=st.booleans())
+    def recover(self, which: int, answer_lost: bool, coordinator_moves: bool) -> None:
         actor = self.actor(which)
         if actor.identity is None:
             return
         answer = self.m.init(expected=actor.identity)
+        assert not (actor.healthy and answer.error in FATAL), f"a recovering producer hears {answer.error.name}"
         if answer.error is E.NONE:
             assert self.owner is actor, "only the latest producer may recover"
-        self.took(actor, answer)
-
-    def took(self, actor: Actor, answer: Any) -> None:
         if self.before != self.m.shard.describe(ID):
+            healthy = actor.healthy
             self.disturbed()
+            actor.healthy = healthy
+        actor.recovering = True
+        self.took(actor, answer, answer_lost)
+        if coordinator_moves:
+            self.restart()
+
+    def took(self, actor: Actor, answer: Any, lost: bool) -> None:
         if answer.error is E.NONE:
-            actor.healthy = True
-            actor.identity = (answer.producer_id, answer.producer_epoch)
-            assert answer.producer_epoch <= LAST_CLIENT_EPOCH
-            actor.transaction = actor.last_end = None
             self.owner = actor
+            assert answer.producer_epoch <= LAST_CLIENT_EPOCH
+            if not lost:
+                actor.healthy = True
+                actor.recovering, actor.unanswered_end = False, None
+                actor.identity = (answer.producer_id, answer.producer_epoch)
+                actor.transaction = actor.last_end = None
         self.look()
 
     def disturbed(self) -> None:
@@ -160,8 +178,9 @@ class Walk(RuleBasedStateMachine):
         self.look()
         changed = len(self.m.log) > written
         if identity == actor.identity:
-            actor.heard(answer.error)
-        actor.healthy = actor.healthy and not (changed and lost)
+            actor.heard(answer.error, commit)
+        if changed and lost:
+            actor.unanswered_end = commit
         if changed:
             assert self.owner is actor, "a zombie ended a transaction"
             if actor.version == 2 and number is not None:
@@ -174,6 +193,7 @@ class Walk(RuleBasedStateMachine):
         if answer.error is E.NONE and not lost:
             actor.transaction = None
             if actor.version == 2:
+                actor.unanswered_end = None
                 actor.identity = (answer.producer_id, answer.producer_epoch)
 
     @precondition(lambda self: self.unwritten is not None)
