@@ -124,7 +124,7 @@ def why_lost(tp: TopicPartition, logs: LogStore) -> str:
     missing = ", ".join(sorted(logs.owner.missing.values()))
     where = f"in a missing log directory ({missing})" if missing else "gone"
     return (
-        f"the log is {where}, and this replica is counted on: it does not begin anew. Bring the log back and restart this"
-        " broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
+        f"the log is {where}, and this replica is counted on: it does not begin anew. Bring the log back and restart"
+        " this broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
         f" {tp.topic} --partition {tp.partition} --unclean"
     )

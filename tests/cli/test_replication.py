@@ -335,6 +335,16 @@ def live_brokers(shell: Shell) -> dict[int, int]:
     return {b["id"]: b["incarnation"] for b in shell.json("cluster", "describe")["brokers"]}
 
 
+def test_a_minimum_above_the_replicas_is_taken_with_a_word(fleet: Fleet, shell: Shell) -> None:
+    """As Kafka takes it, where all replicas must be in sync then."""
+    topic = "strict"
+    create(shell, topic, "1,2", "2,1,3")
+    quiet = shell.run("topics", "alter", topic, "--set", "min.insync.replicas=2")
+    assert quiet.stderr == ""
+    told = shell.run("topics", "alter", topic, "--set", "min.insync.replicas=3").stderr
+    assert told.startswith("fleetlog: min.insync.replicas=3 is more than the 2 replica(s) of strict: every replica")
+
+
 def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -> None:
     topic = "shrunk"
     create(shell, topic, "1,2", "2,1", **{"min.insync.replicas": "2"})
