@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from brokers.log import checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
-from brokers.log.failures import DiskError, DiskFailed, ForeignDirectory
+from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory
 from brokers.log.files import DiskPort
 from brokers.log.missing_directories import missing_message, remembered, unmounted_message
 from brokers.model import id_text
@@ -118,8 +118,13 @@ class DirectoryOwner:
                 return False
         except DamagedFile:
             logger.warning("%s: directory.id is not readable; it gets another one", path)
-        directory.id = new_id(directory.path)  # Kafka before 3.7 wrote none
-        self._disk.replace(path, checkpoints.encode_properties(values | {"directory.id": id_text(directory.id)}))
+        made = new_id(directory.path)  # Kafka before 3.7 wrote none
+        try:
+            self._disk.replace(path, checkpoints.encode_properties(values | {"directory.id": id_text(made)}))
+        except DiskFull as wrong:
+            logger.warning("%s: no room for a directory.id: it would not be missed at the next start: %s", path, wrong)
+        else:
+            directory.id = made
         return False
 
     def properties_of(self, directory: LogDirectory) -> dict[str, str] | None:

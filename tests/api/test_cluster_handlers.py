@@ -636,7 +636,7 @@ def logs(services: Services, tmp_path: Path) -> LogStore:
     for tp in (A0, A1):
         store.create(tp, A, services.config.topic_defaults())
     append(cast(Any, store.get(A0)), batch(3))
-    services.replicas = cast(Any, SimpleNamespace(logs=store))
+    services.replicas = cast(Any, SimpleNamespace(logs=store, faults=list))
     return store
 
 
@@ -688,6 +688,9 @@ def test_what_the_process_lacks_stands_in_a_tagged_field(services: Services, log
     services.process_troubles = lambda: ["9 of 10 file descriptors are in use"]
     found = ask(services, 35, version, asked, log_dirs.handle_describe_log_dirs)
     assert list(found.troubles or ()) == (["9 of 10 file descriptors are in use"] if version >= 2 else [])
+    services.replicas = cast(Any, SimpleNamespace(logs=logs, faults=lambda: ["t-0: does not follow broker 2"]))
+    found = ask(services, 35, version, asked, log_dirs.handle_describe_log_dirs)
+    assert list(found.troubles or ())[1:] == (["t-0: does not follow broker 2"] if version >= 2 else [])
 
 
 @pytest.mark.parametrize("version", versions(34))
