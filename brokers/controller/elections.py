@@ -220,6 +220,7 @@ def elect_by_ends(
     controller_epoch: int,
     *,
     unclean: bool,
+    anew: bool = False,
 ) -> PartitionState | None:
     """The state after an election by the answers of the brokers of :func:`to_ask`; None if they don't suffice.
 
@@ -227,8 +228,9 @@ def elect_by_ends(
     in-sync or eligible replica has given its log end or lost its log, and every other live replica has answered: the
     longest log of the members leads, or one of the others that extends it. A log that is gone never leads: it would
     begin anew, and the others would be cut to it. If no member has a log any more, all other replicas must be back.
-    If an unclean election is allowed, the present answers suffice, and where no replica has a log one begins anew;
-    ``leader_recovery_state`` marks the election as unclean if an in-sync or eligible replica is missing.
+    If an unclean election is allowed, the present answers suffice; ``leader_recovery_state`` marks the election as
+    unclean if an in-sync or eligible replica is missing. Where no replica that answers has a log, one begins anew, if
+    an operator allows it (``anew``) or no other replica can have one.
     """
     asked = to_ask(state, live_brokers, unclean=unclean)
     if not asked:
@@ -239,6 +241,8 @@ def elect_by_ends(
     known = any(b in logs for b in knowing) or all(b in logs or b in knowing for b in state.replicas)
     clean = bool(logs) and known and all(b in answered for b in knowing)
     if not unclean and not (clean and all(b in ends for b in asked)):
+        return None
+    if not logs and not anew and not all(b in answered for b in state.replicas):
         return None
     answered = logs or answered
     candidates = [b for b in answered if b in knowing or not clean] or list(answered)

@@ -146,10 +146,14 @@ class LogEndProbes:
 
     def may_be_unclean(self, tp: TopicPartition, state: PartitionState) -> bool:
         """Whether the topic, or an operator, allows an unclean election."""
-        topic_id, epoch = self._allowed.get(tp, (None, -1))
-        if epoch >= state.leader_epoch and topic_id == self._context.image.topics[tp.topic].id:
+        if self._is_asked_for(tp, state):
             return True
         return self._context.metadata.topic_config(tp.topic).unclean_leader_election_enable
+
+    def _is_asked_for(self, tp: TopicPartition, state: PartitionState) -> bool:
+        """Whether an operator allows an unclean election."""
+        topic_id, epoch = self._allowed.get(tp, (None, -1))
+        return epoch >= state.leader_epoch and topic_id == self._context.image.topics[tp.topic].id
 
     async def run(self) -> None:
         """Send probes until cancelled; raises NotController.
@@ -301,7 +305,8 @@ class LogEndProbes:
             state = context.image.partition(tp)
             if state is None or self.must_wait(tp, state):
                 continue
-            new = elect_by_ends(state, known[tp], live_brokers, context.epoch, unclean=self.may_be_unclean(tp, state))
+            unclean, anew = self.may_be_unclean(tp, state), self._is_asked_for(tp, state)
+            new = elect_by_ends(state, known[tp], live_brokers, context.epoch, unclean=unclean, anew=anew)
             if new is not None:
                 writes.add(tp, new)
                 chosen[tp] = (state, new)

@@ -243,6 +243,11 @@ def test_what_a_lone_member_lost_is_given_up_only_by_leave() -> None:
     led = elect_by_ends(lone, ends, away, EPOCH, unclean=True)
     assert led is not None
     assert (led.leader, led.leader_recovery_state) == (3, RECOVERING)
+    alone = {BrokerId(1): NO_LOG}
+    assert elect_by_ends(lone, alone, unclean(b1=8), EPOCH, unclean=True) is None, "not where others may have a log"
+    led = elect_by_ends(lone, alone, unclean(b1=8), EPOCH, unclean=True, anew=True)
+    assert led is not None
+    assert led.leader == 1, "but an operator knows"
     single = replace(lone, replicas=(BrokerId(1),))
     assert elect_by_ends(single, {BrokerId(1): NO_LOG}, BACK, EPOCH, unclean=False) is None
     ends = dict.fromkeys(BACK_IDS, NO_LOG)
