@@ -114,6 +114,8 @@ class BrokerInfo:
     failure_domain: str | None = None
     waives_leases: bool = False
     """Whether it can be asked to act as without a lease for a partition that is about to move (ReplicaEnds v1)."""
+    tells_positions: bool = False
+    """Whether a follower can ask it what a topic that drops duplicates has accepted (AcceptedPositions)."""
 
     @property
     def domain(self) -> str:

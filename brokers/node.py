@@ -263,6 +263,7 @@ class Node:
             broker_epoch=self._broker_epoch,
             loop=ports.loop,
             throttle=throttle_of(metadata, "follower"),
+            tells_positions=replicas.tells_positions,
         )
         self._fetchers.watch(self._metrics)
         replicas.on_follower(self._fetchers.follow)
@@ -397,7 +398,11 @@ class Node:
             self.config.broker_id,
             [ListenerAddress(*endpoint) for endpoint in self._advertised],
             rack=self.config.broker_rack,
-            details={"failure_domain": self.config.failure_domain or self._ports.host, "waives_leases": True},
+            details={
+                "failure_domain": self.config.failure_domain or self._ports.host,
+                "waives_leases": True,
+                "tells_positions": True,
+            },
         )
         try:
             self._registered = await register(

@@ -412,6 +412,15 @@ class LogPositionsRequest(Protocol):
     topics: list[LogPositionsTopics]
 
 
+class AcceptedPositionsRequest(Protocol):
+    topic_id: uuid.UUID | None
+    partition_index: int
+    current_leader_epoch: int
+    offset: int
+    position: int
+    now_ms: int
+
+
 class DescribeLagRequest(Protocol):
     group_ids: list[str] | None
 

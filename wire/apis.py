@@ -114,6 +114,7 @@ _ROWS = (
     Api(api_keys.DESCRIBE_HEALTH, "DescribeHealth", 0, 0, Cost.ADMIN),
     Api(api_keys.DESCRIBE_CONNECTIONS, "DescribeConnections", 0, 0, Cost.ADMIN),
     Api(api_keys.DESCRIBE_ELECTIONS, "DescribeElections", 0, 0, Cost.ADMIN),
+    Api(api_keys.ACCEPTED_POSITIONS, "AcceptedPositions", 0, 0, Cost.ADMIN, internal=True),
 )
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}

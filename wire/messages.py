@@ -150,6 +150,14 @@ class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
     """Key 12000."""
 
 
+class AcceptedPositionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12015, fleetlog's, between brokers: what a topic that drops duplicates accepted before an offset."""
+
+
+class AcceptedPositionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12015."""
+
+
 class LogPositionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 12010, fleetlog's, between brokers: where a leader's logs end, and how long a record at an offset waits."""
 
@@ -303,6 +311,8 @@ _OWN = (
     ReplicaEndsResponse,
     LogPositionsRequest,
     LogPositionsResponse,
+    AcceptedPositionsRequest,
+    AcceptedPositionsResponse,
     DescribeLagRequest,
     DescribeLagResponse,
     DescribeHealthRequest,

@@ -146,6 +146,7 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     api_keys.DESCRIBE_HEALTH: _needs((DESCRIBE, CLUSTER)),
     api_keys.DESCRIBE_CONNECTIONS: _needs((DESCRIBE, CLUSTER)),
     api_keys.DESCRIBE_ELECTIONS: _needs((DESCRIBE, CLUSTER)),
+    api_keys.ACCEPTED_POSITIONS: _needs((CLUSTER_ACTION, CLUSTER)),
 }
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 

@@ -111,6 +111,7 @@ HANDLERS: dict[int, Handler] = {
     api_keys.COMPACT_TOPICS: compaction.handle_compact_topics,
     api_keys.DESCRIBE_COMPACTION: compaction.handle_describe_compaction,
     api_keys.LOG_POSITIONS: lags.handle_log_positions,
+    api_keys.ACCEPTED_POSITIONS: replicas.handle_accepted_positions,
     api_keys.DESCRIBE_LAG: lags.handle_describe_lag,
     api_keys.DESCRIBE_HEALTH: health.handle_describe_health,
     api_keys.DESCRIBE_CONNECTIONS: connections.handle_describe_connections,

@@ -1,4 +1,4 @@
-"""What brokers ask each other about replicas and leadership: ReplicaEnds, ControlledShutdown.
+"""What brokers ask each other about replicas and leadership: ReplicaEnds, AcceptedPositions, ControlledShutdown.
 
 Internal: not advertised, and answered only on the listener that brokers use among themselves.
 """
@@ -10,11 +10,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 from brokers.api.access import CLUSTER, CLUSTER_ACTION
-from brokers.api.base import Context, Done
+from brokers.api.base import Context, Done, Paced
+from brokers.model import TopicPartition
 from brokers.replication import ends
+from brokers.replication.accepted import ToldPart, own_accepted
 from coordination.store import StoreError
 from wire import messages
-from wire.admin_requests import ReplicaEndsRequest
+from wire.admin_requests import AcceptedPositionsRequest, ReplicaEndsRequest
 from wire.errors import ErrorCode
 from wire.requests import ControlledShutdownRequest
 
@@ -77,6 +79,30 @@ async def _after_reading(asked: dict[Any, list[int]], context: Context, version:
 async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:
     found = await ends.waive(asked, context.services.metadata, context.services.replicas)
     return Done(ends.response(incarnation, found, ends.WAIVE_VERSION))
+
+
+def handle_accepted_positions(request: AcceptedPositionsRequest, context: Context) -> Paced:
+    """AcceptedPositions v0 (ours): what a partition led here had accepted before an offset, for a follower.
+
+    Only for topics that drop duplicates. OFFSET_NOT_AVAILABLE: it is not to be told now, ask again.
+    """
+    services, kind = context.services, messages.AcceptedPositionsResponse
+    name = services.metadata.topic_names.get(request.topic_id) if request.topic_id is not None else None
+    error = ErrorCode.NONE
+    if _from_outside(context):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    elif name is None:
+        error = ErrorCode.UNKNOWN_TOPIC_ID
+    if name is not None and error is ErrorCode.NONE:
+        tp = TopicPartition(name, request.partition_index)
+        partition, error = services.replicas.leader(tp, request.current_leader_epoch)
+        if partition is not None:
+            told = yield from own_accepted(partition, request.offset, request.position, request.now_ms)
+            if isinstance(told, ToldPart):
+                part, size, checksum = told
+                return Done(kind(version=0, error_code=0, size=size, checksum=checksum, positions=part))
+            error = told
+    return Done(kind(version=0, error_code=int(error), positions=b""))
 
 
 async def handle_controlled_shutdown(request: ControlledShutdownRequest, context: Context) -> Done:

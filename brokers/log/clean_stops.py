@@ -11,7 +11,12 @@ NAMED_MAX = 5
 
 
 class EndedLog(Protocol):
-    """A log, as far as its end is concerned."""
+    """A log, as far as what a clean stop left of it is concerned."""
+
+    @property
+    def lacks_positions(self) -> bool:
+        """Whether it does not know what was accepted before its first record."""
+        ...
 
     @property
     def log_end_offset(self) -> int:
@@ -20,7 +25,7 @@ class EndedLog(Protocol):
 
 
 def lost_since_stop(ends: Mapping[TopicPartition, int], logs: Mapping[TopicPartition, EndedLog]) -> list[str]:
-    """One text for each log that is gone or shorter than at the clean stop, which saved these ends."""
+    """One text for each log that is gone, shorter or knows less than at the clean stop, which saved these ends."""
     lost = []
     for tp, end in ends.items():
         log = logs.get(tp)
@@ -28,6 +33,8 @@ def lost_since_stop(ends: Mapping[TopicPartition, int], logs: Mapping[TopicParti
             lost.append(f"{tp}: its directory is gone; it ended at offset {end} at the clean stop")
         elif log is not None and log.log_end_offset < end:
             lost.append(f"{tp}: ends at {log.log_end_offset}; it ended at offset {end} at the clean stop")
+        elif log is not None and log.lacks_positions:
+            lost.append(f"{tp}: no sound producer snapshot tells what was accepted before its first record")
     return lost
 
 

@@ -136,6 +136,8 @@ def keep_new(
     if len(pages) == len(headers) == sets.takes(pages, now_ms):
         offsets = (header.base_offset for header in headers)
         return Kept(buffer, list(headers), list(places), list(zip(offsets, pages, strict=True)))
+    if not sets.known:
+        return Rejected(ErrorCode.KAFKA_STORAGE_ERROR, "what was accepted before this log's first record is not known")
     found: list[list[Position]] = []
     for payload, header in zip(payloads, headers, strict=True):
         mine = read_positions(payload, header, SOURCE_HEADER)

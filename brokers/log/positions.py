@@ -126,7 +126,7 @@ class _Vain(NamedTuple):
 class PositionSets:
     """The accepted positions of one partition. ``window_ms`` and ``max_bytes`` are the topic's settings."""
 
-    __slots__ = ("_vain", "cost", "dropped", "floors", "max_bytes", "refused", "sources", "window_ms")
+    __slots__ = ("_vain", "cost", "dropped", "floors", "known", "max_bytes", "refused", "sources", "window_ms")
 
     def __init__(self, *, window_ms: int, max_bytes: int) -> None:
         self.window_ms = window_ms
@@ -134,6 +134,8 @@ class PositionSets:
         self.sources: dict[bytes, PositionSource] = {}
         self.floors: dict[bytes, int] = {}
         """Of sources of which all pages had to go. They stay: what such a source repeats must not be accepted."""
+        self.known = True
+        """Whether what was accepted before the log's first record is among it. Else the log drops and takes nothing."""
         self.cost = 0
         """Bytes in use, as counted by :data:`PAGE_COST` and its like."""
         self._vain: _Vain | None = None
@@ -150,6 +152,8 @@ class PositionSets:
         One behind which a floor will move is the last. What :meth:`sift` says of the others is not known by that.
         """
         taken = 0
+        if not self.known:
+            return taken
         seen: dict[tuple[bytes, int], PagePositions] = {}
         new_sources, needed = set[bytes](), 0
         for batch in batches:
@@ -364,9 +368,48 @@ class PositionSets:
         self.floors[source_id] = self.sources.pop(source_id).floor
         self.cost += FLOOR_COST - SOURCE_COST
 
+    def like(self) -> PositionSets:
+        """Empty ones with the same settings."""
+        return PositionSets(window_ms=self.window_ms, max_bytes=self.max_bytes)
+
+    def merge(self, other: PositionSets) -> None:
+        """Know also what the other ones do: of each source the higher floor, and the pages of both above it."""
+        for source_id, floor in other.floors.items():
+            self._raise_floor(source_id, floor)
+        for source_id, theirs in other.sources.items():
+            source = self._raise_floor(source_id, theirs.floor)
+            source.last_ms = max(source.last_ms, theirs.last_ms)
+            source.last_offset = max(source.last_offset, theirs.last_offset)
+            for number, page in theirs.pages.items():
+                if number << PAGE_BITS < source.floor:
+                    continue
+                mine = source.pages.get(number)
+                if mine is None:
+                    mine = source.add(number)
+                    self.cost += PAGE_COST
+                self.cost += ORDINAL_COST * len(page.more - mine.more)
+                mine.bits |= page.bits
+                mine.more |= page.more
+                if page.touched_offset >= mine.touched_offset:
+                    mine.touched_offset, mine.exact = page.touched_offset, page.exact
+                mine.touched_ms = max(mine.touched_ms, page.touched_ms)
+        for source_id in [source_id for source_id, source in self.sources.items() if not source.numbers]:
+            self._keep_floor(source_id)
+        self._vain = None
+        if self.cost > self.max_bytes:
+            self.forget(self._find_room(0, (), 0, pressed=True) or ())
+
+    def _raise_floor(self, source_id: bytes, floor: int) -> PositionSource:
+        source = self._source(source_id)
+        while source.numbers and source.numbers[0] << PAGE_BITS < floor:
+            self.cost -= source.drop_lowest()
+        source.floor = max(source.floor, floor)
+        return source
+
     def clear(self) -> None:
         """Forget everything."""
         self.sources.clear()
         self.floors.clear()
         self.cost = 0
+        self.known = True
         self._vain = None

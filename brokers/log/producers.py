@@ -340,7 +340,7 @@ class ProducerState:
         """One with the same settings that knows of no producer."""
         other = ProducerState(expiration_ms=self.expiration_ms, max_producers=self.max_producers)
         if self.positions is not None:
-            other.positions = PositionSets(window_ms=self.positions.window_ms, max_bytes=self.positions.max_bytes)
+            other.positions = self.positions.like()
         return other
 
     def become(self, other: ProducerState) -> None:
@@ -349,8 +349,8 @@ class ProducerState:
         self.first_unstable_offset, self.positions = other.first_unstable_offset, other.positions
         self._verifications.clear()
 
-    def clear(self) -> None:
-        """Forget everything, guards too."""
+    def clear(self, start: int = 0) -> None:
+        """Forget everything, guards too. What was accepted before ``start``, where the log begins, is lacking then."""
         self.entries.clear()
         self.open.clear()
         self.unreplicated.clear()
@@ -358,12 +358,17 @@ class ProducerState:
         self.first_unstable_offset = None
         if self.positions is not None:
             self.positions.clear()
+            self.positions.known = not start
 
     # ---- snapshots
 
     def to_snapshot(self) -> bytes:
-        """Kafka's producer snapshot, version 1, and behind it accepted positions and all remembered batches."""
-        positions = b"" if self.positions is None else encode_positions(self.positions)
+        """Kafka's producer snapshot, version 1, and behind it accepted positions and all remembered batches.
+
+        Without positions that are not all known, so that who loads it finds them missing.
+        """
+        sets = self.positions
+        positions = encode_positions(sets) if sets is not None and sets.known else b""
         return encode_snapshot(self.entries.values(), positions)
 
     def load_snapshot(self, data: bytes, now_ms: int) -> None:

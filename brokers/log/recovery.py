@@ -119,7 +119,7 @@ def load_log(
             segments.remove(segment)
             segment.remove()
         segments.add(Segment(disk, directory, start, create=True, now_ms=now_ms))
-        producers.clear()
+        producers.clear(start)
         loader.drop_snapshots(-1, None)
         end = start
     epochs.truncate_from_end(end)

@@ -48,9 +48,11 @@ def restore_producers(
             disk.remove(path)
             snapshots.remove(offset)
             continue
+        if producers.positions is not None and offset < segments.first.base_offset:
+            producers.positions.known = False  # what was accepted between the two is gone
         replay(segments, producers, offset, end, now_ms)
         return
-    producers.clear()
+    producers.clear(segments.first.base_offset)
     replay(segments, producers, segments.first.base_offset, end, now_ms)
 
 

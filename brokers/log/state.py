@@ -17,6 +17,7 @@ from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
 from brokers.log.positions import PositionSets
+from brokers.log.producer_snapshots import snapshot_path
 from brokers.log.producers import ProducerState
 from brokers.log.recovery import LoadedLog
 from brokers.log.recovery_report import RecoveryReport
@@ -255,10 +256,37 @@ class LogState:
             if known is None:
                 self.producers.positions = sets
                 self.settled = False
+                sets.known = not self.segments.first.base_offset
                 replay_positions(self.segments, sets, self.last_now_ms)
             else:
                 known.window_ms, known.max_bytes = sets.window_ms, sets.max_bytes
         except DiskFailed as wrong:
+            raise self.failure(wrong) from wrong
+
+    @property
+    def lacks_positions(self) -> bool:
+        """Whether it drops duplicates, but does not know what was accepted before its first record."""
+        sets = self.producers.positions
+        return sets is not None and not sets.known
+
+    def learn_positions(self, told: PositionSets | None) -> None:
+        """Take what was accepted before its first record from its leader, durably; None if nobody can tell.
+
+        Raises DiskFull, LogOffline: then it is lacking as before.
+        """
+        sets = self.producers.positions
+        assert sets is not None, "its topic drops duplicates"
+        if told is not None:
+            sets.merge(told)
+        sets.known = True
+        path = snapshot_path(self.directory, self.log_end_offset)
+        try:
+            self.disk.replace(path, self.producers.to_snapshot(), durable=True)
+        except DiskFull:
+            sets.known = False
+            raise
+        except DiskFailed as wrong:
+            sets.known = False
             raise self.failure(wrong) from wrong
 
     @property

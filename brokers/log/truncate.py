@@ -130,7 +130,7 @@ class Truncation:
         log.log_start_offset = log.log_end_offset = log.recovery_point = log.high_watermark = offset
         log.epochs.clear()
         log.save_epochs()
-        log.producers.clear()
+        log.producers.clear(offset)
         log.dirty_names = True
 
     def _lower_points(self, offset: int) -> None:

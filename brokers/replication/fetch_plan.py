@@ -78,6 +78,15 @@ class FollowedLog(Protocol):
         """Move the position into the leader's log."""
         ...
 
+    @property
+    def positions_from(self) -> int | None:
+        """The offset before which the log lacks accepted positions; None if it lacks nothing."""
+        ...
+
+    def take_positions(self, leader_epoch: int, body: memoryview | None, /) -> ErrorCode:
+        """Take the leader's accepted positions; None if it cannot tell."""
+        ...
+
 
 class Followed(Protocol):
     """What the plan needs of a partition."""
@@ -144,6 +153,15 @@ class Request(NamedTuple):
     more: bool = False
 
 
+class LackingReplica(NamedTuple):
+    """A replica that does not know what its topic has accepted before ``offset``, in this leader epoch."""
+
+    key: Key
+    tp: TopicPartition
+    leader_epoch: int
+    offset: int
+
+
 class _Asked(NamedTuple):
     """A partition as the leader's fetch session has it."""
 
@@ -191,6 +209,7 @@ class FetchPlan:
         in all that the session has: so the next request corrects all of these, or begins a new session."""
         self._throttled: dict[Key, None] = {}
         self._out_of_range: list[Key] = []
+        self._lacking: dict[Key, None] = {}
         self._pauses: list[tuple[int, int, Key]] = []
         self._numbers = itertools.count()
         self._session_id = 0
@@ -230,6 +249,11 @@ class FetchPlan:
 
     def _start(self, key: Key, entry: _Entry) -> None:
         entry.due_ms = None
+        if entry.partition.follower_role.positions_from is not None:
+            self._stop(key)
+            entry.asked = None
+            self._lacking[key] = None
+            return
         self._active[key] = entry
         self._to_name[key] = None
         self._to_forget.pop(key, None)
@@ -481,7 +505,7 @@ class FetchPlan:
         elif asked is not None and entry.partition.follower_role.fetch_position()[:2] == asked[1:]:
             self._refused(key, entry, ErrorCode.OFFSET_OUT_OF_RANGE, now_ms)
         else:
-            self._to_name[key] = None
+            self._start(key, entry)
 
     def _put_out(self, key: Key, entry: _Entry) -> None:
         self._stop(key)
@@ -514,6 +538,40 @@ class FetchPlan:
         """The leader's log range is unknown: retry the fetch after a pause."""
         for key, entry in self._questioned(tp):
             self._refused(key, entry, error, now_ms)
+
+    # ---- what was accepted before a log's first record
+
+    def lacking(self) -> list[LackingReplica]:
+        """Replicas that fetch nothing until they know what their topic has accepted before.
+
+        The caller answers each with ``positions_told``.
+        """
+        lacking, self._lacking = self._lacking, {}
+        rows = []
+        for key in lacking:
+            entry = self._entries.get(key)
+            offset = entry.partition.follower_role.positions_from if entry is not None else None
+            if entry is not None and offset is not None:
+                rows.append(LackingReplica(key, entry.partition.tp, entry.partition.leader_epoch, offset))
+            elif entry is not None:
+                self._start(key, entry)
+        return rows
+
+    def positions_told(self, asked: LackingReplica, told: memoryview | ErrorCode | None, now_ms: int) -> None:
+        """What the leader answered: positions, an error, or None if it is of a version that cannot tell."""
+        entry = self._entries.get(asked.key)
+        if entry is None:
+            return
+        error = told if isinstance(told, ErrorCode) else ErrorCode.NONE
+        if not isinstance(told, ErrorCode):
+            error = entry.partition.follower_role.take_positions(asked.leader_epoch, told)
+        if error is ErrorCode.NONE:
+            entry.failures = 0
+            self._start(asked.key, entry)
+        elif entry.partition.log.offline:
+            self._put_out(asked.key, entry)
+        else:
+            self._refused(asked.key, entry, error, now_ms)
 
     def _questioned(self, tp: TopicPartition) -> list[tuple[Key, _Entry]]:
         asked = [(key, self._entries[key]) for key in self._out_of_range if key in self._entries]

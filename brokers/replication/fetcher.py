@@ -18,6 +18,7 @@ from _native.errors import MalformedMessage
 from brokers.exposition import BROKER_PAGE
 from brokers.model import Clock, TopicPartition
 from brokers.peers.calls import PeersPort, PeerUnavailable
+from brokers.replication.accepted import ask_accepted
 from brokers.replication.fetch_plan import SESSION_ERRORS, Counts, FetchPlan, Followed, Key, Limits, Request, Throttle
 from wire.errors import ErrorCode
 from wire.hot import FetchAnswer, decode_fetch_response, encode_fetch_request
@@ -55,7 +56,9 @@ class ReplicaFetchers:
         broker_epoch: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
         throttle: Throttle | None = None,
+        tells_positions: Callable[[int], bool] = lambda broker_id: True,
     ) -> None:
+        """``tells_positions``: whether that broker knows AcceptedPositions (``BrokerInfo.tells_positions``)."""
         self.counts = Counts()
         self._config = config
         self._peers = peers
@@ -63,6 +66,7 @@ class ReplicaFetchers:
         self._broker_epoch = broker_epoch
         self._loop = loop
         self._throttle = throttle
+        self._tells_positions = tells_positions
         self._fetchers: dict[int, _Fetcher] = {}
         self._followed: dict[TopicPartition, tuple[_Fetcher, Key]] = {}
         self._closed = False
@@ -78,7 +82,7 @@ class ReplicaFetchers:
             limits = Limits(self._config.replica_fetch_max_bytes, self._config.replica_fetch_backoff_ms)
             plan = FetchPlan(self._config.broker_id, leader, limits, self.counts, self._throttle)
             fetcher = self._fetchers[leader] = _Fetcher(
-                plan, self._config, self._peers, self._clock, self._broker_epoch
+                plan, self._config, self._peers, self._clock, self._broker_epoch, self._tells_positions
             )
             fetcher.task = self._loop.create_task(fetcher.run(), name=f"fetcher of broker {leader}")
         self._followed[partition.tp] = fetcher, (partition.topic_id, partition.tp.partition)
@@ -148,6 +152,7 @@ class _Fetcher:
         peers: PeersPort,
         clock: Clock,
         broker_epoch: Callable[[], int],
+        tells_positions: Callable[[int], bool],
     ) -> None:
         self.plan = plan
         self.wake = asyncio.Event()
@@ -156,6 +161,7 @@ class _Fetcher:
         self._peers = peers
         self._clock = clock
         self._broker_epoch = broker_epoch
+        self._tells_positions = tells_positions
         self._troubled = False
 
     async def run(self) -> None:
@@ -176,6 +182,7 @@ class _Fetcher:
         epoch = self._broker_epoch()
         if epoch < 0:
             return False
+        await self._learn_positions()
         request = self.plan.next_request(epoch, self._clock.mono_ms())
         if request is None:
             await self._rest()
@@ -276,6 +283,18 @@ class _Fetcher:
             for topic in answer.topics
             for part in topic.partitions
         }
+
+    async def _learn_positions(self) -> None:
+        """Ask the leader for what it has accepted, for replicas that lack it (rare)."""
+        for lacking in self.plan.lacking():
+            told: memoryview | ErrorCode | None = None
+            if self._tells_positions(self.plan.leader_id):
+                try:
+                    told = await ask_accepted(self._peers, self.plan.leader_id, lacking, self._clock.wall_ms())
+                except PeerUnavailable as problem:
+                    self._complain("asking broker %d for positions failed: %s", self.plan.leader_id, problem)
+                    told = ErrorCode.LEADER_NOT_AVAILABLE
+            self.plan.positions_told(lacking, told, self._clock.mono_ms())
 
     async def _rest(self) -> None:
         """Wait until there is something to fetch."""

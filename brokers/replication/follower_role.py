@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from _native.batch import parse_header
 from brokers.log import DiskError, DiskFull, Log, LogOffline
+from brokers.log.position_snapshot import load_positions
 from brokers.model import Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
@@ -116,7 +117,17 @@ class FollowerRole:
         nothing = log.log_end_offset <= max(log.log_start_offset, leader_start)
         if not nothing or not first.base_offset < log.log_end_offset <= first.last_offset:
             return False
-        return self._guarded(lambda: log.truncation.restart_at(first.base_offset)) is ErrorCode.NONE
+        return self._guarded(lambda: self._restart_below(first.base_offset)) is ErrorCode.NONE
+
+    def _restart_below(self, offset: int) -> None:
+        """What was accepted up to this log's end is all committed, so it stays known."""
+        log = self._replica.log
+        sets = log.producers.positions
+        if sets is not None:
+            log.producers.positions = sets.like()
+        log.truncation.restart_at(offset)
+        if sets is not None and log.lacks_positions:
+            log.learn_positions(sets)
 
     def diverged(self, leader_epoch: int, epoch: int, end_offset: int) -> ErrorCode:
         """Truncate: at the leader, ``epoch`` (its largest not above the follower's last) ends at ``end_offset``.
@@ -151,6 +162,37 @@ class FollowerRole:
             )  # fmt: skip
             error = self._guarded(lambda: log.truncation.restart_at(leader_start, now_ms=self._clock.wall_ms()))
             self._replica.committed()
+        return error
+
+    @property
+    def positions_from(self) -> int | None:
+        """The offset before which it lacks what its topic has accepted; until it has that it must not fetch."""
+        log = self._replica.log
+        return log.segments.first.base_offset if log.lacks_positions else None
+
+    def take_positions(self, leader_epoch: int, body: memoryview | None) -> ErrorCode:
+        """Take what the leader says of accepted positions; None: its version cannot tell."""
+        error = self._refusal(leader_epoch)
+        log = self._replica.log
+        sets = log.producers.positions
+        if error is not ErrorCode.NONE or sets is None or sets.known:
+            return error
+        tp, leader, base = self._replica.tp, self._replica.state.leader, log.segments.first.base_offset
+        if body is None:
+            logger.warning(
+                "%s: what was accepted before offset %d is not known here, and leader %d is of a version that cannot"
+                " tell: a repeat from before may be accepted again; upgrade it", tp, base, leader,
+            )  # fmt: skip
+            return self._guarded(lambda: log.learn_positions(None))
+        told = sets.like()
+        try:
+            load_positions(told, body)
+        except ValueError as wrong:
+            logger.error("%s: what leader %d says of accepted positions: %s", tp, leader, wrong)
+            return ErrorCode.CORRUPT_MESSAGE
+        error = self._guarded(lambda: log.learn_positions(told))
+        if error is ErrorCode.NONE:
+            logger.info("%s: leader %d told what was accepted before offset %d", tp, leader, base)
         return error
 
     def _truncate(self, offset: int, why: str) -> ErrorCode:

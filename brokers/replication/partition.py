@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from brokers.log import Appended, AppendInfo, Log, Origin, Terms, guards_of
+from brokers.log import Appended, AppendInfo, DiskError, Log, LogOffline, Origin, Terms, guards_of
 from brokers.log.rejected import BatchOrder, BeforeLeading
 from brokers.model import BrokerInfo, Clock, PartitionState, TopicPartition
 from brokers.replication.confirmations import Confirmations
@@ -321,11 +321,25 @@ class Partition:
         self.leader_epoch = state.leader_epoch
         self.epoch_start_offset = self.log.log_end_offset
         self.log.assign_epoch(state.leader_epoch)
+        if self.log.lacks_positions:
+            self._do_without_positions()
         self.is_leader = True
         self.state = state
         self.followers.begin_epoch(state.replicas, self._clock.mono_ms())
         self._tell_changed()
         self.advance()
+
+    def _do_without_positions(self) -> None:
+        """Nobody can tell any more: this replica is the last one, or an operator's choice."""
+        logger.error(
+            "%s: leading without what was accepted before offset %d: no producer snapshot of it is sound, and no other"
+            " replica could lead; a repeat from before may be accepted again",
+            self.tp, self.log.segments.first.base_offset,
+        )  # fmt: skip
+        try:
+            self.log.learn_positions(None)
+        except (DiskError, LogOffline) as problem:
+            logger.error("%s: %s", self.tp, problem)
 
     def update_state(self, state: PartitionState) -> None:
         """Apply a state with the same leader and epoch. Of an older state only the replicas are taken."""

@@ -164,6 +164,11 @@ class ReplicaManager:
         """The registered broker with this id, or None."""
         return self._metadata.brokers.get(broker_id)
 
+    def tells_positions(self, broker_id: int) -> bool:
+        """Whether that broker can be asked what a topic that drops duplicates has accepted."""
+        broker = self.broker(broker_id)
+        return broker is not None and broker.tells_positions
+
     def tick(self, now_ms: int) -> None:
         """Check the followers of led partitions, failed logs and logs that could not be created; call it about every
         second.

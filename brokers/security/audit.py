@@ -115,6 +115,7 @@ _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
         api_keys.DESCRIBE_HEALTH,
         api_keys.DESCRIBE_CONNECTIONS,
         api_keys.DESCRIBE_ELECTIONS,
+        api_keys.ACCEPTED_POSITIONS,
     ),
     EventType.AUTHENTICATE: (
         api_keys.SASL_HANDSHAKE,

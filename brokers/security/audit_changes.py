@@ -269,6 +269,7 @@ BETWEEN_BROKERS: Final = frozenset(
         api_keys.WRITE_TXN_MARKERS,
         api_keys.REPLICA_ENDS,
         api_keys.LOG_POSITIONS,
+        api_keys.ACCEPTED_POSITIONS,
     }
 )
 """What brokers ask of each other on their own account; the topics among it that a client named in Metadata."""

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from _native.batch import BatchHeader, Record, encode_batch, scan
 from _native.compact import page_positions
 from brokers.api.produce_work import count
-from brokers.log import DiskFull, Log, Origin, RealDisk
+from brokers.log import DiskFull, Origin, RealDisk
 from brokers.log.admission import Terms
 from brokers.log.passing import MOST_BATCHES
 from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
 from brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
 from brokers.log.validation import read_marker
 from brokers.topic_figures import TopicFigures
+from tests.log.sourced import DEDUP, accepted, known, replicate, sets_of, sourced, values
 from tests.support.crashes import RecordingDisk, image
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
@@ -32,7 +33,6 @@ from tests.support.logs import (
     append_together,
     append_txn,
     batch,
-    config,
     content,
     end_txn,
     files,
@@ -44,7 +44,6 @@ from tests.support.logs import (
 from wire import compression
 from wire.errors import ErrorCode
 
-DEDUP = config(fleetlog_dedup="source")
 TRANSACTIONAL = 0x10
 
 
@@ -57,54 +56,6 @@ class FullDisk(RealDisk):
         if self.full:
             raise DiskFull(path, "No space left on device")
         super().replace(path, data, durable=durable)
-
-
-def sourced(*positions: int, source: bytes = b"q:1", ordinal: int = 0, codec: int = 0, **fields) -> bytes:
-    """A batch whose records have these positions; their values say which."""
-    rows = [
-        Record(
-            -1,
-            NOW + at,
-            b"k",
-            b"%d" % one,
-            (("other", None), ("fleetlog.source", b"%s:%d:%d" % (source, one, ordinal))),
-        )
-        for at, one in enumerate(positions)
-    ]
-    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
-    return encode_batch(rows, attributes=codec | fields.pop("attributes", 0), compress=compress, **fields)
-
-
-def values(log: Log) -> list[tuple[int, bytes | None]]:
-    return [(record.offset, record.value) for record in records(log)]
-
-
-def sets_of(log: Log) -> PositionSets:
-    assert log.producers.positions is not None
-    return log.producers.positions
-
-
-def known(log: Log) -> dict[bytes, tuple[int, dict[int, int]]]:
-    """What is accepted, without the times of it."""
-    return {
-        name: (source.floor, {number: page.bits for number, page in source.pages.items()})
-        for name, source in sets_of(log).sources.items()
-    }
-
-
-def accepted(log: Log) -> set[int]:
-    """The accepted positions, all of them of one source and below those of the first page."""
-    pages = [page for _, its in known(log).values() for page in its.values()]
-    return {place for page in pages for place in range(PAGE_POSITIONS) if page >> place & 1}
-
-
-def replicate(leader: Log, follower: Log) -> None:
-    for segment in leader.segments:
-        for _, data, found in segment.chunks():
-            for at, header in found:
-                if header.base_offset >= follower.log_end_offset:
-                    info = follower.appender.append_as_follower(data[at : at + header.size], now_ms=NOW)
-                    assert info.error is ErrorCode.NONE
 
 
 @pytest.mark.parametrize("codec", [0, compression.GZIP, compression.ZSTD])

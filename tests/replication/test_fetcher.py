@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from _native.batch import crc32c
 from brokers.config import BrokerConfig
 from brokers.metrics import Metrics
 from brokers.peers.calls import PeerUnavailable
@@ -17,9 +18,10 @@ from tests.support.clocks import RealClock
 from tests.support.small_leader import SmallFollower, SmallLeader, topic_id
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
+from wire.api_keys import ACCEPTED_POSITIONS
 from wire.errors import ErrorCode
 from wire.hot import FetchAnswer, FetchOutcome, FetchPart, decode_fetch, encode_fetch_response
-from wire.messages import ListOffsetsResponse
+from wire.messages import AcceptedPositionsResponse, ListOffsetsResponse
 
 
 class Wire:
@@ -33,6 +35,8 @@ class Wire:
         self.gone: set[int] = set()
         self.garbage = False
         self.listed: list[Any] = []
+        self.asked_positions: list[tuple[int, int]] = []
+        self.positions = b"positions"
         self.closed = False
         self.stirred = asyncio.Event()
 
@@ -87,6 +91,8 @@ class Wire:
         return b"".join(piece.read() if hasattr(piece, "read") else bytes(piece) for piece in encoded.chunks)
 
     async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+        if api_key == ACCEPTED_POSITIONS:
+            return self.told(message)
         assert api_key == LIST_OFFSETS
         self.listed.append(message)
         if broker_id in self.gone:
@@ -104,6 +110,16 @@ class Wire:
                 )
             topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=parts))
         return ListOffsetsResponse(version=version, topics=topics)
+
+    def told(self, message: Any) -> AcceptedPositionsResponse:
+        """A part of ``positions``; the first one fails."""
+        self.asked_positions.append((message.offset, message.position))
+        if len(self.asked_positions) == 1:
+            return AcceptedPositionsResponse(version=0, error_code=ErrorCode.OFFSET_NOT_AVAILABLE, positions=b"")
+        part = self.positions[message.position : message.position + 4]
+        return AcceptedPositionsResponse(
+            version=0, error_code=0, size=len(self.positions), checksum=crc32c(self.positions), positions=part
+        )
 
 
 class Bench:
@@ -298,6 +314,20 @@ async def test_out_of_range_with_a_leader_that_left_waits() -> None:
         bench.wire.exchange = exchange  # type: ignore[method-assign]
         bench.wire.gone.clear()
         await reached(follower, 10)
+
+
+@on_loop
+async def test_a_replica_that_lacks_positions_fetches_once_it_has_them() -> None:
+    async with Bench() as bench:
+        follower = SmallFollower()
+        follower.positions_from = 3
+        bench.wire.leaders[1].lead(follower, [0] * 5)
+        bench.fetchers.follow(follower)
+        other = bench.follow("other", records=2)
+        await reached(other, 2)
+        await reached(follower, 5)
+        assert bench.wire.asked_positions == [(3, 0), (3, 0), (3, 4), (3, 8)], "in parts, after the refusal"
+        assert follower.told == b"positions"
 
 
 @on_loop

@@ -77,6 +77,8 @@ class SmallFollower:
         self.state = state_of(leader, epoch)
         self.leader_epoch = epoch
         self.log: Any = SmallLog()
+        self.positions_from: int | None = None
+        self.told: bytes | None = None
         self.follower_role = self
         self.calls: list[str] = []
         self.fails_with = ErrorCode.NONE
@@ -84,6 +86,10 @@ class SmallFollower:
     def lead_by(self, leader: int, epoch: int) -> None:
         self.state = state_of(leader, epoch)
         self.leader_epoch = epoch
+
+    def take_positions(self, leader_epoch: int, body: memoryview | None) -> ErrorCode:
+        self.positions_from, self.told = None, None if body is None else bytes(body)
+        return ErrorCode.NONE
 
     def fetch_position(self) -> tuple[int, int, int]:
         return self.log.log_end_offset, self.log.latest_epoch, self.log.log_start_offset

@@ -1,0 +1,60 @@
+"""Logs of topics that drop duplicates: batches with positions, and what is known of them."""
+
+from __future__ import annotations
+
+from _native.batch import Record, encode_batch
+from brokers.log import Log
+from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from tests.support.logs import NOW, config, records
+from wire import compression
+from wire.errors import ErrorCode
+
+DEDUP = config(fleetlog_dedup="source")
+
+
+def sourced(*positions: int, source: bytes = b"q:1", ordinal: int = 0, codec: int = 0, **fields) -> bytes:
+    """A batch whose records have these positions; their values say which."""
+    rows = [
+        Record(
+            -1,
+            NOW + at,
+            b"k",
+            b"%d" % one,
+            (("other", None), ("fleetlog.source", b"%s:%d:%d" % (source, one, ordinal))),
+        )
+        for at, one in enumerate(positions)
+    ]
+    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
+    return encode_batch(rows, attributes=codec | fields.pop("attributes", 0), compress=compress, **fields)
+
+
+def values(log: Log) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in records(log)]
+
+
+def sets_of(log: Log) -> PositionSets:
+    assert log.producers.positions is not None
+    return log.producers.positions
+
+
+def known(log: Log) -> dict[bytes, tuple[int, dict[int, int]]]:
+    """What is accepted, without the times of it."""
+    return {
+        name: (source.floor, {number: page.bits for number, page in source.pages.items()})
+        for name, source in sets_of(log).sources.items()
+    }
+
+
+def accepted(log: Log) -> set[int]:
+    """The accepted positions, all of them of one source and below those of the first page."""
+    pages = [page for _, its in known(log).values() for page in its.values()]
+    return {place for page in pages for place in range(PAGE_POSITIONS) if page >> place & 1}
+
+
+def replicate(leader: Log, follower: Log) -> None:
+    for segment in leader.segments:
+        for _, data, found in segment.chunks():
+            for at, header in found:
+                if header.base_offset >= follower.log_end_offset:
+                    info = follower.appender.append_as_follower(data[at : at + header.size], now_ms=NOW)
+                    assert info.error is ErrorCode.NONE
