@@ -17,14 +17,14 @@ class Eraser(Client):
             await self.pause(0.2, 1.5)
             await self.erase(self.rng.choice(partitions))
 
-    async def erase(self, tp: TopicPartition) -> None:
-        """Delete some more, also up to the middle of a batch."""
+    async def erase(self, tp: TopicPartition, limit: int = 1 << 62, most: int = 12) -> None:
+        """Delete up to ``most`` more, below ``limit``, also up to the middle of a batch."""
         oracle = self.world.oracle
         truth = oracle.by_name.get(tp)
         low = oracle.erasing.get(tp, 0)
-        if truth is None or truth.end <= low:
+        if truth is None or min(truth.end, limit) <= low:
             return
-        offset = self.rng.randint(low + 1, min(truth.end, low + 12))
+        offset = self.rng.randint(low + 1, min(truth.end, low + most, limit))
         oracle.erasing[tp] = offset
         kind = m.DeleteRecordsRequest.DeleteRecordsTopic
         one = kind.DeleteRecordsPartition(version=VERSION, partition_index=tp.partition, offset=offset)

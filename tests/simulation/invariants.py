@@ -132,6 +132,10 @@ class Oracle:
         self._attempted: dict[tuple[str, TopicPartition], int] = {}
         self._producer_ids: dict[int, str] = {}
         self._offset_of: dict[str, int] = {}
+        self.once: set[str] = set()
+        """Topics that drop duplicates."""
+        self.places: dict[str, int] = {}
+        """Where values stand that their topic takes once; also when they are deleted."""
         self.sinks = Sinks(self)
         self.serving = Serving(self, world)
         self.deleted: dict[TopicPartition, int] = {}
@@ -484,6 +488,8 @@ class Oracle:
                 found[transaction] = None
             if self.sent.get(value, (None, None))[0] != tp:
                 self.violate(f"{client} read {value} in {tp}, where it was never sent")
+            elif tp.topic in self.once:
+                self._stands_once(value, position_of(value, batches))
             elif (
                 committed
                 and transaction is not None
@@ -494,6 +500,12 @@ class Oracle:
         if committed:
             self.sinks.read(client, tp, found)
         return shown
+
+    def _stands_once(self, value: str, offset: int) -> None:
+        """A topic that drops duplicates has each value at one offset, for ever."""
+        place = self.places.setdefault(value, offset)
+        if place != offset:
+            self.violate(f"{value} stands at offset {offset}, and stood at {place}")
 
     def life(self, tp: TopicPartition) -> object | None:
         """Which of its topic's lives it is in; None between a deletion that was asked for and the next creation."""
@@ -584,6 +596,8 @@ class Oracle:
 
     def _erased(self, value: str, tp: TopicPartition) -> bool:
         """Whether it may have been deleted."""
+        if value in self.places:
+            return self.places[value] < self.erasing.get(tp, 0)
         return value in self.gone or self._offset_of.get(value, -1) < self.erasing.get(tp, 0)
 
     def stale_metadata(self) -> list[str]:

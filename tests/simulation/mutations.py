@@ -551,6 +551,9 @@ MUTATIONS = (
     # ---- topics that drop duplicates
     Mutation("the floor moves too far", (instead(PositionSets._expire, _forgets_all_but_the_newest_page),), 0, REPEATS),
     Mutation("a new leader knows no positions", (instead(dedup.positions_of, lambda records, at, header: []),), 0, REPEATS),
+    Mutation("a log that starts over takes its empty set for whole", (
+        instead(ProducerState.clear, lambda original, self, start=0: original(self, 0)),
+    ), 1, (*REPEATS, "trims", "isolate")),
     Mutation("ordinals are ignored", (
         instead(PositionPage.has, lambda self, place, ordinal: bool(self.bits >> place & 1)),
         instead(PositionPage.has_any, _ignores_ordinals),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from _native.batch import Record, encode_batch
-from tests.simulation.clients import OK, RETRIABLE, Producer, produce_body
+from tests.simulation.clients import OK, RETRIABLE, Consumer, Producer, produce_body
+from tests.simulation.eraser import Eraser
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -102,6 +103,18 @@ class RepeatingWriter(Producer):
     def _position(self, place: Place) -> bytes:
         number, ordinal = place
         return b"%s:%d:%d" % (self.source.encode(), number * STEP, ordinal)
+
+
+class Trimmer(Eraser, Consumer):
+    """Deletes the first records, after it has read where they stood: replicas that were away fall off the log."""
+
+    async def trim(self) -> None:
+        """Until the run closes."""
+        position = 0
+        while not self.world.closing:
+            position = await self.poll(TP, position, True)
+            await self.pause(0.05, 0.3)
+            await self.erase(TP, position, most=10_000)
 
 
 def _place(index: int) -> Place:

@@ -55,8 +55,8 @@ SEEN_S = 5.0
 """Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
-LOGINS, SPREADS, RENEWS, DIRECTORIES = "logins", "spreads", "renews", "directories"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES)
+LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -117,8 +117,9 @@ class World:
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
-    "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``, "spreads" the producers of
-    ``spreading``, "renews" the clients of ``renewing``, "directories" log directories that go and come back.
+    "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
+    ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "directories" log
+    directories that go and come back.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -191,6 +192,7 @@ class World:
         self.officer = Officer(self, "officer") if rights else None
         self.registrar = Registrar(self, "registrar") if logins else None
         self.repeating = repeating.writers(self) if later(REPEATS) else []
+        self.trims = later(TRIMS)
         self.spreading = spreading.clients(self) if later(SPREADS) else []
         self.renewing = renewing.clients(self) if later(RENEWS) else []
 
@@ -323,7 +325,11 @@ class World:
         partitions: list[TopicPartition] = []
         if self.repeating:
             await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
+            self.oracle.once.add(repeating.ONCE)
             clients += [(writer, writer.write()) for writer in self.repeating]
+            if self.trims:
+                trimmer = repeating.Trimmer(self, "trimmer")
+                clients.append((trimmer, trimmer.trim()))
             partitions.append(repeating.TP)
         if self.spreading:
             await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
