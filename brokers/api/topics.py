@@ -100,12 +100,14 @@ def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:
 
 
 def _new_topic(topic: Any) -> NewTopic:
+    assigned = Counter(part.partition_index for part in topic.assignments)
     return NewTopic(
         name=topic.name,
         partitions=topic.num_partitions,
         replication_factor=topic.replication_factor,
         assignments={part.partition_index: tuple(part.broker_ids) for part in topic.assignments},
         configs={config.name: config.value for config in topic.configs},
+        assigned_twice=next((index for index, times in assigned.items() if times > 1), None),
     )
 
 

@@ -34,6 +34,8 @@ class NewTopic:
     replication_factor: int = -1
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
+    assigned_twice: int | None = None
+    """A partition that the request assigns more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,11 @@ def plan_topic(
                 ErrorCode.INVALID_REQUEST,
                 "Both numPartitions or replicationFactor and replicasAssignments were set. "
                 "Both cannot be used at the same time.",
+            )
+        if new.assigned_twice is not None:
+            raise Refused(
+                ErrorCode.INVALID_REPLICATION_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {new.assigned_twice}",
             )
         _check_count(len(new.assignments))
         wrong = check_assignment(new.assignments, brokers, absent=[broker.id for broker in absent])

@@ -173,7 +173,7 @@ class LogReader:
 
     @guarded
     def max_timestamp(self, spend: Callable[[int], None]) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734).
+        """(offset, timestamp, leader epoch) of the first record with the largest timestamp (KIP-734).
 
         ``spend`` gets the cost as in ``search_timestamp``.
         """
@@ -188,8 +188,8 @@ class LogReader:
         if position is None:
             return None
         header = parse_header(best.log.read(position, HEADER_SIZE))
-        if header.is_log_append_time or not header.record_count:
+        if not header.record_count:
             return header.last_offset, header.max_timestamp, header.partition_leader_epoch
         records = self._records(best.log.read(position, header.size), 0, header, spend)
-        found = find_timestamp(records, header, largest, header.base_offset)
+        found = find_timestamp(records, header, largest, max(header.base_offset, self._log.log_start_offset))
         return *(found or (header.last_offset, largest)), header.partition_leader_epoch

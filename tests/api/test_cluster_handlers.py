@@ -406,6 +406,23 @@ def test_create_topics(services: Services, version: int) -> None:
         assert found.topics[0].topic_id == C
 
 
+def test_an_assignment_that_names_a_partition_twice_reaches_the_controller_as_such(services: Services) -> None:
+    controller = cast(FixedController, services.controller)
+    controller.outcomes = []
+    request = messages.request_class(19)
+    topic = request.CreatableTopic
+    part = topic.CreatableReplicaAssignment
+    rows = [
+        topic(version=5, name=name, num_partitions=-1, replication_factor=-1, configs=[],
+              assignments=[part(version=5, partition_index=index, broker_ids=[1]) for index in indexes])
+        for name, indexes in (("once", (0, 1)), ("twice", (0, 1, 1)))
+    ]  # fmt: skip
+    asked = request(version=5, topics=rows, timeout_ms=1000, validate_only=False)
+    ask(services, 19, 5, asked, topics.handle_create_topics)
+    (new,) = controller.asked
+    assert [one.assigned_twice for one in new] == [None, 1]
+
+
 @pytest.mark.parametrize("version", versions(20))
 def test_delete_topics(services: Services, version: int) -> None:
     controller = cast(FixedController, services.controller)

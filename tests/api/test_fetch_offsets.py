@@ -73,6 +73,20 @@ def test_offsets_by_name_and_by_time(stage: Stage) -> None:
         assert (found.error_code, found.offset, found.timestamp, found.leader_epoch) == (0, *expected), timestamp
 
 
+def test_the_largest_timestamp_is_that_of_the_first_record_that_has_it(stage: Stage) -> None:
+    """Records of one append have one time; a search for that time finds the same record."""
+    stage.topic("t", epoch=3, **{"message.timestamp.type": "LogAppendTime"})
+    stage.append("t", 2)
+    stage.clock.now_ms += 10
+    now = stage.clock.now_ms
+    stage.append("t", 3)
+    for start, offset in ((0, 2), (3, 3)):
+        stage.partition("t").log.truncation.raise_start(start)
+        for timestamp in (-3, now):
+            found = list_offsets(stage, timestamp)
+            assert (found.offset, found.timestamp) == (offset, now), (start, timestamp)
+
+
 @pytest.mark.parametrize(("timestamp", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 99), (-99, 99)])
 def test_special_offsets_have_their_first_version(stage: Stage, timestamp: int, first: int) -> None:
     stage.topic("t")

@@ -79,6 +79,10 @@ async def test_each_topic_of_a_request_fails_by_itself(connect: str) -> None:
             "both": (NewTopic("both", 1, assignments={0: [1]}), ErrorCode.INVALID_REQUEST),
             "stranger": (NewTopic("stranger", assignments={0: [7]}), ErrorCode.INVALID_REPLICATION_ASSIGNMENT),
             "manual": (NewTopic("manual", assignments={0: [1], 1: [1]}), ErrorCode.NONE),
+            "again": (
+                NewTopic("again", assignments={0: [1], 1: [1]}, assigned_twice=1),
+                ErrorCode.INVALID_REPLICATION_ASSIGNMENT,
+            ),
         }
         topics = [new for new, _ in wanted.values()] + [NewTopic("twice")]
         outcomes = await node.controller.create_topics(topics)
