@@ -108,7 +108,7 @@ TOPICS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@given(st.sampled_from(TOPICS), st.lists(st.lists(SENT, min_size=1, max_size=4), max_size=8), st.integers(0, 90))
+@given(st.sampled_from(TOPICS), st.lists(st.lists(SENT, min_size=1, max_size=4), max_size=8), st.integers(-90, 90))
 @settings(max_examples=100, deadline=None)
 def test_a_run_ends_as_a_closer_look_at_each_of_its_batches(
     topic: dict[str, Any], runs: list[list[bytes]], later_ms: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from _native.batch import crc32c
@@ -11,7 +13,20 @@ from brokers.log.producer_entries import BatchMeta, ProducerEntry
 from brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
 from brokers.log.producers import ProducerState
 from brokers.log.snapshot_tail import encode_tail
-from tests.support.logs import NOW, append, append_txn, batch, end_txn, headers, marker, open_log, produced
+from brokers.log.state import LogSettings
+from tests.support.logs import (
+    NOW,
+    append,
+    append_together,
+    append_txn,
+    batch,
+    config,
+    end_txn,
+    headers,
+    marker,
+    open_log,
+    produced,
+)
 from wire.errors import ErrorCode
 
 
@@ -500,3 +515,93 @@ def test_the_oldest_open_transaction_holds_the_stable_offset_after_a_restart(tmp
     assert again.last_stable_offset == 0
     end_txn(again, 1, 0, commit=True)
     assert again.last_stable_offset == 1
+
+
+@pytest.mark.parametrize("how", ["clean", "killed", "cut"])
+def test_producers_that_were_idle_while_the_broker_was_down_are_known_after_its_start(tmp_path, how):
+    """When they were seen before is not known: they count as seen at the start, and not as idle since 1970."""
+    log = open_log(tmp_path / "events-0")
+    for producer in range(5):
+        append(log, produced(producer, 0, 0))
+    append(log, produced(7, 0, 0))
+    log.appender.roll(NOW)
+    end = log.log_end_offset
+    append(log, produced(8, 0, 0))
+    day = 86_400_000
+    later = NOW + 10 * day
+    if how == "cut":
+        log.truncation.truncate_to(end, now_ms=later)
+    else:
+        (log.close if how == "clean" else log.abandon)()
+        log = open_log(tmp_path / "events-0", clean=how == "clean", now_ms=later)
+    known = {*log.producers.entries}
+    assert known >= {*range(5), 7}
+    assert log.producers.expire(later + 1) == 0
+    assert append(log, produced(7, 0, 0), now_ms=later + 1).duplicate
+    assert log.producers.expire(later + day + 1) == len(known)
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_five_thousand_producers_with_one_open_transaction_over_a_restart(tmp_path, how):
+    """The open one is the oldest: it holds the stable offset, and outlives the expiry of all others."""
+    few = LogSettings(max_producers=5_000)
+    log = open_log(tmp_path / "events-0", settings=few)
+    append_txn(log, 9_999, 3, 0)
+    append_together(log, [produced(producer, 0, 0) for producer in range(4_999)])
+    assert len(log.producers.entries) == 5_000
+    log.appender.roll(NOW)
+    append(log, produced(0, 0, 1))
+    (log.close if how == "clean" else log.abandon)()
+    later = NOW + 86_400_000
+    log = open_log(tmp_path / "events-0", settings=few, clean=how == "clean", now_ms=later)
+    log.appender.set_high_watermark(log.log_end_offset)
+    assert len(log.producers.entries) == 5_000
+    assert {*log.producers.open} == {9_999}
+    assert log.last_stable_offset == 0
+    assert append(log, produced(0, 0, 1), now_ms=later).duplicate
+    assert append(log, produced(4_998, 0, 1), now_ms=later).error == ErrorCode.NONE
+    for producer in range(5_000, 5_100):
+        assert append(log, produced(producer, 0, 0), now_ms=later).error == ErrorCode.NONE
+    assert len(log.producers.entries) == 5_000
+    assert log.producers.expire(later + 86_400_000) == 4_999
+    assert {*log.producers.entries} == {9_999}
+    assert append(log, produced(9_999, 3, 1, txn=True), now_ms=later).error == ErrorCode.NONE
+    assert end_txn(log, 9_999, 3, commit=False).error == ErrorCode.NONE
+    assert log.last_stable_offset == log.log_end_offset
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_older_snapshots_that_are_put_back_are_brought_up_to_date(tmp_path, seed, how):
+    """By a backup, or a file system that lost the newest ones: the log behind them says the rest."""
+    rng, path = random.Random(seed), tmp_path / "events-0"
+    log = open_log(path, config=config(segment_bytes=700))
+    kept: dict[str, bytes] = {}
+    sequences = dict.fromkeys(range(4), 0)
+    for step in range(60):
+        producer = rng.choice([*sequences])
+        if producer == 3 and 3 in log.producers.open and rng.random() < 0.4:
+            end_txn(log, 3, 0, commit=rng.random() < 0.5)
+            continue
+        if producer == 3:
+            info = append_txn(log, 3, 0, sequences[3])
+        else:
+            info = append(log, produced(producer, 0, sequences[producer]))
+        assert info.error == ErrorCode.NONE
+        sequences[producer] += 1
+        if step % 15 == 14:
+            log.close()
+            log = open_log(path, config=config(segment_bytes=700), clean=True)
+        kept |= {file.name: file.read_bytes() for file in path.glob("*.snapshot")}
+    (log.close if how == "clean" else log.abandon)()
+    expected = log.producers
+    for file in path.glob("*.snapshot"):
+        file.unlink()
+    for name in rng.sample([*kept], rng.randint(1, len(kept) - 1)):
+        (path / name).write_bytes(kept[name])
+    again = open_log(path, clean=how == "clean")
+    again.appender.set_high_watermark(again.log_end_offset)
+    expected.high_watermark_moved(again.log_end_offset)
+    assert {**again.producers.entries} == {**expected.entries}
+    assert [*again.producers.open.items()] == [*expected.open.items()]
+    assert again.producers.first_unstable_offset == expected.first_unstable_offset

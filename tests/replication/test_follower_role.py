@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from brokers.log import DiskFull, RealDisk
 from brokers.log.append import Appender
+from brokers.log.checkpoints import LOG_START_CHECKPOINT
 from tests.replication.trio import ALL, THIRD, Trio
 from tests.support.stage import OTHER
 from wire.errors import ErrorCode as E
@@ -43,6 +45,27 @@ def test_a_follower_takes_over_the_log_start_before_the_high_watermark(
     assert follower.follower_role.replicate(3, records, 1, 1, 0) is E.NONE
     assert (follower.log.log_start_offset, follower.log.high_watermark) == (1, 1)
     assert starts == [1], "else what was deleted at the leader counts as committed here for a moment"
+
+
+def test_a_follower_tells_no_log_start_that_it_has_not_saved(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader acknowledges DeleteRecords by it; without room the follower would start with the old one."""
+    trio.append("t")
+    records = memoryview(b"".join(piece.read() for piece in trio.p.log.reader.read(0, 1 << 20, end_offset=1).slices))
+    trio.topic("f", replicas=ALL, leader=OTHER, epoch=3)
+    role = trio.partition("f").follower_role
+    assert role.replicate(3, records, 1, 1, 0) is E.NONE
+    replace = RealDisk.replace
+
+    def full(disk: RealDisk, path: str, data: bytes, *, durable: bool = True) -> None:
+        if path.endswith(LOG_START_CHECKPOINT):
+            raise DiskFull(path, "No space left on device")
+        replace(disk, path, data, durable=durable)
+
+    with monkeypatch.context() as no_room:
+        no_room.setattr(RealDisk, "replace", full)
+        assert role.fetch_position() == (1, 0, 0)
+        assert role.fetch_position() == (1, 0, 0), "nor when it is asked once more"
+    assert role.fetch_position() == (1, 0, 1)
 
 
 def test_an_epoch_without_records_is_forgotten_when_it_contradicts_the_leader(trio: Trio) -> None:

@@ -1,0 +1,130 @@
+"""What a log that drops duplicates counts as accepted when the disk refuses, the clock goes back, or another broker
+appended: neither more nor less than what its records say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from brokers.log.positions import PAGE_COST, PAGE_POSITIONS
+from brokers.log.state import LogSettings
+from tests.log.sourced import DEDUP, known, sets_of, sourced, values
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import NOW, append, append_together, open_log
+from wire.errors import ErrorCode
+
+WINDOW = DEDUP.fleetlog_dedup_window_ms
+SHORT = dataclasses.replace(DEDUP, fleetlog_dedup_window_ms=1000)
+
+
+def data_of(log: object) -> list[bytes]:
+    return [bytes(data[at : at + header.size]) for segment in log.segments  # type: ignore[attr-defined]
+            for _, data, found in segment.chunks() for at, header in found]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pytest.param([sourced(1, 2)], id="admitted by the kernel"),
+        pytest.param([sourced(1, 2), sourced(3)], id="several by one write"),
+        pytest.param([sourced(1, 1, 2)], id="with a duplicate of its own"),
+        pytest.param([sourced(0, 1, 2)], id="with a duplicate of before"),
+    ],
+)
+def test_what_the_disk_refused_was_not_accepted(tmp_path: Path, refused: list[bytes]) -> None:
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "events-0", disk, config=DEDUP)
+    assert append(log, sourced(0)).error is ErrorCode.NONE
+    before = known(log)
+    disk.faults.append(Fault("write", ".log", times=1))
+    outcomes = append_together(log, refused)
+    assert outcomes[0].error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert known(log) == before or len(refused) > 1, "a later batch of the run may have been taken"
+    assert all(info.error is ErrorCode.NONE for info in append_together(log, refused))
+    last = 3 if len(refused) > 1 else 2
+    assert sorted(value or b"" for _, value in values(log)) == [b"%d" % one for one in range(last + 1)]
+
+
+def test_what_the_disk_refused_to_a_follower_was_not_accepted(tmp_path: Path) -> None:
+    leader, disk = open_log(tmp_path / "a-0", config=DEDUP), FaultyDisk()
+    follower = open_log(tmp_path / "b-0", disk, config=DEDUP)
+    append(leader, sourced(1, 2))
+    (data,) = data_of(leader)
+    disk.faults.append(Fault("write", ".log", times=1))
+    assert follower.appender.append_as_follower(data, now_ms=NOW).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert known(follower) == {}
+    assert append(follower, sourced(1, 2)).error is ErrorCode.NONE
+    assert [value for _, value in values(follower)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("repeat", [sourced(1, 2), sourced(0, 1, 2)], ids=["admitted by the kernel", "looked at"])
+def test_what_is_in_the_log_though_its_flush_failed_was_accepted(tmp_path: Path, repeat: bytes) -> None:
+    """It was refused, but stays: a repeat that is taken would stand there twice."""
+    disk = FaultyDisk()
+    indexed = dataclasses.replace(DEDUP, index_interval_bytes=1)
+    log = open_log(tmp_path / "events-0", disk, config=indexed, settings=LogSettings(flush_each_append=True))
+    assert append(log, sourced(0)).error is ErrorCode.NONE
+    disk.faults.append(Fault("write", "index"))
+    assert append(log, repeat).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.log_end_offset > 1
+    disk.faults.clear()
+    assert append(log, sourced(0, 1, 2)).error is ErrorCode.NONE
+    assert [value for _, value in values(log)] == [b"0", b"1", b"2"]
+
+
+def test_fetched_batches_age_nothing(tmp_path: Path) -> None:
+    """A follower fetches when it can: between two batches its leader may have waited for a day, or for no time."""
+    leader, follower = open_log(tmp_path / "a-0", config=SHORT), open_log(tmp_path / "b-0", config=SHORT)
+    append(leader, sourced(5))
+    append(leader, sourced(3 * PAGE_POSITIONS), now_ms=NOW + 1)
+    for number, data in enumerate(data_of(leader)):
+        assert follower.appender.append_as_follower(data, now_ms=NOW + number * 5000).error is ErrorCode.NONE
+    assert known(follower) == known(leader)
+    assert append(follower, sourced(5), now_ms=NOW + 5000).record_count == 0, "its leader had dropped it, too"
+
+
+@pytest.mark.parametrize("how", ["fetched", "replayed"])
+def test_pages_of_which_only_records_tell_make_room(tmp_path: Path, how: str) -> None:
+    """When they were written is not known, so nobody may be refused for them, as the leader that wrote them would."""
+    full = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=24 * PAGE_COST)
+    log = open_log(tmp_path / "events-0", config=full)
+    page = 0
+    while append(log, sourced(page * PAGE_POSITIONS)).error is ErrorCode.NONE:
+        page += 1
+    if how == "fetched":
+        other = open_log(tmp_path / "other-0", config=full)
+        for data in data_of(log):
+            other.appender.append_as_follower(data, now_ms=NOW)
+    else:
+        log.abandon()
+        other = open_log(tmp_path / "events-0", config=full)
+    assert append(other, sourced(page * PAGE_POSITIONS)).error is ErrorCode.NONE
+    assert sets_of(other).sources[b"q:1"].floor > 0
+
+
+@pytest.mark.parametrize("again", [sourced(6), sourced(5)], ids=["a new record", "a duplicate"])
+def test_a_clock_that_goes_back_makes_nothing_older(tmp_path: Path, again: bytes) -> None:
+    """Another leader's clock, or one that was put right: a source's own time never goes back."""
+    log = open_log(tmp_path / "events-0", config=SHORT)
+    append(log, sourced(5), now_ms=NOW + 1000)
+    assert append(log, again, now_ms=NOW).error is ErrorCode.NONE
+    assert append(log, sourced(PAGE_POSITIONS), now_ms=NOW + 1500).error is ErrorCode.NONE
+    assert append(log, sourced(PAGE_POSITIONS + 1), now_ms=NOW + 1501).error is ErrorCode.NONE
+    repeat = append(log, sourced(5), now_ms=NOW + 1600)
+    assert (repeat.error, repeat.record_count) == (ErrorCode.NONE, 0)
+    append(log, sourced(PAGE_POSITIONS + 2), now_ms=NOW + 2700)
+    assert append(log, sourced(5), now_ms=NOW + 2701).error is ErrorCode.INVALID_RECORD
+
+
+def test_a_source_that_writes_by_a_clock_that_went_back_keeps_its_time(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=SHORT)
+    append(log, sourced(5), now_ms=NOW)
+    append(log, sourced(PAGE_POSITIONS), now_ms=NOW + 900)
+    append(log, sourced(PAGE_POSITIONS + 1), now_ms=NOW - 50_000)
+    source = sets_of(log).sources[b"q:1"]
+    assert (source.last_ms, source.pages[1].touched_ms) == (NOW + 900, NOW + 900)
+    append(log, sourced(PAGE_POSITIONS + 2), now_ms=NOW + 1001)
+    assert source.floor == PAGE_POSITIONS
