@@ -378,8 +378,10 @@ def test_a_cut_makes_unknown_what_it_takes_away(tmp_path: Path) -> None:
     append(log, sourced(1, 2, 3))
     assert [value for _, value in values(log)] == [b"1", b"2", b"3"]
     log.truncation.restart_at(50)
+    assert append(log, sourced(1)).error is ErrorCode.KAFKA_STORAGE_ERROR, "what was accepted before is not known"
+    log.truncation.restart_at(0)
     append(log, sourced(1))
-    assert values(log) == [(50, b"1")]
+    assert values(log) == [(0, b"1")]
 
 
 def test_after_a_power_cut_what_is_there_is_what_is_known(tmp_path: Path) -> None:
