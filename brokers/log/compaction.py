@@ -45,6 +45,8 @@ from brokers.log.validation import CODEC_MASK, DELETE_HORIZON_BIT, batch_records
 from wire import compression
 from wire.types import NO_TIMESTAMP
 
+_HARDEST = {compression.GZIP: 9, compression.LZ4: 17, compression.ZSTD: 19}
+"""The highest level of each codec that has levels; those of zstd above take hundreds of MiB of memory."""
 _HEADER_SIZE = 61
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -300,7 +302,7 @@ class Compaction:
         )
         if kept.base_timestamp != header.base_timestamp:
             after = after._replace(attributes=header.attributes | DELETE_HORIZON_BIT)
-        return build_batch(after, compression.compress(header.codec, kept.payload))
+        return build_batch(after, _packed(header, kept.payload))
 
     def _with_horizon(self, batch: memoryview, header: BatchHeader) -> Batch:
         records = batch_records(batch, 0, header, self.plan.inflate_limit)
@@ -309,7 +311,17 @@ class Compaction:
             base_timestamp=self._new_horizon,
         )
         payload = encode_records(records, header.base_offset, after.base_timestamp)
-        return build_batch(after, compression.compress(header.codec, payload))
+        return build_batch(after, _packed(header, payload))
+
+
+def _packed(before: BatchHeader, payload: bytes) -> bytes:
+    """Records of a rewritten batch, compressed. Its producer may have packed harder than the codec does by itself; then
+    so does this, or the segment might outgrow the bounds that its size before was held to.
+    """
+    packed = compression.compress(before.codec, payload)
+    if len(packed) > before.size - _HEADER_SIZE and before.codec in _HARDEST:
+        packed = min(packed, compression.compress(before.codec, payload, _HARDEST[before.codec]), key=len)
+    return packed
 
 
 def _emptied(batch: memoryview, header: BatchHeader, verdict: BatchVerdict) -> Batch | None:

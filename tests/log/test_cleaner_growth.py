@@ -1,0 +1,56 @@
+"""What the cleaner writes would be larger than what it read, if it packed a producer's zstd of level 19 at the codec's
+own level: segments and their indexes stay within the topic's bounds all the same.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from _native.batch import Record, encode_batch
+from brokers.log import Log, Origin
+from tests.log.compacted import clean, cleaner_of, last_values, users_log
+from tests.support.logs import NOW, append
+from wire import compression
+from wire.errors import ErrorCode
+
+SEGMENT_BYTES = 40_000
+INDEX_BYTES = 12 * 40
+"""Room for so many entries of the time index that one larger segment would pass it."""
+
+
+def put(log: Log, rng: random.Random, phrases: list[bytes], number: int) -> None:
+    """A batch that level 19 packs a good deal better than the own level of zstd; its first key comes again."""
+    keys = [b"again", *(b"%d-%d" % (number, at) for at in range(30))]
+    rows = [Record(-1, NOW + number, key, rng.choice(phrases)[rng.randrange(300) :][:400], ()) for key in keys]
+
+    def hard(payload: bytes) -> bytes:
+        packed = compression.compress(compression.ZSTD, payload, 19)
+        assert len(packed) < 0.95 * len(compression.compress(compression.ZSTD, payload)), "else it proves nothing"
+        return packed
+
+    data = encode_batch(rows, attributes=compression.ZSTD, compress=hard)
+    info = append(log, data, origin=Origin.COORDINATOR, now_ms=NOW + number)
+    assert info.error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_larger_output_stays_within_the_bounds_of_its_segments(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    log = users_log(tmp_path, segment_bytes=SEGMENT_BYTES, segment_index_bytes=INDEX_BYTES, index_interval_bytes=1)
+    phrases = [bytes(rng.choices(b"abcdefgh ", k=900)) for _ in range(6)]
+    for number in range(90):
+        put(log, rng, phrases, number)
+    wanted, before = last_values(log), {segment.base_offset: segment.size for segment in log.segments}
+    assert len(before) > 4
+    cleaner = cleaner_of(log.disk, log)
+    clean(cleaner)
+    closed = [segment for segment in log.segments if segment is not log.segments.active]
+    assert len(closed) > 3
+    for segment in closed:
+        assert segment.size < before[segment.base_offset] <= SEGMENT_BYTES
+        assert segment.offset_index.size_bytes <= INDEX_BYTES
+        assert segment.time_index.size_bytes <= INDEX_BYTES
+    assert last_values(log) == wanted
