@@ -14,7 +14,7 @@ from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
 from brokers.security.acl_znodes import OPERATION_NAMES
 from brokers.security.acls import CLUSTER_NAME, WILDCARD
 from brokers.security.hosts import host_as_acls_have_it
-from brokers.security.principals import BadPrincipal, parse_principal
+from brokers.security.principals import BadPrincipal, granted_principal
 from brokers.security.quota_entities import CLIENT_KEYS, IP_KEYS
 from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism
 from brokers.setting_kinds import ConfigError, suggest
@@ -250,7 +250,7 @@ def _acls(place: _Place, value: Any) -> Iterable[AclRow]:
         name = CLUSTER_NAME if resource == "cluster" else here.at(resource).text(one[resource])
         principal = here.at("principal").text(one["principal"])
         try:
-            parse_principal(principal)
+            granted_principal(principal)
         except BadPrincipal as error:
             raise here.at("principal").wrong(str(error)) from None
         host = host_as_acls_have_it(here.at("host").text(one.get("host", WILDCARD)))

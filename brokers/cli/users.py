@@ -22,6 +22,7 @@ from brokers.cli.output import CliError, Output, confirm
 from brokers.config import ConfigError, parse_properties
 from brokers.metadata.users import read_users, write_users
 from brokers.metadata.znodes import BadZnode
+from brokers.security.principals import has_outer_blanks
 from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism, random_text, salted_password
 from brokers.security.scram_users import Deletion, Upsertion, describe_users
 from brokers.security.zookeeper_settings import ZookeeperSettings
@@ -89,6 +90,12 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
+def _new_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if has_outer_blanks(_name(context, parameter, value)):
+        raise click.BadParameter(f"{value!r} begins or ends with a blank, and could not log in")
+    return value
+
+
 _mechanism = click.option(
     "--mechanism", "-m", "names", multiple=True, type=click.Choice(list(MECHANISMS)), help="Default: both."
 )
@@ -96,7 +103,7 @@ _user = click.argument("name", callback=_name)
 
 
 @users.command("add")
-@_user
+@click.argument("name", callback=_new_name)
 @_mechanism
 @click.option(
     "--iterations", type=click.IntRange(ITERATIONS_MIN, ITERATIONS_MAX), default=ITERATIONS_MIN, show_default=True,

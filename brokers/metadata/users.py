@@ -21,7 +21,14 @@ from brokers.metadata.config_changes import CHANGES, change_notice
 from brokers.metadata.loading import children_or_none, read_many, read_or_none
 from brokers.metadata.znodes import BadZnode
 from brokers.security.documents import desanitised, sanitised
-from brokers.security.scram import ITERATIONS_MIN, ScramCredential, ScramMechanism, credential_from
+from brokers.security.scram import (
+    ITERATIONS_MIN,
+    CredentialForm,
+    ScramCredential,
+    ScramMechanism,
+    credential_from,
+    form_of,
+)
 from brokers.security.scram_users import (
     UNSTORABLE,
     AlteredUser,
@@ -39,6 +46,7 @@ USERS: Final = "/config/users"
 
 _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05
+_FORMS_MAX: Final = 16
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +134,16 @@ class ScramUsers:
 
     def __init__(self, withdrawn: Callable[[frozenset[tuple[str, str]]], None]) -> None:
         self._withdrawn = withdrawn
-        self._usual = dict.fromkeys(ScramMechanism, ITERATIONS_MIN)
+        self._forms: dict[ScramMechanism, Mapping[CredentialForm, int]] = {}
         self._credentials: dict[tuple[str, str], ScramCredential] = {}
 
     def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         """The credential of a user; None without one."""
         return self._credentials.get((mechanism.value, user))
 
-    def usual_iterations(self, mechanism: ScramMechanism) -> int:
-        """What most credentials have: what is answered for a user that does not exist."""
-        return self._usual[mechanism]
+    def forms(self, mechanism: ScramMechanism) -> Mapping[CredentialForm, int]:
+        """How many credentials have each of the most frequent forms: one is shown for a user that does not exist."""
+        return self._forms.get(mechanism, {})
 
     def take(self, configs: Configs, whole: bool) -> None:
         """Users that changed; ``whole``: these are all."""
@@ -149,8 +157,12 @@ class ScramUsers:
         if self._credentials == before:
             return
         for mechanism in ScramMechanism:
-            counted = Counter(one.iterations for (name, _), one in self._credentials.items() if name == mechanism.value)
-            self._usual[mechanism] = max([ITERATIONS_MIN, *(number for number, _ in counted.most_common(1))])
+            forms = Counter(
+                form_of(one)
+                for (name, _), one in self._credentials.items()
+                if name == mechanism.value and one.iterations >= ITERATIONS_MIN
+            )
+            self._forms[mechanism] = dict(forms.most_common(_FORMS_MAX))
         withdrawn = frozenset(key for key, old in before.items() if self._credentials.get(key) != old)
         if withdrawn:
             self._withdrawn(withdrawn)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
-from brokers.security.principals import BadPrincipal, parse_principal
+from brokers.security.principals import BadPrincipal, granted_principal, parse_principal
 from coordination.tree import may_be_named
 
 
@@ -143,6 +143,10 @@ def check_binding(binding: AclBinding) -> None:
     if kind is ResourceType.CLUSTER and name != CLUSTER_NAME:
         raise InvalidAcl(f"The only valid name for a resource of type CLUSTER is {CLUSTER_NAME}.")
     check_entry(binding.entry)
+    try:
+        granted_principal(binding.entry.principal)
+    except BadPrincipal as problem:
+        raise InvalidAcl(str(problem)) from None
 
 
 def check_entry(entry: AccessControlEntry) -> None:

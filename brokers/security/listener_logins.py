@@ -17,6 +17,7 @@ from brokers.security.mechanism_names import MECHANISMS, PASSWORD_MECHANISMS, SC
 from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.oidc_settings import VALIDATOR_HANDLERS, OidcSettings, oidc_settings
 from brokers.security.plain import PLAIN, plain_message
+from brokers.security.principals import has_outer_blanks
 from brokers.setting_kinds import HIDDEN, ConfigError
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
@@ -149,6 +150,8 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
             raise ConfigError(
                 f"{prefix}plain.{_JAAS}", HIDDEN, 'a user has no name or no password: write user_alice="her password"'
             )
+        if has_outer_blanks(user):
+            raise ConfigError(f"{prefix}plain.{_JAAS}", HIDDEN, f"the user {user!r} begins or ends with a blank")
     oidc = oidc_settings(config, listener) if OAUTHBEARER in mechanisms else None
     reauth_ms = {one: _reauth_ms(config, own, prefix, one) for one in mechanisms}
     return ListenerLogins(mechanisms, passwords, reauth_ms, oidc)
@@ -218,6 +221,8 @@ def _own_login(config: BrokerConfig, listener: str, logins: ListenerLogins) -> C
         plain_message(user, password)
     except ValueError:
         raise ConfigError(name, HIDDEN, "username and password must not contain NUL") from None
+    if has_outer_blanks(user):
+        raise ConfigError(name, HIDDEN, f"the username {user!r} begins or ends with a blank")
     if mechanism == PLAIN and logins.passwords.get(user) != password:
         raise ConfigError(
             name,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep, same_secret
-from brokers.security.principals import USER, Principal
+from brokers.security.principals import USER, Principal, has_outer_blanks
 
 PLAIN: Final = "PLAIN"
 MESSAGE_BYTES_MAX: Final = 8192
@@ -31,7 +31,7 @@ class PlainServer:
             raise AuthenticationFailed(
                 "Authentication failed: Client requested an authorization id that is different from username"
             )
-        if not self._verify(user, password):
+        if has_outer_blanks(user) or not self._verify(user, password):
             raise AuthenticationFailed(_WRONG)
         return LoginStep(b"", Authenticated(Principal(USER, user)))
 

@@ -7,6 +7,7 @@ hexadecimal DER of the value), so that rules and ACLs written for Kafka match he
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -37,6 +38,14 @@ ANONYMOUS: Final = Principal(USER, "ANONYMOUS")
 """The principal of a PLAINTEXT listener, and of an SSL listener where the client shows no certificate."""
 
 
+def has_outer_blanks(name: str) -> bool:
+    """Whether the name begins or ends with what is not seen there: a space of Unicode, a control or format character.
+
+    Such a name looks like another one, in ACLs and in the log, so no login gets it.
+    """
+    return any(unicodedata.category(end) in {"Zs", "Zl", "Zp", "Cc", "Cf"} for end in (name[:1], name[-1:]) if end)
+
+
 def parse_principal(text: str) -> Principal:
     """``Type:name``; the name may contain colons. Raises BadPrincipal."""
     kind, colon, name = text.partition(":")
@@ -45,9 +54,17 @@ def parse_principal(text: str) -> Principal:
     return Principal(kind, name)
 
 
+def granted_principal(text: str) -> Principal:
+    """A principal to give rights to: one that a login can have. Raises BadPrincipal."""
+    principal = parse_principal(text)
+    if any(map(has_outer_blanks, principal)):
+        raise BadPrincipal(f"{text!r} is the principal of no login: remove the blanks at the ends of type and name")
+    return principal
+
+
 def parse_super_users(text: str) -> frozenset[str]:
     """``super.users``: separated by semicolons, because a distinguished name has commas. Raises BadPrincipal."""
-    return frozenset(str(parse_principal(part.strip())) for part in text.split(";") if part.strip())
+    return frozenset(str(granted_principal(part)) for part in (one.strip(" \t\r\n") for one in text.split(";")) if part)
 
 
 # ---------------------------------------------------------------- subjects
@@ -204,16 +221,21 @@ class PrincipalMapper:
         self._rules = _parse_rules(rules)
 
     def principal_name(self, subject: str) -> str:
-        """The name for a subject in its RFC 2253 spelling; raises NoRuleMatches, also where the result is empty."""
+        """The name for a subject in its RFC 2253 spelling; raises NoRuleMatches.
+
+        Also where the result is empty, or begins or ends with a blank.
+        """
         if len(subject) <= SUBJECT_BYTES_MAX:
             for rule in self._rules:
-                if rule is None:
+                if rule is None and not has_outer_blanks(subject):
                     return subject
+                if rule is None:
+                    break
                 match = rule.pattern.fullmatch(subject)
                 if match is not None:
                     name = "".join(p if isinstance(p, str) else match[p] or "" for p in rule.replacement)
                     name = name.lower() if rule.case == "L" else name.upper() if rule.case == "U" else name
-                    if name:
+                    if name and not has_outer_blanks(name):
                         return name
                     break
         raise NoRuleMatches("no rule of ssl.principal.mapping.rules gives a name for the certificate's subject")

@@ -3,8 +3,9 @@
 The server's side costs a handful of HMACs. The client's side runs PBKDF2, milliseconds of CPU. Passwords are their
 UTF-8, without SASLprep, as Java's and most other clients take them.
 
-A user without a credential gets a salt that is always the same for the name, and fails at the proof like a wrong
-password, so that an answer doesn't tell which users exist.
+A user without a credential gets a salt that is always the same for the name, in a form that the fleet's credentials
+have (their tools make salts of different lengths and alphabets), as often as they have it, and fails at the proof like
+a wrong password, so that an answer doesn't tell which users exist.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep
-from brokers.security.principals import USER, Principal
+from brokers.security.principals import USER, Principal, has_outer_blanks
 
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384
@@ -134,6 +137,66 @@ def _decoded(text: str) -> bytes:
     return base64.b64decode(text.encode(), validate=True)
 
 
+# ---------------------------------------------------------------- credentials that do not exist
+
+
+class CredentialForm(NamedTuple):
+    """What tells the credentials of one tool from those of another: all that an answer shows of one but its bytes."""
+
+    iterations: int
+    alphabet: bytes = b""
+    """The bytes that a salt has; empty for :func:`random_text`, whose salts also differ in length."""
+    length: int = 0
+
+
+_ALPHABETS: Final = (
+    b"0123456789", b"0123456789abcdef", _DIGITS.encode(), (_DIGITS + _DIGITS[10:].upper()).encode(),
+    bytes(range(33, 127)), bytes(range(256)),
+)  # fmt: skip
+USUAL_FORM: Final = CredentialForm(ITERATIONS_MIN)
+_LONGEST_TEXT: Final = len(random_text(lambda bits: (1 << bits) - 1))
+
+
+def form_of(credential: ScramCredential) -> CredentialForm:
+    """The form of a credential, for :func:`fake_credential`."""
+    salt = credential.salt
+    alphabet = next(one for one in _ALPHABETS if not set(salt) - set(one))
+    # 130 bits have 26 digits, the first of them 1, or 25, seldom 24
+    shorter = _LONGEST_TEXT - 2 <= len(salt) < _LONGEST_TEXT
+    if alphabet == _DIGITS.encode() and (shorter or (len(salt) == _LONGEST_TEXT and salt.startswith(b"1"))):
+        return CredentialForm(credential.iterations)
+    return CredentialForm(credential.iterations, alphabet, len(salt))
+
+
+def fake_credential(
+    mechanism: ScramMechanism, user: str, key: bytes, forms: Mapping[CredentialForm, int]
+) -> ScramCredential:
+    """What is answered for a user that does not exist: for a name always the same, with the fleet's secret as ``key``.
+
+    ``forms`` says how many credentials have each form. A name's form is drawn in these proportions by weighted
+    rendezvous hashing: when they change by a few credentials, few names get another one.
+    """
+
+    def derived(label: str) -> bytes:
+        return hmac.digest(key, f"{label}:{mechanism.value}:{user}".encode(), "sha512")
+
+    def distance(form: CredentialForm) -> float:
+        drawn = int.from_bytes(derived(f"form {form!r}")[:8], "big")
+        return -math.log((drawn + 1) / 2**64) / forms[form]
+
+    form = min(forms, key=distance, default=USUAL_FORM)
+    if form.alphabet:
+        drawn = hashlib.shake_256(derived("salt")).digest(2 * form.length)
+        salt = bytes(
+            form.alphabet[int.from_bytes(drawn[at : at + 2], "big") % len(form.alphabet)]
+            for at in range(0, len(drawn), 2)
+        )
+    else:
+        salt = random_text(lambda bits: int.from_bytes(derived("salt"), "big") >> (512 - bits)).encode()
+    size = mechanism.key_bytes
+    return ScramCredential(salt, derived("stored")[:size], derived("server")[:size], form.iterations)
+
+
 # ---------------------------------------------------------------- names
 
 
@@ -214,8 +277,9 @@ def _xor(one: bytes, other: bytes) -> bytes:
 class ScramServer:
     """One login. ``credentials(user)`` gives what is stored, ``nonce()`` unpredictable text (:func:`random_text`).
 
-    ``fake_key`` is a secret of the fleet, so that all brokers give an unknown user the same salt, and ``iterations``
-    what most users have. A credential with fewer than 4096 iterations counts as none.
+    ``fake_key`` is a secret of the fleet, so that all brokers give an unknown user the same salt; ``forms`` are those
+    of its credentials. A credential with fewer than 4096 iterations counts as none, as does that of a name that begins
+    or ends with a blank.
     """
 
     def __init__(
@@ -224,10 +288,10 @@ class ScramServer:
         credentials: Callable[[str], ScramCredential | None],
         nonce: Callable[[], str],
         fake_key: bytes,
-        iterations: int = ITERATIONS_MIN,
+        forms: Mapping[CredentialForm, int] = MappingProxyType({}),
     ) -> None:
         self._mechanism = mechanism
-        self._iterations = iterations
+        self._forms = forms
         self._credentials = credentials
         self._server_nonce = nonce
         self._fake_key = fake_key
@@ -263,11 +327,14 @@ class ScramServer:
     def _challenge(self, first: _ClientFirst) -> LoginStep:
         if first.authorization and first.authorization != first.user:
             raise self._failed("an authorization id that is not the user")
-        stored, fake = self._credentials(first.user), self._fake(first.user)
+        stored = self._credentials(first.user)
+        fake = fake_credential(self._mechanism, first.user, self._fake_key, self._forms)  # so that both take as long
         if stored is None:
             self._reason = f"user {first.user[:100]!r} has no credential for {self._mechanism.value}"
         elif stored.iterations < ITERATIONS_MIN:
             self._reason = f"the credential of {first.user[:100]!r} has fewer than {ITERATIONS_MIN} iterations"
+        elif has_outer_blanks(first.user):
+            self._reason = f"the name {first.user[:100]!r} begins or ends with a blank"
         elif first.extensions.get("tokenauth", "").lower() == "true":
             self._reason = "delegation tokens are not supported"
         credential = fake if self._reason or stored is None else stored
@@ -275,16 +342,6 @@ class ScramServer:
         self._nonce = first.nonce + self._server_nonce()
         self._server_first = f"r={self._nonce},s={_encoded(credential.salt)},i={credential.iterations}"
         return LoginStep(self._server_first.encode())
-
-    def _fake(self, user: str) -> ScramCredential:
-        """Made for each login, so that one with a credential takes as long."""
-
-        def derived(label: str) -> bytes:
-            return hmac.digest(self._fake_key, f"{label}:{self._mechanism.value}:{user}".encode(), "sha512")
-
-        salt = random_text(lambda bits: int.from_bytes(derived("salt"), "big") >> (512 - bits)).encode()
-        size = self._mechanism.key_bytes
-        return ScramCredential(salt, derived("stored")[:size], derived("server")[:size], self._iterations)
 
     def _verdict(self, final: _ClientFinal) -> LoginStep:
         first, credential, mechanism = self._first, self._credential, self._mechanism

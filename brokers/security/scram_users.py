@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from brokers.security.principals import has_outer_blanks
 from brokers.security.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
@@ -102,6 +103,8 @@ def _refusal(
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
     if user in UNSTORABLE:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Username must not be {user}, which ZooKeeper cannot store"
+    if upsertions and has_outer_blanks(user):
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Username must not begin or end with a blank: {user!r}"
     mechanisms = [one.mechanism for one in deletions] + [one.mechanism for one in upsertions]
     if any(code not in _MECHANISMS for code in mechanisms):
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"

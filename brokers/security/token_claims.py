@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from brokers.security.oauthbearer import BadToken, VerifiedToken
+from brokers.security.principals import has_outer_blanks
 
 SUBJECT_CHARACTERS_MAX: Final = 1024
 _LATEST_S: Final = 2**40
@@ -64,11 +65,13 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
 
 def _subject(claims: Mapping[str, Any], name: str) -> str:
     value = claims.get(name)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value:
         raise BadToken(f"its claim {name}, which names the principal, is missing or empty")
     if len(value) > SUBJECT_CHARACTERS_MAX or any(unicodedata.category(one) in {"Cc", "Cs"} for one in value):
         raise BadToken(f"its claim {name} is longer than {SUBJECT_CHARACTERS_MAX} characters or has control characters")
-    return value.strip()
+    if has_outer_blanks(value):
+        raise BadToken(f"its claim {name}, which names the principal, begins or ends with a blank: {_shown(value)}")
+    return value
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -34,7 +34,7 @@ from brokers.security.sasl import (
     SaslLogin,
     Then,
 )
-from brokers.security.scram import ScramCredential, ScramMechanism, ScramServer, random_text
+from brokers.security.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
 from brokers.server.framing import FrameError, Framer
 from wire import hot, messages
 from wire.apis import APIS
@@ -99,8 +99,8 @@ class Credentials(Protocol):
         """The credential of a user; None without one."""
         ...
 
-    def usual_iterations(self, mechanism: ScramMechanism) -> int:
-        """What most credentials have."""
+    def forms(self, mechanism: ScramMechanism) -> Mapping[CredentialForm, int]:
+        """How many credentials have each form."""
         ...
 
 
@@ -115,7 +115,7 @@ def sasl_listener(
     def scram(mechanism: ScramMechanism) -> ServerMechanism:
         return ScramServer(
             mechanism, partial(credentials.credential, mechanism), lambda: random_text(secrets.randbits), fake_key,
-            credentials.usual_iterations(mechanism),
+            credentials.forms(mechanism),
         )  # fmt: skip
 
     makers: dict[str, Callable[[], ServerMechanism]] = {}

@@ -325,6 +325,8 @@ def test_filters_do_not_know_implied_operations_or_wildcards() -> None:
         acl("*", kind=ResourceType.CLUSTER),
         acl("t", principal="alice"),
         acl("t", principal="User:"),
+        acl("t", principal="User:alice\u3000"),
+        acl("t", principal="User: alice"),
         acl("t", host=""),
     ],
 )

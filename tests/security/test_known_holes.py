@@ -78,7 +78,7 @@ def test_proofs_of_scram_are_compared_in_constant_time(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(scram.hmac, "compare_digest", compare)
     client = ScramClient(mechanism, "user", password, "of-the-client")
-    server = ScramServer(mechanism, {"user": stored}.get, lambda: "of-the-server", b"key", 4096)
+    server = ScramServer(mechanism, {"user": stored}.get, lambda: "of-the-server", b"key")
     challenge = server.evaluate(client.first()).response
     if password == "pencil":
         assert server.evaluate(client.final(challenge)).authenticated

@@ -41,6 +41,8 @@ def own(mechanism: str, line: str) -> str:
         ("security.inter.broker.protocol=SASL_PLAINTEXT\n", r"f:4: security.*none of listeners"),
         (LISTENERS, r"^sasl.enabled.mechanisms='GSSAPI': GSSAPI is not served: name some of PLAIN, SCRAM-SHA-256, "),
         (LISTENERS + "sasl.enabled.mechanisms=plain\n", r"^sasl.enabled.mechanisms='plain': plain is not served"),
+        (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS.replace("user_alice", '"user_alice "'),
+         r"the user 'alice ' begins or ends with a blank"),
         (LISTENERS + "sasl.enabled.mechanisms=\n", r"^sasl.enabled.mechanisms='': is empty: name some of PLAIN"),
         (LISTENERS + "listener.name.out.sasl.enabled.mechanisms=GSSAPI\n",
          r"^listener.name.out.sasl.enabled.mechanisms='GSSAPI': GSSAPI is not served"),

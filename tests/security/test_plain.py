@@ -14,7 +14,7 @@ from brokers.security import mechanisms
 from brokers.security.mechanisms import AuthenticationFailed, same_secret
 from brokers.security.plain import MESSAGE_BYTES_MAX, PlainServer, plain_message, verifier
 
-PASSWORDS = {"alice": "secret", "empty": "", "bob": "geheim"}
+PASSWORDS = {"alice": "secret", "empty": "", "bob": "geheim", "dave ": "secret"}
 
 
 def evaluate(token: bytes) -> str:
@@ -43,6 +43,7 @@ def test_our_own_message_and_those_of_stock_clients() -> None:
         b"\0alice\0",
         b"\0empty\0",
         b"\0alice\0Secret",
+        b"\0dave \0secret",
         b"\0alice\0secre",
         b"\0alice\0secrett",
         b"\0bob\0secret",

@@ -14,6 +14,8 @@ from brokers.security.principals import (
     BadPrincipal,
     NoRuleMatches,
     PrincipalMapper,
+    granted_principal,
+    has_outer_blanks,
     parse_principal,
     parse_super_users,
     subject_name,
@@ -27,6 +29,33 @@ def test_a_principal_has_a_type_and_a_name() -> None:
     for bad in ("alice", "User:", ":alice", ""):
         with pytest.raises(BadPrincipal):
             parse_principal(bad)
+
+
+BLANK_ENDS = [
+    "alice\u3000",
+    "\u00a0alice",
+    "alice ",
+    " alice",
+    "alice\u200b",
+    "\ufeffalice",
+    "alice\u202e",
+    "alice\x1c",
+]
+
+
+@pytest.mark.parametrize("name", BLANK_ENDS)
+def test_no_login_has_a_name_that_looks_like_another(name: str) -> None:
+    assert has_outer_blanks(name)
+    assert not has_outer_blanks("a li\u3000ce")
+    with pytest.raises(BadPrincipal, match="blanks at the ends"):
+        granted_principal(f"User:{name}")
+    if not name.isascii():
+        with pytest.raises(BadPrincipal):
+            parse_super_users(f"User:admin;User:{name}")
+    for rules in ("DEFAULT", "RULE:^(.*)$/$1/", "RULE:^CN=(.*)$/$1/"):
+        with pytest.raises(NoRuleMatches):
+            PrincipalMapper(rules).principal_name(f"CN={name}" if rules.startswith("RULE:^CN") else name)
+    assert granted_principal("User:alice") == ("User", "alice")
 
 
 def test_super_users_are_separated_by_semicolons() -> None:

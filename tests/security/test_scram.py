@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pytest
@@ -13,11 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.net.sasl.scram import ScramClient as KafkaPythonClient
 
+from brokers.metadata.users import ScramUsers
 from brokers.security.mechanisms import AuthenticationFailed, LoginStep
+from brokers.security.principals import has_outer_blanks
 from brokers.security.scram import (
     ITERATIONS_MIN,
     MESSAGE_BYTES_MAX,
     SERVER_ITERATIONS_MAX,
+    CredentialForm,
     ScramClient,
     ScramCredential,
     ScramMechanism,
@@ -50,13 +55,26 @@ Users = dict[str, ScramCredential]
 PENCIL = credential_of(SHA_256, "pencil", SALT, 4096)
 
 
+def forms_of(mechanism: ScramMechanism, users: Users) -> Mapping[CredentialForm, int]:
+    """As brokers count them."""
+    followed = ScramUsers(lambda _: None)
+    followed.take({f"users/{user}": {mechanism.value: credential_text(one)} for user, one in users.items()}, True)
+    return followed.forms(mechanism)
+
+
 def server_of(
     users: Users | None = None,
     mechanism: ScramMechanism = SHA_256,
     nonce: str = SERVER_NONCE,
     fake_key: bytes = b"fake",
 ) -> ScramServer:
-    return ScramServer(mechanism, ({"user": PENCIL} if users is None else users).get, lambda: nonce, fake_key)
+    return ScramServer(
+        mechanism,
+        ({"user": PENCIL} if users is None else users).get,
+        lambda: nonce,
+        fake_key,
+        forms_of(mechanism, users or {}),
+    )
 
 
 def challenged(users: Users | None = None) -> ScramServer:
@@ -133,7 +151,9 @@ def exchange(client: Stock, server: ScramServer) -> LoginStep:
 
 
 # kafka-python does not escape commas and equals signs in names, so names with these are aiokafka's.
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20).filter(
+    lambda name: not has_outer_blanks(name)
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -224,7 +244,7 @@ def test_a_credential_that_changes_during_the_login() -> None:
 
 
 def test_an_unknown_user_is_asked_for_as_many_iterations_as_most() -> None:
-    server = ScramServer(SHA_256, {}.get, lambda: SERVER_NONCE, b"fake", 8192)
+    server = ScramServer(SHA_256, {}.get, lambda: SERVER_NONCE, b"fake", {CredentialForm(8192): 1})
     assert server.evaluate(CLIENT_FIRST).response.endswith(b",i=8192")
 
 
@@ -316,6 +336,49 @@ def test_an_unknown_user_is_answered_like_one_with_another_password(mechanism: S
         answers.append((len(challenge) // 4, challenge.rpartition(b",")[2], str(failure)))
         assert challenge == server_of(users, mechanism).evaluate(client.first()).response
     assert answers[0] == answers[1]
+
+
+def made_by_tools(number: int) -> ScramCredential:
+    """As Kafka's tools, librdkafka (64 random bytes) and others make them, in turn."""
+    bits = random.Random(number)
+    salts = [random_text(bits.getrandbits).encode(), bits.randbytes(64), bits.randbytes(16).hex().encode()]
+    return credential_of(SHA_256, "x", salts[number % 3], 8192 if number % 3 == 1 else 4096)
+
+
+def test_unknown_users_have_salts_like_those_of_known_ones() -> None:
+    """Of three tools, one of which chooses more iterations: the answer shows none but the tool."""
+    users = {f"user-{number}": made_by_tools(number) for number in range(300)}
+
+    def shown(user: str) -> tuple[int, str, str]:
+        challenge = server_of(users).evaluate(f"n,,n={user},r=abc".encode()).response.decode()
+        salt, iterations = challenge.split(",")[1:]
+        decoded = base64.b64decode(salt.removeprefix("s="))
+        kind = "hex" if not set(decoded) - set(b"0123456789abcdef") else "text" if decoded.isalnum() else "bytes"
+        return len(decoded) if kind != "text" else len(decoded) // 20, kind, iterations
+
+    known = Counter(shown(user) for user in users)
+    unknown = Counter(shown(f"{user}?") for user in users)
+    assert known.keys() == unknown.keys() == {(64, "bytes", "i=8192"), (32, "hex", "i=4096"), (1, "text", "i=4096")}
+    assert all(60 < unknown[form] < 140 for form in unknown), unknown
+
+
+def test_an_unknown_user_keeps_its_salt_when_others_come() -> None:
+    users = {f"user-{number}": made_by_tools(number) for number in range(100)}
+    asked = [f"n,,n=unknown-{number},r=abc".encode() for number in range(300)]
+    before = [server_of(users).evaluate(message).response for message in asked]
+    users |= {f"user-{number}": made_by_tools(1) for number in range(100, 104)}
+    changed = sum(
+        server_of(users).evaluate(message).response != old for message, old in zip(asked, before, strict=True)
+    )
+    assert 0 < changed < 30
+
+
+def test_a_name_that_looks_like_another_fails_at_the_proof() -> None:
+    server = server_of({"user\u3000": PENCIL})
+    client = ScramClient(SHA_256, "user\u3000", "pencil", CLIENT_NONCE)
+    failure = refused(server, client.final(server.evaluate(client.first()).response))
+    assert str(failure) == WRONG
+    assert "ends with a blank" in failure.detail
 
 
 def salt_for(user: str, mechanism: ScramMechanism = SHA_256, fake_key: bytes = b"fake") -> bytes:

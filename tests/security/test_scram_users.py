@@ -55,6 +55,7 @@ def test_deletions_leave_the_rest() -> None:
     ("deletions", "upsertions", "error"),
     [
         ([], [upsertion("")], ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        ([], [upsertion("alice\u3000")], ErrorCode.UNACCEPTABLE_CREDENTIAL),
         ([], [upsertion(iterations=4095)], ErrorCode.UNACCEPTABLE_CREDENTIAL),
         ([], [upsertion(iterations=16385)], ErrorCode.UNACCEPTABLE_CREDENTIAL),
         ([], [upsertion(salt=b"")], ErrorCode.UNACCEPTABLE_CREDENTIAL),
@@ -73,7 +74,7 @@ def test_one_wrong_part_refuses_the_user_alone(
 ) -> None:
     results = alter_users({"alice": {NAME: "stored"}}, deletions, [*upsertions, upsertion("bob")])
     assert results["bob"].error is ErrorCode.NONE
-    user = "" if "" in results else "alice"
+    (user,) = results.keys() - {"bob"}
     assert results[user].error is error
     assert results[user].config is None
     assert results[user].message

@@ -47,7 +47,7 @@ def empty(_: Any, context: Any) -> Done:
 
 def logins() -> SaslListener:
     def scram(mechanism: ScramMechanism) -> ScramServer:
-        return ScramServer(mechanism, lambda _: None, lambda: "nonce", b"secret", 4096)
+        return ScramServer(mechanism, lambda _: None, lambda: "nonce", b"secret")
 
     return SaslListener({
         "PLAIN": lambda: PlainServer(verifier({USER: PASSWORD})),
