@@ -71,9 +71,14 @@ class Rows:
 
 
 def escaped(value: str) -> str:
-    """A label's value as the text format wants it."""
-    if "\\" in value or '"' in value or "\n" in value:
-        return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    """A label's value as the text format wants it.
+
+    What clients call themselves may hold what a screen would obey, turn round or not show: that is shown as an escape.
+    """
+    if not value.isprintable():
+        value = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+    if "\\" in value or '"' in value:
+        return value.replace("\\", "\\\\").replace('"', '\\"')
     return value
 
 

@@ -234,7 +234,17 @@ def test_other_work_runs_between_two_slices() -> None:
 
 def test_labels_are_escaped() -> None:
     rows = Rows(("name",), (("a", "gauge", "A."),), [(('q"b\\s\nn',), (1,))])  # type: ignore[arg-type]
-    assert samples(exposition_text([rows])) == {("a", 'q"b\\s\nn'): 1}
+    assert samples(exposition_text([rows])) == {("a", 'q"b\\s\\nn'): 1}
+
+
+def test_labels_show_what_a_screen_would_obey() -> None:
+    """A group's id is what a client chooses: colours, a title, a line turned round, a name that looks like another."""
+    names = ["\x1b[31mred\x9b0m", "a\u202eb", "pay\u00a0", "gr\u00fcn\u6f22"]
+    rows = Rows(("name",), (("a", "gauge", "A."),), [((name,), (1,)) for name in names])  # type: ignore[arg-type]
+    text = exposition_text([rows])
+    assert all(line.isprintable() for line in text.decode().split("\n"))
+    shown = [r"\x1b[31mred\x9b0m", r"a\u202eb", r"pay\xa0", "gr\u00fcn\u6f22"]
+    assert samples(text) == {("a", name): 1 for name in shown}
 
 
 def test_followers_are_shown_by_how_much_they_lack(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def up(
     begun = time.monotonic()
     try:
         fleet.check_tools()
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(directory):
             known = load(directory)
             if known is not None and known.running():

@@ -179,6 +179,9 @@ def start_all(
     """
     if security is not None:
         settings = {**security.broker_settings(min(3, len(state.brokers))), **settings}
+        for home in (directory / "zookeeper", *(Path(broker.directory) for broker in state.brokers)):
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            home.chmod(0o700)  # what an earlier start made, too: the data of both have credentials and records
     tell("starting ZooKeeper and the brokers")
     with interrupts.held():
         node = start_local(
@@ -204,7 +207,7 @@ def start_all(
 def _add_users(node: ZooKeeperNode, state: FleetState, security: DevSecurity) -> None:
     try:
         node.wait_serving()
-        add_users(state.zookeeper_connect, security.passwords)
+        add_users(state.zookeeper_connect, security.passwords, security=security.zookeeper)
     except (EnsembleError, CliError) as error:
         raise DevError(str(error)) from error
 
@@ -212,7 +215,7 @@ def _add_users(node: ZooKeeperNode, state: FleetState, security: DevSecurity) ->
 def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, str]) -> Path:
     """Write the broker's properties file; ``settings`` override the values that dev chooses."""
     directory = Path(broker.directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     values = {
         "broker.id": str(broker.id),
         "listeners": f"{LISTENER if state.secure else 'PLAINTEXT'}://{broker.address}",

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from brokers.security.zookeeper_settings import SECRET_PATHS
+from coordination.connect import ConnectionSecurity
+
 SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
@@ -25,6 +28,7 @@ USERS: Final = (BROKER, ADMIN, APP)
 NAMES: Final = ("DNS:localhost", "IP:127.0.0.1", "IP:::1")
 _DAYS: Final = "3650"
 _USERS_FILE: Final = "users.json"
+_ZOOKEEPER_FILE: Final = "zookeeper.password"
 _MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
@@ -39,6 +43,7 @@ class DevSecurity:
 
     directory: Path
     passwords: Mapping[str, str]
+    zookeeper_password: str
 
     def __repr__(self) -> str:
         return f"DevSecurity({self.directory})"
@@ -51,6 +56,15 @@ class DevSecurity:
     def login_line(self, user: str) -> str:
         """``sasl.jaas.config`` of that user."""
         return f'{_MODULE} required username="{user}" password="{self.passwords[user]}";'
+
+    @property
+    def zookeeper(self) -> ConnectionSecurity:
+        """How the fleet's own processes use its ZooKeeper, which all users of the machine can reach."""
+        return ConnectionSecurity(None, (("digest", self._digest),), True, SECRET_PATHS)
+
+    @property
+    def _digest(self) -> str:
+        return f"fleetlog:{self.zookeeper_password}"
 
     def broker_settings(self, replicas: int) -> dict[str, str]:
         """What a broker needs besides its address, which is that of the listener ``LISTENER``."""
@@ -67,6 +81,8 @@ class DevSecurity:
             "ssl.truststore.location": str(self.authority),
             "authorizer.class.name": _AUTHORIZER,
             "super.users": f"User:{BROKER};User:{ADMIN}",
+            "zookeeper.set.acl": "true",
+            "zookeeper.digest.credentials": self._digest,
             "audit.enable": "true",
             "audit.topic.num.partitions": "3",
             "audit.topic.replication.factor": str(replicas),
@@ -125,7 +141,10 @@ def load_or_make(fleet_directory: Path, names: Sequence[str] = NAMES) -> DevSecu
         passwords = {user: str(json.loads(file.read_text())[user]) for user in USERS}
     except (ValueError, KeyError) as error:
         raise SecurityError(f"{file} cannot be read ({error}); remove {directory} to make all of it anew") from error
-    return DevSecurity(directory, passwords)
+    file = directory / _ZOOKEEPER_FILE
+    if not file.exists():
+        write_private(file, secrets.token_urlsafe(24) + "\n")
+    return DevSecurity(directory, passwords, file.read_text().strip())
 
 
 def is_secure(fleet_directory: Path) -> bool:

@@ -32,7 +32,7 @@ from brokers.cli.diagnosis import (
 )
 from brokers.cli.group_lags import lag_of_groups
 from brokers.cli.options import at_least
-from brokers.cli.output import CliError, Output
+from brokers.cli.output import CliError, Output, visible
 from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
 from brokers.model import TopicPartition
 from wire import api_keys, messages
@@ -87,8 +87,9 @@ def _print(found: list[Finding], facts: FleetFacts) -> None:
     brokers, partitions = facts.overview.live_brokers(), facts.overview.partitions
     click.echo(f"{len(brokers)} broker(s) and {len(partitions)} partition(s) examined")
     for one in found:
-        click.echo(f"\n{one.severity.name}  {one.check}: {one.where}")
-        click.echo(f"  what    {one.what}\n  why     {one.why}\n  do      {one.todo}")
+        click.echo(f"\n{one.severity.name}  {one.check}: {visible(one.where)}")
+        for word, sentence in (("what", one.what), ("why", one.why), ("do", one.todo)):
+            click.echo(f"  {word:<7} {visible(sentence)}")
     if not found:
         click.echo("nothing is wrong")
 

@@ -24,7 +24,7 @@ from brokers.cli.client import (
     topic_partitions,
 )
 from brokers.cli.group_lags import lag_of_groups
-from brokers.cli.output import CliError, Output, confirm, table, warn
+from brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from brokers.cli.times import DurationType, TimeType
 from wire.errors import ErrorCode
 
@@ -96,7 +96,8 @@ def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None
         out.value(described)
         return
     for group in described:
-        click.echo(f"{group['group']}  {group['state']}  coordinator {group['coordinator']}  lag {group['lag']}")
+        head = f"{group['group']}  {group['state']}  coordinator {group['coordinator']}  lag {group['lag']}"
+        click.echo(visible(head))
         columns = ["topic", "partition", "committed", "end", "lag", "member", "metadata"]
         table(columns, [[row[c] for c in columns] for row in group["offsets"]])
         if group["members"]:

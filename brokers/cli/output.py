@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it did not work, 2 the command line is wrong (click's own)
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 PIPED_WIDTH = 10_000
 """A table that goes to a file or a pipe is never cut."""
 
@@ -27,12 +29,30 @@ class CliError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line."""
-        click.echo(f"fleetlog: {self.format_message()}", file=file or sys.stderr)
+        click.echo(_visible_lines(f"fleetlog: {self.format_message()}"), file=file or sys.stderr)
 
 
 def warn(text: str) -> None:
     """One line for the user, on stderr."""
-    click.echo(f"fleetlog: {text}", err=True)
+    click.echo(_visible_lines(f"fleetlog: {text}"), err=True)
+
+
+def visible(text: str) -> str:
+    """What a terminal would obey, turn round or not show, as an escape: control characters, marks of direction, blanks.
+
+    Names of groups, members, transactions and users are what clients choose.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -61,14 +81,15 @@ class Output:
 
     def value(self, value: Any) -> None:
         """One JSON value."""
-        click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+        text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
+        click.echo(text if text.isascii() else _BEYOND_ASCII.sub(_json_escape, text))
 
     def done(self, text: str, value: Any) -> None:
         """What was done: a line for users, a value for programs."""
         if self.as_json:
             self.value(value)
         else:
-            click.echo(text)
+            click.echo(_visible_lines(text))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
@@ -78,7 +99,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
 
     listed = [list(row) for row in rows]
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
-    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    out = Table(title=visible(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(listed) and all(isinstance(row[index], int | float | None) for row in listed)
         out.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -92,8 +113,8 @@ def text(cell: Any) -> str:
     if cell is None or cell == "":
         return "-"
     if isinstance(cell, list | tuple):
-        return ",".join(str(one) for one in cell) or "-"
-    return str(cell).replace("[", "\\[")
+        return visible(",".join(str(one) for one in cell)) or "-"
+    return visible(str(cell)).replace("[", "\\[")
 
 
 def bytes_text(size: int) -> str:

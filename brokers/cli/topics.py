@@ -23,7 +23,7 @@ from brokers.cli.client import (
 )
 from brokers.cli.compact import COLUMNS, OFF, Figures, compact_topics, compaction_of, figure_rows
 from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
-from brokers.cli.output import CliError, Output, confirm, table, warn
+from brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
 from brokers.cli.reassign import elect_leaders, reassign
 from wire.errors import ErrorCode
@@ -141,7 +141,7 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
     for topic in described:
         click.echo(f"{topic['topic']}  id {topic['topic_id']}")
         for setting, value in sorted(topic["configs"].items()):
-            click.echo(f"  {setting}={value}")
+            click.echo(visible(f"  {setting}={value}"))
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
         if topic["compaction"]:

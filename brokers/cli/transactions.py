@@ -18,7 +18,7 @@ from brokers.cli.client import (
     raise_for_code,
     topic_partitions,
 )
-from brokers.cli.output import CliError, Output, confirm, iso, table
+from brokers.cli.output import CliError, Output, confirm, iso, table, visible
 from brokers.cli.times import DurationType
 from wire.errors import ErrorCode
 from wire.messages import request_class
@@ -99,7 +99,7 @@ def describe_transactions(target: Target, out: Output, names: tuple[str, ...]) -
     table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in described])
     for one in described:
         if one["partitions"]:
-            click.echo(f"{one['transactional_id']} has written to {', '.join(one['partitions'])}")
+            click.echo(visible(f"{one['transactional_id']} has written to {', '.join(one['partitions'])}"))
 
 
 def _description(name: str, found: Any) -> dict[str, Any]:

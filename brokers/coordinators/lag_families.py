@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from brokers.config import BrokerConfig
 from brokers.coordinators.lags import GroupLag, LagWatch
+from brokers.exposition import escaped
 from brokers.groups.lag import Progress
 from brokers.groups.members import GroupState
 from brokers.metadata.cache import MetadataCache
@@ -26,7 +27,6 @@ from brokers.replication.figures import SEGMENTS_PER_ROW
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 SAMPLES_PER_TURN = 300
 """Samples that are made in one turn of the loop."""
 BLOCK_SAMPLES = 1_000
@@ -101,7 +101,9 @@ class _Page:
 
     def add(self, name: str, value: float, **labels: object) -> None:
         """One sample; a label that is None is left out."""
-        told = ",".join(f'{label}="{str(one).translate(_ESCAPES)}"' for label, one in labels.items() if one is not None)
+        told = ",".join(f'{label}="{one}"' for label, one in labels.items() if one is not None)
+        if not told.isprintable() or "\\" in told or told.count('"') != 2 * len(labels):
+            told = ",".join(f'{label}="{escaped(str(one))}"' for label, one in labels.items() if one is not None)
         rows = self._rows[name]
         rows.append(f"{name}{{{told}}} {value}\n" if told else f"{name} {value}\n")
         self._samples += 1

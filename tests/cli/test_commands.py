@@ -312,6 +312,25 @@ def test_error_codes_in_words() -> None:
     assert client.explain(9999, "odd") == "error 9999: odd"
 
 
+def test_nothing_that_a_client_chose_reaches_the_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "g\x1b]0;title\x07\x9b2J\u202egpj\u2066\u00a0\nforged  line"
+    shown = r"g\x1b]0;title\x07\x9b2J\u202egpj\u2066\xa0\nforged  line"
+    output.Output(False).rows(["group", "members"], [[hostile, [hostile, 1]]], title=hostile)
+    out = capsys.readouterr().out
+    assert out.count(shown) == 3
+    assert len(out.splitlines()) == 3
+    output.Output(True).value({"group": hostile})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"group": hostile}
+    output.Output(False).done(f"group {hostile} is gone", {})
+    output.warn(hostile)
+    output.CliError(f"group {hostile}: gone").show()
+    captured = capsys.readouterr()
+    printed = out + captured.out + captured.err
+    assert all(line.isprintable() for line in printed.split("\n")), printed
+    assert output.visible("gr\u00fcn \u6f22") == "gr\u00fcn \u6f22"
+
+
 def test_tables_are_whole_when_piped_and_json_is_one_value(capsys: pytest.CaptureFixture[str]) -> None:
     name = "x" * 300
     output.Output(False).rows(["topic", "is-r"], [[name, [1, 2]], ["[bold]", None]])

@@ -8,10 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
 from brokers.cli import dev_security
 from brokers.cli.dev_security import ADMIN, APP, SecurityError, load_or_make
@@ -63,6 +66,30 @@ def properties(text: str) -> dict[str, str]:
     return dict(pairs)
 
 
+def assert_closed(connect: str) -> None:
+    """ZooKeeper's port is open to every user of the machine: none of them writes, or reads what is secret."""
+    stranger = KazooClient(connect)
+    stranger.start(15)
+    try:
+        paths, seen = ["/"], []
+        while paths:
+            path = paths.pop()
+            seen.append(path)
+            with pytest.raises(NoAuthError):
+                stranger.create(path.rstrip("/") + "/stranger")
+            with pytest.raises(NoAuthError):
+                stranger.set(path, b"")
+            with suppress(NoAuthError):  # what is secret, it does not even see
+                paths += [path.rstrip("/") + "/" + child for child in stranger.get_children(path)]
+        assert len(seen) > 20
+        for path in ("/config/users/app", "/fleetlog/login_secret"):
+            with pytest.raises(NoAuthError):
+                stranger.get(path)
+    finally:
+        stranger.stop()
+        stranger.close()
+
+
 @pytest.mark.zookeeper
 @pytest.mark.slow
 @needs("kcat")
@@ -93,6 +120,7 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
 
     passwords = json.loads((dev.directory / "security" / "users.json").read_text())
     assert set(passwords) == {"broker", ADMIN, APP}
+    passwords["zookeeper"] = (dev.directory / "security" / "zookeeper.password").read_text().strip()
     shown = dev("status") + dev("status", "--json")
     state = (dev.directory / "state.json").read_text()
     log = (dev.directory / "broker-1" / "broker.log").read_text()
@@ -100,6 +128,10 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
         assert password not in shown + state + log
     for file in [*(dev.directory / "security").iterdir(), dev.directory / "broker-1" / "broker.properties"]:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+    for name in ("zookeeper", "broker-1", "broker-2", "security"):
+        assert stat.S_IMODE((dev.directory / name).stat().st_mode) == 0o700, name
+    assert_closed(json.loads(dev("status", "--json"))["zookeeper"]["connect"])
 
     dev("down")
     again = dev.up(brokers=2)  # it stays secured
