@@ -110,6 +110,10 @@ class BrokerConfig:
         INT, 1_000, "Topics that a broker may be making at once because they were named.", low=1
     )
     delete_topic_enable: bool = setting(BOOLEAN, True, "Whether topics may be deleted.")
+    internal_topics_alter_enable: bool = setting(
+        BOOLEAN, False, "Whether clients may give __consumer_offsets and __transaction_state another cleanup.policy, "
+        "or a retention: committed offsets and open transactions are lost by it.",
+    )  # fmt: skip
     log_cleanup_policy: tuple[str, ...] = setting(
         LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True
     )
@@ -254,7 +258,9 @@ class BrokerConfig:
     offsets_topic_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __consumer_offsets.", low=1)
     offsets_retention_minutes: int = setting(INT, 10_080, "How long an empty group's offsets are kept.", low=1)
     offsets_retention_check_interval_ms: int = setting(LONG, 600_000, "Time between two expiry checks, in ms.", low=1)
-    offset_metadata_max_bytes: int = setting(INT, 4096, "Longest metadata of an offset commit.", low=0)
+    offset_metadata_max_bytes: int = setting(
+        INT, 4096, "Longest metadata of an offset commit, in characters (UTF-16).", low=0
+    )
     group_min_session_timeout_ms: int = setting(INT, 6_000, "Shortest session timeout a member may ask for.", low=0)
     group_max_session_timeout_ms: int = setting(INT, 1_800_000, "Longest session timeout a member may ask for.", low=0)
     group_initial_rebalance_delay_ms: int = setting(

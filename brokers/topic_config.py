@@ -15,6 +15,7 @@ LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
 MIB, DAY_MS = 1024 * 1024, 24 * 3600 * 1000
 FOREVER = 2**63 - 1
 THROTTLED = r"\*|none|[0-9]{1,10}:[0-9]{1,10}"
+THROTTLED_REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 GZIP_LEVELS = "-1|[1-9]"
 
@@ -160,6 +161,15 @@ class TopicConfig:
 
     def check_together(self) -> None:
         """Raises ConfigError where settings that are right by themselves contradict each other."""
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ConfigError(
+                "min.compaction.lag.ms", str(self.min_compaction_lag_ms), "must be at most max.compaction.lag.ms "
+                f"({self.max_compaction_lag_ms}): set both",
+            )  # fmt: skip
+        for name in THROTTLED_REPLICAS:
+            items = getattr(self, attribute(name))
+            if len(items) > 1 and not {"*", "none"}.isdisjoint(items):
+                raise ConfigError(name, ",".join(items), "must be '*' or 'none' alone, or a list of partition:broker")
         if self.fleetlog_dedup == "none":
             return
         if "compact" in self.cleanup_policy:
@@ -174,4 +184,6 @@ class TopicConfig:
             )  # fmt: skip
 
 
+CHECKED_TOGETHER = frozenset({"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS})
+"""What :meth:`TopicConfig.check_together` looks at on a topic that does not drop duplicates."""
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS

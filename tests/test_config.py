@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from brokers.api.config_alterations import check_internal_topic, check_topic
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
+from brokers.controller.requests import Refused, check_configs
 from brokers.inert_settings import OIDC_SETTINGS
 from brokers.metadata.cache import effective_config
 from brokers.setting_kinds import SettingType, without_effect
@@ -265,6 +267,57 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         "local.retention.bytes", "message.downconversion.enable", "remote.storage.enable",
     ]  # fmt: skip
     assert without_effect({"local.retention.ms": "-2", "retention.ms": "1"}, TOPIC_SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wrong"),
+    [
+        (
+            {"min.compaction.lag.ms": "100000", "max.compaction.lag.ms": "50000"},
+            "must be at most max.comp",
+        ),
+        ({"min.compaction.lag.ms": "50000", "max.compaction.lag.ms": "50000"}, ""),
+        ({"leader.replication.throttled.replicas": "0:1,*"}, "alone"),
+        ({"follower.replication.throttled.replicas": "none,0:1"}, "alone"),
+        ({"follower.replication.throttled.replicas": "0:1,0:2"}, ""),
+        ({"follower.replication.throttled.replicas": "*"}, ""),
+    ],
+)
+def test_settings_that_contradict_each_other(overrides: dict[str, str], wrong: str) -> None:
+    """As Kafka refuses them: INVALID_CONFIG when a topic is created, and however an alteration makes them."""
+    base = BrokerConfig(broker_id=1, zookeeper_connect="none:1").topic_defaults()
+    if not wrong:
+        check_configs(overrides, base)
+        check_topic({}, overrides, base)
+        return
+    with pytest.raises(Refused, match=wrong):
+        check_configs(overrides, base)
+    with pytest.raises(Refused, match=wrong):
+        check_topic({}, overrides, base)
+    check_topic(overrides, {**overrides, "retention.ms": "5"}, base)  # stored by a version that took them
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "refused"),
+    [
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "delete"}, True),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "compact,delete"}, True),
+        ({"cleanup.policy": "compact"}, {"segment.bytes": "5000000"}, True),  # AlterConfigs that does not name it
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "compact", "retention.ms": "1"}, True),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "compact", "retention.bytes": "1"}, True),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "compact", "segment.bytes": "5000000"}, False),
+        ({"cleanup.policy": "delete", "retention.ms": "5"}, {"cleanup.policy": "compact"}, False),
+        ({"retention.ms": "5"}, {"retention.ms": "5", "min.insync.replicas": "2"}, False),
+    ],
+)
+def test_internal_topics_keep_what_was_committed(
+    present: dict[str, str], wanted: dict[str, str], refused: bool
+) -> None:
+    if not refused:
+        check_internal_topic("__consumer_offsets", present, wanted)
+        return
+    with pytest.raises(Refused, match=r"of the internal topic __consumer_offsets.*internal\.topics\.alter\.enable"):
+        check_internal_topic("__consumer_offsets", present, wanted)
 
 
 @pytest.mark.parametrize(

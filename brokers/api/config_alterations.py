@@ -13,6 +13,7 @@ from brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
 from brokers.controller.requests import Refused
 from brokers.security.dynamic_tls import of_tls, refused_change
 from brokers.setting_kinds import Setting, SettingType, resembling, suggest
+from brokers.topic_config import CHECKED_TOGETHER
 from wire.errors import ErrorCode
 
 MISSPELT = 0.85
@@ -63,7 +64,10 @@ class Unknown:
 
 def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: TopicConfig) -> None:
     """Refuse settings of a topic that contradict each other or can't be changed any more: INVALID_CONFIG."""
-    if not any(name.startswith("fleetlog.dedup") for name in (*present, *wanted)):
+    changed = {name for name in present.keys() | wanted.keys() if present.get(name) != wanted.get(name)}
+    if changed.isdisjoint(CHECKED_TOGETHER) and not any(
+        name.startswith("fleetlog.dedup") for name in (*present, *wanted)
+    ):
         return
     before = present.get("fleetlog.dedup", base.fleetlog_dedup)
     try:
@@ -76,6 +80,18 @@ def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: Top
         after.check_together()
     except ConfigError as wrong:
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
+
+
+def check_internal_topic(topic: str, present: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Refuse what makes an internal topic lose offsets or transactions; back to what it was made with is no harm."""
+    for name, safe in (("cleanup.policy", "compact"), ("retention.ms", None), ("retention.bytes", None)):
+        value = wanted.get(name)
+        if value not in {present.get(name), safe}:
+            what = "unset" if value is None else value
+            raise Refused(
+                ErrorCode.POLICY_VIOLATION, f"{name} of the internal topic {topic} must not become {what}: what groups "
+                "and producers committed would be lost. The brokers' setting internal.topics.alter.enable permits it.",
+            )  # fmt: skip
 
 
 def setting_of(

@@ -24,7 +24,16 @@ from brokers.api.access import (
     TOPIC,
 )
 from brokers.api.base import Context, Done, ListenerCertificates, Paced
-from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, altered, check_topic, setting_of
+from brokers.api.config_alterations import (
+    Alteration,
+    Operation,
+    Resource,
+    Unknown,
+    altered,
+    check_internal_topic,
+    check_topic,
+    setting_of,
+)
 from brokers.api.config_values import (
     GROUP_SETTINGS,
     ConfigEntry,
@@ -41,7 +50,7 @@ from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
 from brokers.metadata.znodes import BadZnode
-from brokers.model import AUDIT_TOPIC
+from brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
 from brokers.security.acls import AclOperation
 from brokers.security.audit_settings import refused_alteration
 from brokers.security.dynamic_tls import of_tls
@@ -362,6 +371,8 @@ async def _alter_one(
         wanted = altered(present if keep else {}, alterations, settings, defaults)
         if resource is Resource.TOPIC:
             check_topic(present, wanted, metadata.effective.topic_defaults())
+        if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
+            check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:
             refused = refused_alteration(present, wanted, metadata.static.audit_topic_retention_ms)
             if refused is not None:

@@ -65,11 +65,10 @@ def commit_transactional(
 
 def _write(request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) -> Result:
     answer: CommitAnswer = {}
-    limit = min(settings.offset_metadata_max_bytes, records.MAX_STRING_BYTES)
     now_ms = turn.now.wall_ms
     expiry = min(now_ms + request.retention_ms, LAST_MS) if request.retention_ms >= 0 else -1
     for partition, asked in request.offsets:
-        if len(asked.metadata.encode()) > limit:
+        if _is_too_large(asked.metadata, settings.offset_metadata_max_bytes):
             answer[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
         commit_ms = asked.commit_timestamp_ms if asked.commit_timestamp_ms >= 0 else now_ms
@@ -81,6 +80,13 @@ def _write(request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) ->
         response=_all(request, coordinator_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
     )
     return result
+
+
+def _is_too_large(metadata: str, most: int) -> bool:
+    """Kafka counts characters as Java has them (UTF-16), though the setting speaks of bytes."""
+    if len(metadata) <= min(most, records.MAX_STRING_BYTES) and metadata.isascii():
+        return False
+    return len(metadata.encode("utf-16-le")) // 2 > most or len(metadata.encode()) > records.MAX_STRING_BYTES
 
 
 def _all(request: OffsetCommitRequest, error: ErrorCode) -> CommitAnswer:

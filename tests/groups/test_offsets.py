@@ -83,6 +83,18 @@ def test_metadata_has_a_limit(driver: Driver) -> None:
     assert fetched(driver, "s", 1) == 2
 
 
+@pytest.mark.parametrize(
+    ("metadata", "fits"),
+    [
+        ("x" * 4096, True), ("\u0436" * 4096, True), ("\u6f22" * 4096, True), ("\u0436" * 4097, False),
+        ("\U0001f600" * 2048, True), ("\U0001f600" * 2049, False),
+    ],
+)  # fmt: skip
+def test_the_limit_of_metadata_is_of_characters(driver: Driver, metadata: str, fits: bool) -> None:
+    answer = commit(driver, "s", {T0: CommittedOffset(1, metadata=metadata)})
+    assert answer == {T0: ErrorCode.NONE if fits else ErrorCode.OFFSET_METADATA_TOO_LARGE}
+
+
 def test_a_commit_that_cannot_be_logged(driver: Driver) -> None:
     driver.fail_appends = ErrorCode.MESSAGE_TOO_LARGE
     assert commit(driver, "s", {T0: CommittedOffset(1)})[T0] is ErrorCode.INVALID_COMMIT_OFFSET_SIZE

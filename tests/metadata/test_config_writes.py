@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from brokers.controller.requests import NewTopic, Refused
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.config_writes import EntityGone, alter_config
+from brokers.model import INTERNAL_TOPICS
 from coordination.store import StoreError
 from tests.support.nodes import Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
@@ -259,6 +261,25 @@ async def alter_topics(node: Node, names: Sequence[str], key: int = 44) -> dict[
     context = Context(services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), key, 1, 1, "client")
     done = await handle(request(resources=rows, validate_only=False), context)
     return {row.resource_name: ErrorCode(row.error_code) for row in done.response.responses}
+
+
+@pytest.mark.zookeeper
+@on_loop
+async def test_the_retention_of_internal_topics_is_the_brokers(connect: str) -> None:
+    """Who may alter configurations could drop all committed offsets by it: Kafka lets them."""
+    async with Nodes(connect) as nodes:
+        node = await nodes.start(1)
+        boss = await nodes.controller()
+        configs = {"cleanup.policy": "compact"}
+        await boss.controller.create_topics([NewTopic(name, configs=configs) for name in sorted(INTERNAL_TOPICS)])
+        await eventually_async(lambda: node.metadata.topics.keys() >= INTERNAL_TOPICS, "the topics are known")
+        for key in (33, 44):
+            answers = await alter_topics(node, sorted(INTERNAL_TOPICS), key)
+            assert answers == dict.fromkeys(sorted(INTERNAL_TOPICS), ErrorCode.POLICY_VIOLATION)
+        assert node.metadata.topic_config("__consumer_offsets").cleanup_policy == ("compact",)
+        permitting = dataclasses.replace(node.metadata.static, internal_topics_alter_enable=True)
+        node.metadata.static = permitting
+        assert await alter_topics(node, ["__consumer_offsets"]) == {"__consumer_offsets": ErrorCode.NONE}
 
 
 @pytest.mark.zookeeper
