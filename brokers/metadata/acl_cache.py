@@ -17,15 +17,16 @@ from brokers.metadata.watcher import ZnodeWatcher
 from brokers.security.acl_rules import AclRules
 from brokers.security.acl_znodes import (
     ACL_PARENTS,
+    ACL_ROOTS,
     CHANGE_NAME,
     EXTENDED_CHANGES,
     LITERAL_ACLS,
     LITERAL_CHANGES,
-    PREFIXED_ACLS,
     TYPE_NAMES,
     acl_path,
     changed_pattern,
     entries_to_decide_by,
+    pattern_at,
 )
 from brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
 from brokers.security.documents import BadDocument
@@ -37,7 +38,6 @@ ACLS_PER_READ = 50
 """The entries of one pattern may have a few hundred kilobytes."""
 
 _ROOTS = (LITERAL_CHANGES, EXTENDED_CHANGES)
-_PATTERN_TYPES = ((LITERAL_ACLS, PatternType.LITERAL), (PREFIXED_ACLS, PatternType.PREFIXED))
 
 
 def _sequence_of(name: str) -> int:
@@ -129,15 +129,16 @@ class AclCache:
     async def _read_all(self) -> AclImage | None:
         """The image of all ACLs; None if they are those that decide already."""
         await self._store.sync(LITERAL_ACLS)
-        places = [(root, kind, shape) for root, shape in _PATTERN_TYPES for kind in ResourceType if kind in TYPE_NAMES]
+        places = [(root, kind, shape) for root, shape in ACL_ROOTS for kind in ResourceType if kind in TYPE_NAMES]
 
         async def names(place: tuple[str, ResourceType, PatternType]) -> list[str]:
             return await children_or_none(self._store, f"{place[0]}/{TYPE_NAMES[place[1]]}")
 
         patterns = [
-            ResourcePattern(kind, name, shape)
-            for (_, kind, shape), found in zip(places, await gather_bounded(places, names), strict=True)
+            pattern
+            for place, found in zip(places, await gather_bounded(places, names), strict=True)
             for name in found
+            if (pattern := pattern_at(*place, name)) is not None
         ]
         entries = {pattern: found for pattern, found in (await self._read_entries(patterns)).items() if found}
         before = self.image

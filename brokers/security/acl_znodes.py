@@ -7,7 +7,13 @@ literal               ``/kafka-acl/<Type>/<name>``               ``{"version":1,
 prefixed              ``/kafka-acl-extended/prefixed/<Type>/..`` the same
 changes of a literal  ``/kafka-acl-changes/acl_changes_<n>``     ``TOPIC:<name>``
 changes of a prefix   ``/kafka-acl-extended-changes/acl_...``    ``{"version":1,"resourceType":...}``
+any, by a name that    ``/fleetlog/acls/<shape>/<Type>/<quoted>`` the same; the name is URL-encoded
+no znode can have
+changes of these       ``/kafka-acl-extended-changes/acl_...``    ``{...,"patternType":"ESCAPED_..."}``
 ===================== ========================================== =================================================
+
+Kafka has names with a slash, ``.`` or control characters in KRaft only. Versions of fleetlog that do not know the last
+two rows take such a change for an unreadable one, and read all other ACLs again.
 
 What cannot be read raises: an entry that were left out could be a Deny.
 """
@@ -32,12 +38,22 @@ from brokers.security.acls import (
     ResourceType,
     check_entry,
 )
-from brokers.security.documents import BadDocument, dump_document, load_document
+from brokers.security.documents import BadDocument, desanitised, dump_document, load_document, sanitised
+from coordination.tree import may_be_named
 
 LITERAL_ACLS: Final = "/kafka-acl"
 PREFIXED_ACLS: Final = "/kafka-acl-extended/prefixed"
 LITERAL_CHANGES: Final = "/kafka-acl-changes"
 EXTENDED_CHANGES: Final = "/kafka-acl-extended-changes"
+_ESCAPED_ACLS: Final = "/fleetlog/acls"
+_ESCAPED: Final = "ESCAPED_"
+ACL_ROOTS: Final = (
+    (LITERAL_ACLS, PatternType.LITERAL),
+    (PREFIXED_ACLS, PatternType.PREFIXED),
+    (f"{_ESCAPED_ACLS}/literal", PatternType.LITERAL),
+    (f"{_ESCAPED_ACLS}/prefixed", PatternType.PREFIXED),
+)
+"""Where patterns stand, below the names of their types."""
 CHANGE_NAME: Final = "acl_changes_"
 
 
@@ -56,7 +72,7 @@ _OPERATIONS: Final = {name: operation for operation, name in OPERATION_NAMES.ite
 _PERMISSIONS: Final = {name: permission for permission, name in PERMISSION_NAMES.items()}
 
 ACL_PARENTS: Final = (
-    *(f"{root}/{name}" for root in (LITERAL_ACLS, PREFIXED_ACLS) for name in TYPE_NAMES.values()),
+    *(f"{root}/{name}" for root, _ in ACL_ROOTS for name in TYPE_NAMES.values()),
     LITERAL_CHANGES,
     EXTENDED_CHANGES,
 )
@@ -65,8 +81,22 @@ ACL_PARENTS: Final = (
 
 def acl_path(pattern: ResourcePattern) -> str:
     """The znode with the entries of a pattern."""
-    root = PREFIXED_ACLS if pattern.pattern_type is PatternType.PREFIXED else LITERAL_ACLS
-    return f"{root}/{TYPE_NAMES[pattern.type]}/{pattern.name}"
+    if may_be_named(pattern.name):
+        root = PREFIXED_ACLS if pattern.pattern_type is PatternType.PREFIXED else LITERAL_ACLS
+        return f"{root}/{TYPE_NAMES[pattern.type]}/{pattern.name}"
+    quoted = sanitised(pattern.name) if pattern.name.strip(".") else pattern.name.replace(".", "%2E")
+    return f"{_ESCAPED_ACLS}/{pattern.pattern_type.name.lower()}/{TYPE_NAMES[pattern.type]}/{quoted}"
+
+
+def pattern_at(root: str, kind: ResourceType, shape: PatternType, child: str) -> ResourcePattern | None:
+    """The pattern of a znode below one of ``ACL_ROOTS``; None for a name that :func:`acl_path` gives to none."""
+    if not root.startswith(_ESCAPED_ACLS):
+        return ResourcePattern(kind, child, shape)
+    try:
+        pattern = ResourcePattern(kind, desanitised(child), shape)
+    except ValueError:
+        return None
+    return pattern if acl_path(pattern) == f"{root}/{TYPE_NAMES[kind]}/{child}" else None
 
 
 def encode_entries(entries: Entries) -> bytes:
@@ -138,13 +168,14 @@ def _text(value: object) -> str:
 
 def change_node(pattern: ResourcePattern) -> tuple[str, bytes]:
     """The path (to be completed by ZooKeeper's sequence number) and content that tell of a changed pattern."""
-    if pattern.pattern_type is PatternType.LITERAL:
+    escaped = "" if may_be_named(pattern.name) else _ESCAPED
+    if pattern.pattern_type is PatternType.LITERAL and not escaped:
         return f"{LITERAL_CHANGES}/{CHANGE_NAME}", f"{pattern.type.name}:{pattern.name}".encode()
     document = {
         "version": 1,
         "resourceType": pattern.type.name,
         "name": pattern.name,
-        "patternType": pattern.pattern_type.name,
+        "patternType": escaped + pattern.pattern_type.name,
     }
     return f"{EXTENDED_CHANGES}/{CHANGE_NAME}", dump_document(document)
 
@@ -163,9 +194,17 @@ def changed_pattern(path: str, data: bytes) -> ResourcePattern:
     kind_name, name = document.get("resourceType"), document.get("name")
     if not isinstance(kind_name, str) or not isinstance(name, str) or not name:
         raise BadDocument(path, "not a change of ACLs")
-    if document.get("patternType") != PatternType.PREFIXED.name:
+    shape = _CHANGED_SHAPES.get(str(document.get("patternType")))
+    if shape is None:
         raise BadDocument(path, "not a change of prefixed ACLs")
-    return ResourcePattern(_type_named(path, kind_name), name, PatternType.PREFIXED)
+    return ResourcePattern(_type_named(path, kind_name), name, shape)
+
+
+_CHANGED_SHAPES: Final = {
+    PatternType.PREFIXED.name: PatternType.PREFIXED,
+    _ESCAPED + PatternType.LITERAL.name: PatternType.LITERAL,
+    _ESCAPED + PatternType.PREFIXED.name: PatternType.PREFIXED,
+}
 
 
 def _type_named(path: str, text: str) -> ResourceType:

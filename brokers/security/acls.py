@@ -18,7 +18,6 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from brokers.security.principals import BadPrincipal, granted_principal, parse_principal
-from coordination.tree import may_be_named
 
 
 class ResourceType(IntEnum):
@@ -136,10 +135,6 @@ def check_binding(binding: AclBinding) -> None:
         raise InvalidAcl(f"The pattern type {pattern_type.name} cannot be given in an ACL.")
     if not name:
         raise InvalidAcl("The resource name is empty.")
-    if "/" in name:
-        raise InvalidAcl("A resource name must not contain '/'.")
-    if not may_be_named(name):
-        raise InvalidAcl("The resource name contains characters that ZooKeeper does not store.")
     if kind is ResourceType.CLUSTER and name != CLUSTER_NAME:
         raise InvalidAcl(f"The only valid name for a resource of type CLUSTER is {CLUSTER_NAME}.")
     check_entry(binding.entry)

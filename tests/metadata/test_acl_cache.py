@@ -96,6 +96,29 @@ async def test_what_one_broker_writes_all_follow(connect: str) -> None:
 
 
 @on_loop
+async def test_patterns_whose_names_no_znode_can_have(connect: str) -> None:
+    """Groups and transactional ids may have any name, and ``.`` begins names of topics; Kafka's tree stays readable."""
+    names = ["team/app", "job/Source: a -> Sink/0", ".", "..", "a\0b", "\U0001f600"]
+    patterns = [
+        ResourcePattern(kind, name, shape)
+        for kind, shape in ((ResourceType.GROUP, PatternType.LITERAL), (ResourceType.TOPIC, PatternType.PREFIXED))
+        for name in names
+    ]
+    async with Stores() as stores:
+        first, second = await stores.open(connect), await stores.open(connect)
+        async with caches(first, second) as (writer, follower):
+            done = await edit_acls(first, writer, {pattern: adding(entry()) for pattern in patterns})
+            assert all(isinstance(outcome, EditedEntries) for outcome in done.values()), done
+            for pattern in patterns:
+                await follows(follower, pattern, entry())
+            await edit_acls(first, writer, {patterns[0]: taking(entry())})
+            await follows(follower, patterns[0])
+            assert await first.children("/kafka-acl/Group") == []
+        async with caches(second) as (later,):
+            assert set(later.image.entries) == set(patterns[1:])
+
+
+@on_loop
 async def test_writers_of_one_pattern_lose_nothing(connect: str) -> None:
     async with Stores() as stores:
         ports = [await stores.open(connect) for _ in range(3)]

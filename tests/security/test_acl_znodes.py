@@ -19,6 +19,7 @@ from brokers.security.acl_znodes import (
     decode_entries,
     encode_entries,
     entries_to_decide_by,
+    pattern_at,
 )
 from brokers.security.acls import (
     OPERATIONS,
@@ -32,6 +33,7 @@ from brokers.security.acls import (
     ResourceType,
 )
 from brokers.security.documents import BadDocument, desanitised, sanitised
+from coordination.tree import may_be_named
 
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
 ORDERS = ResourcePattern(ResourceType.TOPIC, "orders")
@@ -58,10 +60,39 @@ def test_names_are_kafkas() -> None:
         (ResourcePattern(ResourceType.TOPIC, "*"), "/kafka-acl/Topic/*"),
         (ResourcePattern(ResourceType.GROUP, "a b", PREFIXED), "/kafka-acl-extended/prefixed/Group/a b"),
         (ResourcePattern(ResourceType.CLUSTER, "kafka-cluster"), "/kafka-acl/Cluster/kafka-cluster"),
+        (ResourcePattern(ResourceType.GROUP, "team%2Fapp"), "/kafka-acl/Group/team%2Fapp"),
+        (ResourcePattern(ResourceType.GROUP, "team/app"), "/fleetlog/acls/literal/Group/team%2Fapp"),
+        (ResourcePattern(ResourceType.TOPIC, ".", PREFIXED), "/fleetlog/acls/prefixed/Topic/%2E"),
+        (ResourcePattern(ResourceType.TOPIC, ".."), "/fleetlog/acls/literal/Topic/%2E%2E"),
+        (ResourcePattern(ResourceType.TOPIC, "..."), "/kafka-acl/Topic/..."),
+        (ResourcePattern(ResourceType.TRANSACTIONAL_ID, "a\0\U0001f600*"),
+         "/fleetlog/acls/literal/TransactionalId/a%00%F0%9F%98%80%2A"),
     ],
-)
+)  # fmt: skip
 def test_each_pattern_has_a_path(pattern: ResourcePattern, path: str) -> None:
     assert acl_path(pattern) == path
+    *root, kind, child = path.split("/")
+    assert kind == TYPE_NAMES[pattern.type]
+    assert pattern_at("/".join(root), pattern.type, pattern.pattern_type, child) == pattern
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.sampled_from([LITERAL, PREFIXED]))
+def test_any_name_has_a_znode_and_comes_back(name: str, shape: PatternType) -> None:
+    """Also what tells of its change: by an older version that is unreadable where it would ask for a path in vain."""
+    pattern = ResourcePattern(ResourceType.GROUP, name, shape)
+    *root, kind, child = acl_path(pattern).split("/")
+    assert kind == "Group"
+    assert may_be_named(child)
+    assert pattern_at("/".join(root), pattern.type, shape, child) == pattern
+    path, data = change_node(pattern)
+    assert changed_pattern(path + "1", data) == pattern
+    assert (b"ESCAPED_" in data) == (not may_be_named(name))
+
+
+@pytest.mark.parametrize("child", ["%ff", "a", "a%2fb", "%", "%41"])
+def test_znodes_that_no_name_gets(child: str) -> None:
+    """Another spelling of a name would be a second place for its entries."""
+    assert pattern_at("/fleetlog/acls/literal", ResourceType.GROUP, LITERAL, child) is None
 
 
 ENTRIES = st.frozensets(
