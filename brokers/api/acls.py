@@ -34,6 +34,7 @@ from brokers.security.acls import (
     entries_without,
 )
 from brokers.security.documents import BadDocument
+from brokers.security.hosts import why_no_client_has
 from coordination.store import StoreError, TooLarge
 from wire import api_keys, messages
 from wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
@@ -191,7 +192,10 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
 
 
 async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
-    """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too."""
+    """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too.
+
+    One whose host no client has is created, and its message says so.
+    """
     response = messages.response_class(api_keys.CREATE_ACLS)
     version = context.api_version
 
@@ -216,12 +220,25 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
         pattern: partial(_with, created=frozenset(entries)) for pattern, entries in wanted.items()
     }
     outcomes = await _edited(cache, context, edits)
+    listening = [endpoint.host for endpoint in context.services.metadata.static.listener_endpoints()]
     created = row(ErrorCode.NONE, None)
-    rows = []
+    rows, useless = [], []
     for one in asked:
         await context.yield_now()
         outcome = outcomes[one.pattern] if isinstance(one, AclBinding) else one
-        rows.append(row(*outcome) if isinstance(outcome, AclRefusal) else created)
+        if isinstance(one, AclBinding) and not isinstance(outcome, AclRefusal):
+            reason = why_no_client_has(one.entry.host, listening)
+            if reason is not None:
+                useless.append(
+                    f"the {one.entry.permission.name.capitalize()} for {one.entry.principal} from host"
+                    f" {one.entry.host!r} never counts: it {reason}"
+                )
+            rows.append(created if reason is None else row(ErrorCode.NONE, useless[-1]))
+        else:
+            assert isinstance(outcome, AclRefusal)
+            rows.append(row(*outcome))
+    if useless:
+        log.warning("of the ACLs that were made %d never count; the first of them: %s", len(useless), useless[0])
     return Done(response(version=version, results=rows))
 
 

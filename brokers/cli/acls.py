@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
-from brokers.cli.output import CliError, Output, confirm
+from brokers.cli.output import CliError, Output, confirm, warn
 from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
 from brokers.security.hosts import host_as_acls_have_it
@@ -187,6 +187,8 @@ def add_acls(target: Target, out: Output, **options: Any) -> None:
     rows = []
     for created, result in zip(creations, answer.results, strict=True):
         raise_for_code("acls", result.error_code, result.error_message)
+        if result.error_message:
+            warn(result.error_message)
         pattern = created.resource_type, created.resource_name, created.resource_pattern_type
         rows.append(_row(*pattern, created))
     out.rows(COLUMNS, rows, title="added")

@@ -11,7 +11,7 @@ from brokers.security.authorizer_settings import (
     cannot_replicate,
     without_authorizer,
 )
-from brokers.security.hosts import host_as_acls_have_it
+from brokers.security.hosts import host_as_acls_have_it, why_no_client_has
 
 ON = "authorizer.class.name=kafka.security.authorizer.AclAuthorizer\n"
 
@@ -81,3 +81,17 @@ def test_what_to_do_for_brokers_that_cannot_replicate() -> None:
 def test_addresses_are_spelled_as_java_does(address: str, spelled: str) -> None:
     assert host_as_acls_have_it(address) == spelled
     assert host_as_acls_have_it(spelled) == spelled
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("*", ""), ("10.0.0.1", ""), ("0:0:0:0:0:0:0:1", "listeners are IPv4"), ("::1", "write 0:0:0:0:0:0:0:1"),
+        ("::ffff:10.0.0.1", "write 10.0.0.1"), ("client.example.com", "no address"), ("10.0.0.1 ", "no address"),
+        ("010.0.0.1", "no address"),
+    ],
+)  # fmt: skip
+def test_hosts_that_no_client_has(host: str, reason: str) -> None:
+    told = why_no_client_has(host, ["0.0.0.0", "broker-1"])
+    assert (reason in told) if told is not None else not reason
+    assert why_no_client_has("0:0:0:0:0:0:0:1", ["0.0.0.0", "::"]) is None
