@@ -5,20 +5,28 @@ from __future__ import annotations
 import struct
 from typing import Any, Generic, TypeVar
 
-from _native.errors import MalformedMessage
+from _native.errors import LooseMessage, MalformedMessage
 
 B = TypeVar("B", bytes, memoryview)
+M = TypeVar("M")
+
+
+class ReplacedText(str):
+    """A string whose bytes were not UTF-8: U+FFFD stands for what could not be read, as in Java. No name to store."""
+
+    __slots__ = ()
 
 
 class ByteReader(Generic[B]):
     """A position in bytes, never past ``end``. What does not fit raises :meth:`error`, MalformedMessage by default."""
 
-    __slots__ = ("data", "end", "pos")
+    __slots__ = ("data", "end", "pos", "replaced")
 
     def __init__(self, data: B, pos: int = 0) -> None:
         self.data: B = data
         self.pos = pos
         self.end = len(data)
+        self.replaced = False
 
     def error(self, reason: str) -> Exception:
         """The exception for bytes that are not what they should be."""
@@ -60,6 +68,23 @@ class ByteReader(Generic[B]):
                 break
         self.pos = pos
         raise self.error(wrong)
+
+    def text(self, size: int) -> str:
+        """The next ``size`` bytes as a string; what is not UTF-8 is replaced, and remembered for :meth:`whole`."""
+        data = self.take(size)
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError:
+            self.replaced = True
+            return ReplacedText(data, "utf-8", "replace")
+
+    def whole(self, message: M) -> M:
+        """The message that was read; LooseMessage with it, if strings are not UTF-8 or bytes are left over."""
+        if self.replaced:
+            raise LooseMessage("a string is not UTF-8", message)
+        if self.pos != self.end:
+            raise LooseMessage(f"{self.end - self.pos} bytes left over", message)
+        return message
 
     def finish(self) -> None:
         """Raise unless everything was read."""

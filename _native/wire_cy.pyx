@@ -11,7 +11,8 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from _native.errors import MalformedMessage
+from _native.byte_reader import ReplacedText
+from _native.errors import LooseMessage, MalformedMessage
 from _native.wire_py import (
     MAX_ASKED,
     MAX_OBJECTS,
@@ -105,13 +106,6 @@ cdef int _read_header(Reader *r, RequestHead *head) except -1:
     return 0
 
 
-cdef object _client_id(RequestHead *head):
-    try:
-        return PyUnicode_DecodeUTF8(<char *>head.client_id, head.client_id_size, NULL)
-    except UnicodeDecodeError:
-        raise MalformedMessage("client id is not UTF-8") from None
-
-
 def parse_request_header(frame, dict flexible_from):
     cdef Py_buffer view
     cdef Reader r
@@ -122,12 +116,18 @@ def parse_request_header(frame, dict flexible_from):
         r.pos = 0
         r.end = view.len
         r.budget = MAX_OBJECTS
+        r.replaced = False
         _read_header(&r, &head)
-        client_id = _client_id(&head) if head.client_id_size else ""
+        client_id = _text(&r, head.client_id, head.client_id_size) if head.client_id_size else ""
+        if r.replaced:
+            client_id = str(client_id)
         first = flexible_from.get(head.key)
         if first is not None and 0 <= head.version >= <int>first:
             _skip_tags(&r)
-        return new(RequestHeader, (head.key, head.version, head.correlation_id, client_id, r.pos))
+        header = new(RequestHeader, (head.key, head.version, head.correlation_id, client_id, r.pos))
+        if r.replaced:
+            raise LooseMessage("client id is not UTF-8", header)
+        return header
     finally:
         PyBuffer_Release(&view)
 
@@ -158,6 +158,7 @@ def decode_produce(int version, body, int64_t budget=MAX_ASKED):
         r.pos = 0
         r.end = view.len
         r.budget = budget
+        r.replaced = False
         transactional_id = _string(&r, flexible) if version >= 3 else None
         at = _take(&r, 6)
         acks = <int16_t>_u16(at)
@@ -179,8 +180,7 @@ def decode_produce(int version, body, int64_t budget=MAX_ASKED):
                 _skip_tags(&r)
         if flexible:
             _skip_tags(&r)
-        _finish(&r)
-        return new(ProduceRequest, (transactional_id, acks, timeout_ms, parts))
+        return _whole(&r, new(ProduceRequest, (transactional_id, acks, timeout_ms, parts)))
     finally:
         PyBuffer_Release(&view)
 
@@ -229,7 +229,7 @@ cdef tuple _run_head(Reader *r, int lowest, int highest, RunKind *kind):
         topic_id = _topic_id(r)
     else:
         name = _name(r, flexible)
-    if _count(r, flexible, 5) != 1:
+    if _count(r, flexible, 5) != 1 or r.replaced:
         return None
     return transactional_id, new(ProducePart, (name, topic_id, <int32_t>_u32(_take(r, 4)), None))
 
@@ -270,6 +270,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
     try:
         if start < 0 or end > view.len:
             raise ValueError("outside of the buffer")
+        r.replaced = False
         while end - start >= 4 and (count < most or not count):
             frame = <const uint8_t *>view.buf + start + 4
             size = <int32_t>_u32(frame - 4)
@@ -376,12 +377,13 @@ def decode_fetch_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int hig
         r.pos = 0
         r.end = size
         r.budget = MAX_ASKED
+        r.replaced = False
         try:
             _read_header(&r, &head)
             if head.key != 1 or not lowest <= head.version <= highest:
                 return None
             if head.client_id_size:
-                _client_id(&head)
+                _text(&r, head.client_id, head.client_id_size)
             if head.version >= 12:
                 _skip_tags(&r)
             request = _read_fetch(&r, head.version)
@@ -401,6 +403,7 @@ def decode_fetch(int version, body, int64_t budget=MAX_ASKED):
         r.pos = 0
         r.end = view.len
         r.budget = budget
+        r.replaced = False
         return _read_fetch(&r, version)
     finally:
         PyBuffer_Release(&view)
@@ -442,14 +445,14 @@ cdef object _read_fetch(Reader *r, int version):
                 _skip_tags(r)
                 _finish(r)
             _leave_tag(r, outer)
-    _finish(r)
-    return new(
+    request = new(
         FetchRequest,
         (
             replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id,
             session_epoch, parts, forgotten, rack_id, cluster_id,
         ),
     )
+    return _whole(r, request)
 
 
 cdef list _fetch_parts(Reader *r, int version, bint flexible):
@@ -902,6 +905,7 @@ def decode_fetch_response(int version, body, int64_t budget=MAX_OBJECTS):
         r.pos = 0
         r.end = view.len
         r.budget = budget
+        r.replaced = False
         at = _take(&r, 10)
         throttle_ms = <int32_t>_u32(at)
         error = <int16_t>_u16(at + 4)

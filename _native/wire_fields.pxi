@@ -18,6 +18,7 @@ cdef struct Reader:
     Py_ssize_t pos
     Py_ssize_t end
     int64_t budget
+    bint replaced  # a string was not UTF-8
 
 
 cdef inline const uint8_t *_take(Reader *r, int64_t size) except? NULL:
@@ -53,11 +54,24 @@ cdef object _string(Reader *r, bint flexible):
         return None
     if length < 0 or length > MAX_STRING:
         raise MalformedMessage(f"a string of {length} bytes")
-    at = _take(r, length)
+    return _text(r, _take(r, length), <Py_ssize_t>length)
+
+
+cdef object _text(Reader *r, const uint8_t *at, Py_ssize_t size):
     try:
-        return PyUnicode_DecodeUTF8(<char *>at, <Py_ssize_t>length, NULL)
+        return PyUnicode_DecodeUTF8(<char *>at, size, NULL)
     except UnicodeDecodeError:
-        raise MalformedMessage("a string is not UTF-8") from None
+        r.replaced = True
+        return ReplacedText(PyUnicode_DecodeUTF8(<char *>at, size, "replace"))
+
+
+cdef object _whole(Reader *r, object message):
+    """The message; raises LooseMessage with it, if strings are not UTF-8 or bytes are left over."""
+    if r.replaced:
+        raise LooseMessage("a string is not UTF-8", message)
+    if r.pos != r.end:
+        raise LooseMessage(f"{r.end - r.pos} bytes left over", message)
+    return message
 
 
 cdef object _name(Reader *r, bint flexible):

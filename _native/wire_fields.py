@@ -49,10 +49,7 @@ class Reader(ByteReader[memoryview]):
             return None
         if length < 0 or length > _MAX_STRING:
             raise MalformedMessage(f"a string of {length} bytes")
-        try:
-            return str(self.take(length), "utf-8")
-        except UnicodeDecodeError:
-            raise MalformedMessage("a string is not UTF-8") from None
+        return self.text(length)
 
     def name(self, flexible: bool) -> str:
         """A string that must not be null."""

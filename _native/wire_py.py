@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from _native.byte_reader import put_varint
-from _native.errors import MalformedMessage
+from _native.errors import LooseMessage, MalformedMessage
 from _native.wire_fields import (
     I16,
     I32,
@@ -116,7 +116,7 @@ _FETCH_V4 = struct.Struct(">iqi")
 
 
 def parse_request_header(frame: Buffer, flexible_from: Mapping[int, int]) -> RequestHeader:
-    """The header of a frame (without its length prefix); raises MalformedMessage.
+    """The header of a frame (without its length prefix); raises MalformedMessage, or LooseMessage with the header.
 
     ``flexible_from`` is the first flexible version of each API key. The client id is never compact, also in flexible
     headers. For an unknown key or version the body's position is that of a header without tags.
@@ -127,17 +127,17 @@ def parse_request_header(frame: Buffer, flexible_from: Mapping[int, int]) -> Req
     key, version, correlation_id, length = reader.unpack(_REQUEST_HEAD)
     if length < -1:
         raise MalformedMessage(f"client id of {length} bytes")
-    try:
-        client_id = "" if length < 0 else str(reader.take(length), "utf-8")
-    except UnicodeDecodeError:
-        raise MalformedMessage("client id is not UTF-8") from None
+    client_id = str(reader.text(max(0, length)))  # no name that is stored: it may be what it became
     if 0 <= version >= flexible_from.get(key, _NO_VERSION):
         reader.skip_tags()
-    return RequestHeader(key, version, correlation_id, client_id, reader.pos)
+    header = RequestHeader(key, version, correlation_id, client_id, reader.pos)
+    if reader.replaced:
+        raise LooseMessage("client id is not UTF-8", header)
+    return header
 
 
 def decode_produce(version: int, body: Buffer, budget: int = MAX_ASKED) -> ProduceRequest:
-    """Decode a Produce of version 0 to 13; raises MalformedMessage."""
+    """Decode a Produce of version 0 to 13; raises MalformedMessage, or LooseMessage with it."""
     reader = Reader(body, budget)
     flexible = version >= _PRODUCE_FLEXIBLE
     transactional_id = reader.string(flexible) if version >= 3 else None
@@ -161,8 +161,7 @@ def decode_produce(version: int, body: Buffer, budget: int = MAX_ASKED) -> Produ
             reader.skip_tags()
     if flexible:
         reader.skip_tags()
-    reader.finish()
-    return ProduceRequest(transactional_id, acks, timeout_ms, parts)
+    return reader.whole(ProduceRequest(transactional_id, acks, timeout_ms, parts))
 
 
 def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest: int, most: int) -> ProduceRun | None:
@@ -242,7 +241,7 @@ def decode_fetch_run(data: Buffer, start: int, end: int, lowest: int, highest: i
 
 
 def decode_fetch(version: int, body: Buffer, budget: int = MAX_ASKED) -> FetchRequest:
-    """Decode a Fetch of version 4 to 18; raises MalformedMessage."""
+    """Decode a Fetch of version 4 to 18; raises MalformedMessage, or LooseMessage with it."""
     reader = Reader(body, budget)
     flexible = version >= _FETCH_FLEXIBLE
     replica_id, replica_epoch = -1, -1
@@ -263,11 +262,10 @@ def decode_fetch(version: int, body: Buffer, budget: int = MAX_ASKED) -> FetchRe
                 replica_id, replica_epoch = reader.unpack(_REPLICA)
                 reader.skip_tags()
                 reader.finish()
-    reader.finish()
-    return FetchRequest(
+    return reader.whole(FetchRequest(
         replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch,
         parts, forgotten, rack_id, cluster_id,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _fetch_parts(reader: Reader, version: int, flexible: bool) -> list[FetchPart]:

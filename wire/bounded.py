@@ -7,10 +7,10 @@ same schema (``StructField`` and friends) and builds the same message objects, b
 - a count is compared with the bytes that are left, divided by the smallest size of an element,
 - every field of every element and every tagged field is counted against one budget per message, so that no message
   holds the loop for long, however it is built,
-- lengths are checked against the end before anything is sliced, strings must be UTF-8, booleans any byte,
+- lengths are checked against the end before anything is sliced, booleans are any byte,
 - null where the schema has no null is refused, as Kafka does,
 - a tagged field must have exactly the size it claims; unknown ones are skipped and not retained,
-- bytes left over at the end are refused (but for a few that a caller expects).
+- a message with strings that are not UTF-8, or with bytes left over at its end, is a LooseMessage: brokers serve it.
 
 Known counterparts: CVE-2022-34917 and the two later count and tag bombs.
 """
@@ -149,10 +149,7 @@ def _string(name: str, compact: bool, nullable: bool) -> Codec:
             return None
         if length > 0x7FFF:
             raise MalformedRequest(f"{name} is a string of {length} bytes")
-        try:
-            return str(reader.take(length), "utf-8")
-        except UnicodeDecodeError:
-            raise MalformedRequest(f"{name} is not UTF-8") from None
+        return reader.text(length)
 
     return Codec(read, 1 if compact else 2)
 
@@ -218,6 +215,7 @@ def _tag_section(known: dict[int, tuple[str, Codec]]) -> Callable[[Reader, Any],
             name, codec = field
             inner = Reader(reader.take(size), 0, reader.budget)
             setattr(target, name, codec.read(inner))
+            reader.replaced |= inner.replaced
             if inner.pos != inner.end:
                 raise MalformedRequest(f"tagged field {name} has another size than it claims")
             reader.budget = inner.budget
@@ -290,11 +288,12 @@ def struct_codec(schema: Any, version: int, flexible: bool, data_class: Any = No
     return Codec(read, smallest, STRUCT_FIELDS + sum(codec.fields for _, codec in fields))
 
 
-def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_FIELDS, spare: int = 0) -> Any:
-    """Decode a body that must end where the message ends, or at most ``spare`` bytes later.
+def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_FIELDS) -> Any:
+    """Decode a body that must end where the message ends.
 
     Raises:
         MalformedRequest: for anything that is not such a message.
+        LooseMessage: with the message, where only its end or the encoding of a string is not right.
 
     """
     reader = Reader(body, 0, budget)
@@ -304,6 +303,4 @@ def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_FIELDS, spare
         raise
     except Exception as error:  # a schema feature that this decoder lacks must not become a way to harm the broker
         raise MalformedRequest(f"{type(error).__name__}: {error}") from error
-    if reader.end - reader.pos > spare:
-        raise MalformedRequest(f"{reader.end - reader.pos} bytes left over")
-    return message
+    return reader.whole(message)

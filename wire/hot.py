@@ -152,8 +152,7 @@ def decode_commit_batch(version: int, body: memoryview) -> CommitBatch:
         reader.take(len(packed))
         winners += _WINNER.iter_unpack(packed)
     reader.skip_tags()
-    reader.finish()
-    return CommitBatch(sink_id, producer_id, producer_epoch, query_id, batch_id, digest, winners)
+    return reader.whole(CommitBatch(sink_id, producer_id, producer_epoch, query_id, batch_id, digest, winners))
 
 
 DECODERS: dict[int, Callable[[int, memoryview], Any]] = {

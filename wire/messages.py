@@ -27,7 +27,7 @@ import wire.schemas
 from _native import wire as kernel
 from _native.wire import RequestHeader
 from wire import api_keys
-from wire.bounded import MAX_FIELDS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
+from wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
     "Encodable",
@@ -48,12 +48,6 @@ __all__ = [
     "split_response",
 ]
 
-SPARE_BYTES: Final = {3: 3, 51: 1}
-"""Bytes that librdkafka (seen in 2.16) sends too many, by API key.
-
-For Metadata of all topics it reserves four bytes for their count and fills one. AlterUserScramCredentials ends with
-two empty sections of tagged fields.
-"""
 MAX_RESPONSE_FIELDS: Final = 32_000_000
 
 
@@ -422,9 +416,10 @@ def decode_request(key: int, version: int, body: memoryview) -> Any:
 
     Raises:
         MalformedRequest: the bytes are not such a request, or decode into more than ``MAX_FIELDS`` fields.
+        LooseMessage: with the request, where strings are not UTF-8 or bytes are left over at its end.
 
     """
-    return decode_whole(_codec(key, version, False), body, MAX_FIELDS, SPARE_BYTES.get(key, 0))
+    return decode_whole(_codec(key, version, False), body)
 
 
 def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, Paced
+from brokers.api.base import Context, Done, Paced, unfit
 from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
 from brokers.security.acls import (
@@ -108,6 +108,8 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
         ),
     )
     check_binding(found)
+    if unfit(asked.principal, asked.host):
+        raise InvalidAcl("A principal or host whose bytes are not UTF-8 cannot be given in an ACL.")
     return found
 
 

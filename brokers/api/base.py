@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from _native.byte_reader import ReplacedText
 from brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
@@ -381,6 +382,8 @@ class Context:
                 raise ClientGone
 
 
-def too_long(*names: str | None) -> bool:
-    """Whether one of the names does not fit into a coordinator's records."""
-    return any(name is not None and len(name.encode()) > NAME_BYTES_MAX for name in names)
+def unfit(*names: str | None) -> bool:
+    """Whether one of the names cannot be stored: too long for a coordinator's records, or not UTF-8 when it came."""
+    return any(
+        name is not None and (type(name) is ReplacedText or len(name.encode()) > NAME_BYTES_MAX) for name in names
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
-from brokers.api.base import Context, Done
+from brokers.api.base import Context, Done, unfit
 from brokers.metadata.quota_cache import write_quotas
 from brokers.metadata.znodes import BadZnode
 from brokers.security.quota_entities import (
@@ -133,9 +133,9 @@ def _named(parts: Iterable[tuple[str, str | None]]) -> Entity:
     for name in entity:
         if name in (".", ".."):
             raise QuotaRequestRefused(ErrorCode.INVALID_REQUEST, f"{name} is a name that ZooKeeper cannot store")
-        if isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX:
+        if isinstance(name, str) and (len(name) > NAME_CHARACTERS_MAX or unfit(name)):
             raise QuotaRequestRefused(
-                ErrorCode.INVALID_REQUEST, f"a name must have {NAME_CHARACTERS_MAX} characters at most"
+                ErrorCode.INVALID_REQUEST, f"a name must be UTF-8, and have {NAME_CHARACTERS_MAX} characters at most"
             )
     return entity
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.access import CLUSTER, DELETE, DESCRIBE, GROUP, READ, bits
-from brokers.api.base import Context, Done, Outcome, Paced, too_long
+from brokers.api.base import Context, Done, Outcome, Paced, unfit
 from brokers.api.waiting import JoinedResponse, when_done
 from brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
 from brokers.groups.requests import (
@@ -62,7 +62,7 @@ def _when_all_done(pendings: list[PendingAnswer], render: Callable[[list[Any]], 
 
 def bad_group_id(group_id: str, may_be_empty: bool = False) -> bool:
     """Whether a group cannot have that name."""
-    return (not group_id and not may_be_empty) or too_long(group_id)
+    return (not group_id and not may_be_empty) or unfit(group_id)
 
 
 def error_of(answer: Any) -> ErrorCode:
@@ -145,7 +145,7 @@ def _join_refusal(request: requests.JoinGroupRequest, context: Context) -> Error
     if bad_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
     names = [request.protocol_type, request.group_instance_id, context.client_id, request.member_id]
-    if too_long(*names, *(p.name for p in request.protocols)) or request.group_instance_id == "":
+    if unfit(*names, *(p.name for p in request.protocols)) or request.group_instance_id == "":
         return ErrorCode.INVALID_REQUEST
     return ErrorCode.NONE
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done
+from brokers.api.base import Context, Done, unfit
 from brokers.metadata.users import read_users, write_users
 from brokers.metadata.znodes import BadZnode
 from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
@@ -87,7 +87,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
             results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
             continue
         if not _fits(user):
-            message = f"Username must have {NAME_CHARACTERS_MAX} characters at most"
+            message = f"Username must be UTF-8, and have {NAME_CHARACTERS_MAX} characters at most"
             results[user] = AlteredUser(ErrorCode.UNACCEPTABLE_CREDENTIAL, message, None)
             continue
         try:
@@ -109,4 +109,4 @@ def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
 
 
 def _fits(user: str) -> bool:
-    return len(user) <= NAME_CHARACTERS_MAX
+    return len(user) <= NAME_CHARACTERS_MAX and not unfit(user)

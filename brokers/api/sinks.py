@@ -7,7 +7,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.access import ALTER, CLUSTER, DESCRIBE, TOPIC, TRANSACTIONAL_ID, WRITE
-from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, too_long
+from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
 from brokers.api.waiting import when_done
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from txn import sinks
@@ -87,7 +87,7 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
 
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
         return Done(render(BeginAnswer(refusal)))
-    if too_long(sink_id):
+    if unfit(sink_id):
         return Done(render(BeginAnswer(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
@@ -120,7 +120,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
 
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, request.sink_id)) is not ErrorCode.NONE:
         return Done(render(EnlistAnswer(refusal)))
-    if too_long(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
+    if unfit(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
         return Done(render(EnlistAnswer(ErrorCode.INVALID_REQUEST)))
     delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
     _coordinator(context).enlisting.enlist(
@@ -148,7 +148,7 @@ def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     )
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
         return Done(render(CommitAnswer(refusal)))
-    if too_long(sink_id) or asked.batch_id < 0:
+    if unfit(sink_id, asked.query_id, asked.digest) or asked.batch_id < 0:
         return Done(render(CommitAnswer(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
@@ -163,11 +163,12 @@ def _sink_command(
     sink_id: str,
     command: Callable[[TransactionShard, Now], Result],
     *,
+    names: tuple[str | None, ...] = (),
     fence: bool = False,
     operator: bool = False,
 ) -> Outcome:
-    """A command whose answer is an error, and perhaps the fence; ``operator``: the client must be allowed to ALTER the
-    cluster, too."""
+    """A command whose answer is an error, and perhaps the fence; ``names`` are those that it stores; ``operator``: the
+    client must be allowed to ALTER the cluster, too."""
 
     def render(answer: Any) -> Any:
         found = answer if isinstance(answer, SinkAnswer) else SinkAnswer(answer.error)
@@ -179,7 +180,7 @@ def _sink_command(
         refusal = context.refusal(ALTER, CLUSTER)
     if refusal is not ErrorCode.NONE:
         return Done(render(SinkAnswer(refusal)))
-    if too_long(sink_id):
+    if unfit(sink_id, *names):
         return Done(render(SinkAnswer(ErrorCode.INVALID_REQUEST)))
     pending = _coordinator(context).submit(sink_id, lambda shard, now, _ticket: command(shard, now))
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
@@ -210,6 +211,7 @@ def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
         m.ResetSinkResponse,
         sink_id,
         lambda shard, now: sinks.reset_sink_fence(shard, sink_id, expected, fence, now),
+        names=(request.query_id,),
         fence=True,
         operator=True,
     )

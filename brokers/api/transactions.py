@@ -21,7 +21,7 @@ from brokers.api.access import (
     TRANSACTIONAL_ID,
     WRITE,
 )
-from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, too_long
+from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, unfit
 from brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
 from brokers.api.transaction_lists import (
     handle_describe_producers,
@@ -120,7 +120,7 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     expected = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
     if version >= 3:
         expected = (request.producer_id, request.producer_epoch)
-    if (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH) or too_long(transactional_id):
+    if (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH) or unfit(transactional_id):
         return Done(render(InitAnswer(ErrorCode.INVALID_REQUEST)))
     named = None if expected[0] == NO_PRODUCER_ID else expected
     timeout_ms = request.transaction_timeout_ms
@@ -172,7 +172,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
 
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(dict.fromkeys(asked, refusal)))
-    if too_long(transactional_id):
+    if unfit(transactional_id):
         return Done(render(dict.fromkeys(asked, ErrorCode.INVALID_REQUEST)))
     denied = context.denied(WRITE, TOPIC, (tp.topic for tp in asked))
     metadata = context.services.metadata
@@ -253,7 +253,7 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
 
     for index, asked in enumerate(questions):
         yield
-        if too_long(asked.transactional_id):
+        if unfit(asked.transactional_id):
             take(index, CommandFailed(ErrorCode.INVALID_REQUEST))
             continue
         pending = context.services.transactions.submit(asked.transactional_id, command_for(asked))
@@ -287,7 +287,7 @@ def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context)
 
     if (refusal := _not_committer(request, context)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(refusal)))
-    if too_long(request.transactional_id, request.group_id):
+    if unfit(request.transactional_id, request.group_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
     partition = TopicPartition(GROUP_METADATA_TOPIC, context.services.groups.partition_for(request.group_id))
     pending = _submit_add(context, request.transactional_id, request.producer_id, request.producer_epoch, [partition])
@@ -321,7 +321,7 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
 
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(refusal)))
-    if too_long(transactional_id):
+    if unfit(transactional_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
@@ -445,7 +445,7 @@ def handle_txn_offset_commit(
             answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
         return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
 
-    if too_long(request.group_id, request.transactional_id):
+    if unfit(request.group_id, request.transactional_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
     if not commit.offsets:
         return Done(render({}))

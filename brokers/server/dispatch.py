@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from _native.errors import LooseMessage
 from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
 from brokers.api.handlers import BATCHING, HANDLERS
 from brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
@@ -45,6 +46,8 @@ SMALLEST_RUN = SIZE_BYTES + 10
 """A frame's size and the shortest header."""
 LONG_REQUEST = 64 * 1024
 """Above it a request is executed in the turn after the one in which it was decoded; those with records are not."""
+LOOSE_MAX = 1_000
+"""Client software whose requests are not quite right is named in the log up to so many."""
 ADMIN_WEIGHT = 8
 """A small admin body decodes into objects several times its size: what it is counted as while it is in flight."""
 
@@ -94,6 +97,7 @@ class Dispatcher:
         self._pacing = Pacing(services.loop, now)
         self._unpacking = services.unpacking
         self._unpacking.count_on(services.loop.call_soon)
+        self._loose: set[str] = set()
         self._routes = {key: self._route(api, handlers) for key, api in APIS.items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
@@ -127,6 +131,8 @@ class Dispatcher:
         started = time.perf_counter()
         try:
             header = messages.parse_request_header(frame)
+        except LooseMessage as loose:
+            header = self._served(connection, "request", loose)
         except messages.MalformedRequest as error:
             self._close(connection, "header", f"malformed header: {error}")
             return
@@ -143,6 +149,8 @@ class Dispatcher:
             return
         try:
             request = route.decode(version, frame[header.body :])
+        except LooseMessage as loose:
+            request = self._served(connection, f"{api.name} version {version}", loose)
         except messages.MalformedRequest as error:
             self._close(connection, "body", f"malformed {api.name} version {version}: {error}")
             return
@@ -405,6 +413,17 @@ class Dispatcher:
         body = messages.ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known])
         payload = messages.encode_response(body, api_keys.API_VERSIONS, 0)
         slot.answer(hot.framed(messages.encode_response_header(api_keys.API_VERSIONS, 0, correlation_id), [payload]))
+
+    def _served(self, connection: Connection, what: str, loose: LooseMessage) -> Any:
+        """What such bytes say; logged once for each client software."""
+        software = " ".join(connection.software)
+        if software not in self._loose and len(self._loose) < LOOSE_MAX:
+            self._loose.add(software)
+            self._quiet.warning(
+                "%s: %s of client software %s: %s; it is served, as are others of that software",
+                connection.peer.peer_host, what, software, loose,
+            )  # fmt: skip
+        return loose.message
 
     def _close(self, connection: Connection, reason: str, text: str) -> None:
         self._services.metrics.refused.labels(reason).inc()

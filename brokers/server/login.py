@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from _native.errors import LooseMessage
 from brokers.security.listener_logins import ListenerLogins
 from brokers.security.mechanism_names import SCRAM_MECHANISMS
 from brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
@@ -238,7 +239,7 @@ class LoginGate:
                 self._answer_raw(connection, login, slot, raw)
             return False
         try:
-            header = messages.parse_request_header(frame)
+            header = _served(messages.parse_request_header, frame)
         except messages.MalformedRequest as error:
             return self._close(connection, login, "login", f"malformed header before a login: {error}")
         key, version = header.api_key, header.api_version
@@ -274,7 +275,7 @@ class LoginGate:
         self, sasl: SaslLogin, version: int, body: memoryview, answered: Callable[[AuthenticateAnswer], None]
     ) -> None:
         """``answered`` gets the answer, now or, where a token must be waited for, later. Raises MalformedRequest."""
-        request, clock = messages.decode_request(SASL_AUTHENTICATE, version, body), self._services.clock
+        request, clock = _served(messages.decode_request, SASL_AUTHENTICATE, version, body), self._services.clock
         answer = sasl.authenticate(bytes(request.auth_bytes), clock.mono_ms(), clock.wall_ms())
         if not isinstance(answer, Deferred):
             answered(answer)
@@ -362,8 +363,16 @@ class LoginGate:
         return False
 
 
+def _served(decode: Callable[..., Any], *arguments: Any) -> Any:
+    """What is decoded, of bytes that are not quite right, too."""
+    try:
+        return decode(*arguments)
+    except LooseMessage as loose:
+        return loose.message
+
+
 def _handshake(sasl: SaslLogin, version: int, body: memoryview) -> tuple[Any, Then, str]:
-    request = messages.decode_request(SASL_HANDSHAKE, version, body)
+    request = _served(messages.decode_request, SASL_HANDSHAKE, version, body)
     answer = sasl.handshake(version, request.mechanism)
     response = messages.response_class(SASL_HANDSHAKE)(
         version=version, error_code=int(answer.error), mechanisms=list(answer.mechanisms)

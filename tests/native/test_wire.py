@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import _native.wire_cy as cython_twin
 import _native.wire_py as pure_twin
 import wire.messages as m
-from _native.byte_reader import put_varint
-from _native.errors import MalformedMessage
+from _native.byte_reader import ReplacedText, put_varint
+from _native.errors import LooseMessage, MalformedMessage
 from _native.wire_py import (
     MAX_ASKED,
     NO_HIGH_WATERMARK,
@@ -41,6 +41,8 @@ def both(name: str, *arguments: Any, **options: Any) -> tuple[str, Any]:
     for twin in (pure_twin, cython_twin):
         try:
             outcomes.append(("ok", getattr(twin, name)(*arguments, **options)))
+        except LooseMessage as error:
+            outcomes.append(("loose", (str(error), error.message)))
         except MalformedMessage as error:
             outcomes.append(("malformed", str(error)))
     assert outcomes[0] == outcomes[1]
@@ -99,6 +101,36 @@ def test_every_cut_is_refused_alike(key: int, version: int) -> None:
     for cut in range(len(body)):
         verdict, _ = both(DECODERS[key], version, body[:cut])
         assert verdict == "malformed"
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_what_is_loose_is_read_alike(key: int, version: int) -> None:
+    """Strings that are not UTF-8 are replaced as Java does it; bytes behind the last field are told."""
+    for seed in range(40):
+        body = bytes(request(key, version, random.Random(seed)).encode(version=version))
+        _, message = both(DECODERS[key], version, body)
+        assert both(DECODERS[key], version, body + b"more") == ("loose", ("4 bytes left over", message))
+        latin = body.replace("ä".encode(), b"\xe4-").replace("本".encode(), b"\xe6\x9cx")
+        verdict, found = both(DECODERS[key], version, latin)
+        assert verdict == ("ok" if latin == body else "loose")
+        if verdict == "loose":
+            assert found[0] == "a string is not UTF-8"
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_a_transactional_id_that_is_not_utf_8_makes_no_run(version: int) -> None:
+    frame = a_produce(version, b"r", transactional_id="ä日本").replace("ä日本".encode(), b"\xe4-\xe6\x97\xa5\xe6\x9cx")
+    assert both("decode_produce_run", frame, 0, len(frame), 3, 13, 8) == ("ok", None)
+    header = pure_twin.parse_request_header(frame[4:], {PRODUCE: 9})
+    verdict, (_, found) = both("decode_produce", version, frame[4 + header.body :])
+    assert (verdict, found.transactional_id) == ("loose", "\ufffd-日\ufffdx")
+    assert type(found.transactional_id) is ReplacedText
+
+
+def test_a_client_id_that_is_not_utf_8_is_read_alike() -> None:
+    frame = struct.pack(">hhih", METADATA, 1, 7, 4) + b"J\xf6rg"
+    verdict, (_, header) = both("parse_request_header", frame, {})
+    assert (verdict, header.client_id, type(header.client_id), header.body) == ("loose", "J\ufffdrg", str, 14)
 
 
 @pytest.mark.parametrize(("key", "version"), VERSIONS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import struct
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import wire.messages as m
 from brokers.api.base import CLOSE, DelayedResponse, Done
 from tests.support.harness import RunningServer
+from tests.support.samples import ALL_VERSIONS, request
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -214,6 +217,30 @@ def test_what_cannot_be_served_closes_the_connection_with_a_reason(
         assert server.refused(reason) == 1
         assert other.ask(heartbeat(), 4).error_code == 0
     assert any("the connection is closed" in record.message for record in caplog.records)
+
+
+def test_every_api_serves_requests_with_bytes_behind_them_and_strings_that_are_not_utf_8(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """librdkafka 0.11.5 to 1.3.0 sends ApiVersions v0 with four bytes more; C clients have names in Latin-1."""
+
+    def handler(request: Any, context: Any) -> Done:
+        return Done(m.response_class(context.api_key)(version=context.api_version))
+
+    handlers = dict.fromkeys(APIS, handler) | {PRODUCE: lambda *_: Done(None)}
+    with RunningServer(handlers) as server:
+        client = server.client()
+        for _ in range(2):
+            for key, version in ALL_VERSIONS:
+                body = bytes(request(key, version, random.Random(1)).encode(version=version)) + b"more"
+                head = struct.pack(">hhih", key, version, 1, 4) + b"J\xf6rg" + b"\0" * m.is_flexible(key, version)
+                client.raw(struct.pack(">i", len(head + body)) + head + body)
+                if key != PRODUCE:
+                    assert client.frame(), (key, version)
+            lines = [record.message for record in caplog.records if "it is served" in record.message]
+            assert len(lines) == 1, "once for each client software"
+            assert "client id is not UTF-8" in lines[0]
+        assert client.ask(heartbeat(), 4).error_code == 0
 
 
 def test_an_old_produce_is_answered_unsupported_version() -> None:
