@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import re2
 
 USER: Final = "User"
 SUBJECT_BYTES_MAX: Final = 4096
@@ -203,7 +205,7 @@ def _escaped(value: str) -> str:
 
 
 class _Rule(NamedTuple):
-    pattern: re.Pattern[str]
+    pattern: Any
     replacement: tuple[str | int, ...]
     """Texts, and the numbers of groups to insert."""
     case: str
@@ -213,8 +215,8 @@ class PrincipalMapper:
     """``ssl.principal.mapping.rules``: the first rule whose pattern matches the whole name gives the principal's name.
 
     Rules are separated by commas: ``DEFAULT`` (the name itself) or ``RULE:pattern/replacement/[L|U]`` with ``$1`` for
-    the first group. Slashes inside are written ``\\/``. Patterns are Python's; quantifiers nested in each other are
-    refused, because a certificate's subject could make them take for ever. Raises BadPrincipal for bad rules.
+    the first group. Slashes inside are written ``\\/``. Patterns are RE2's, whose work is proportional to the subject:
+    it is the client's, and with Java's or Python's a long one could take hours. Raises BadPrincipal for bad rules.
     """
 
     def __init__(self, rules: str = "DEFAULT") -> None:
@@ -276,11 +278,13 @@ def _until_slash(text: str, at: int) -> tuple[str, int]:
 
 
 def _rule(pattern: str, replacement: str, case: str) -> _Rule:
-    _refuse_nested_quantifiers(pattern)
+    options = re2.Options()
+    options.log_errors = False
     try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError) as problem:
-        raise BadPrincipal(f"the pattern {pattern!r} is wrong: {problem}") from problem
+        compiled = re2.compile(pattern, options)
+    except re2.error as problem:
+        reason = problem.args[0].decode(errors="replace")
+        raise BadPrincipal(f"the pattern {pattern!r} is none of RE2's: {reason}") from problem
     return _Rule(compiled, _replacement_parts(replacement, compiled.groups), case)
 
 
@@ -306,26 +310,3 @@ def _replacement_parts(text: str, groups: int) -> tuple[str | int, ...]:
         parts.append(int(number) if int(number) <= groups else f"${number}")
         at += 1 + len(number)
     return tuple(parts)
-
-
-def _refuse_nested_quantifiers(pattern: str) -> None:
-    """Raises BadPrincipal where a repeated group repeats something itself: matching could take exponential time."""
-    repeats_inside = [False]
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 1
-        elif char == "[":
-            close = pattern.find("]", at + 2)
-            at = close if close > 0 else len(pattern)
-        elif char == "(":
-            repeats_inside.append(False)
-        elif char == ")" and len(repeats_inside) > 1:
-            inside = repeats_inside.pop()
-            if inside and re.compile(r"[*+{]").match(pattern, at + 1):
-                raise BadPrincipal(f"the pattern {pattern!r} repeats a group that repeats something itself")
-            repeats_inside[-1] = repeats_inside[-1] or inside
-        elif char in "*+{":
-            repeats_inside[-1] = True
-        at += 1
