@@ -348,6 +348,32 @@ class Context:
         """Those names on which the client may not do the operation; ``logged`` unless they only filter an answer."""
         return self.services.access.denied(self, operation, resource, names, logged)
 
+    def denied_in_turns(
+        self, operation: AclOperation, resource: ResourceType, names: Iterable[str], *, logged: bool = True
+    ) -> Generator[None, None, frozenset[str]]:
+        """The same as :meth:`denied` for any number of names. Paced work: each question takes some microseconds."""
+        if self.services.access.authorizer is None:
+            return frozenset()
+        denied: list[str] = []
+        for name in dict.fromkeys(names):
+            yield
+            if not self.allows(operation, resource, name, logged=logged):
+                denied.append(name)
+        return frozenset(denied)
+
+    async def denied_meanwhile(
+        self, operation: AclOperation, resource: ResourceType, names: Iterable[str]
+    ) -> frozenset[str]:
+        """The same in a coroutine."""
+        work = self.denied_in_turns(operation, resource, names)
+        while True:
+            try:
+                next(work)
+            except StopIteration as ended:
+                denied: frozenset[str] = ended.value
+                return denied
+            await self.yield_now()
+
     def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> tuple[AclOperation, ...]:
         """The operations that the client may do on that resource (KIP-430)."""
         return self.services.access.operations(self, resource, name)

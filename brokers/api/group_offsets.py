@@ -65,7 +65,7 @@ def split_partitions(
     A version without ``leader_epochs`` has none to be kept.
     """
     metadata = context.services.metadata
-    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
     for topic in request.topics:
@@ -181,17 +181,19 @@ def _fetch_one(
         partitions = yield from named_once((topic.name, topic.partition_indexes) for topic in topics)
     if bad_group_id(group_id, may_be_empty=True):
         return GroupOffsets(ErrorCode.INVALID_GROUP_ID)
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.name for topic in topics or ()))
     error, shard = context.services.groups.shard_for(group_id)
     if shard is None:
         return GroupOffsets(error)
     if partitions is None:
         found = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
         every = tuple(one for one in found if one.committed is not None or one.error is not ErrorCode.NONE)
-        denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
+        denied = yield from context.denied_in_turns(
+            DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False
+        )
         if denied:
             every = tuple(offset for offset in every if offset.partition.topic not in denied)
         return GroupOffsets(ErrorCode.NONE, every)
-    denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
     allowed = tuple(p for p in partitions if p.topic not in denied) if denied else partitions
     found = yield from _told(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
     hidden = (p for p in partitions if p.topic in denied)
@@ -259,7 +261,7 @@ def _fetched_topics(
 def handle_offset_delete(request: admin_requests.OffsetDeleteRequest, context: Context) -> Paced:
     """OffsetDelete."""
     version = context.api_version
-    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
     refused: Errors = {}
     known: list[TopicPartition] = []
     for topic in request.topics:

@@ -348,7 +348,7 @@ def handle_delete_groups(request: admin_requests.DeleteGroupsRequest, context: C
     """DeleteGroups: each group on its own."""
     version = context.api_version
     every: list[str] = list(dict.fromkeys(request.groups_names))
-    denied = context.denied(DELETE, GROUP, every)
+    denied = yield from context.denied_in_turns(DELETE, GROUP, every)
     names = [name for name in every if name not in denied]
     pendings = []
     for name in names:

@@ -7,7 +7,7 @@ that is allowed; the answer waits a moment for it, which saves the client a roun
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from brokers.api.access import (
@@ -21,7 +21,7 @@ from brokers.api.access import (
     TRANSACTIONAL_ID,
     mask,
 )
-from brokers.api.base import Context, Done, Paced
+from brokers.api.base import Context, Done, Outcome, Paced, through
 from brokers.api.metadata_body import TopicRows, body, error_row, leader_of
 from brokers.controller.requests import check_name
 from brokers.metadata.cache import MetadataCache
@@ -49,27 +49,31 @@ GROUP_KEY, TRANSACTION_KEY = 0, 1
 
 _ROWS = TopicRows()
 """Kept for the process: rows belong to the very objects of one metadata image, so brokers in one process can't mix."""
+_Answer = Outcome | Coroutine[Any, Any, Paced]
 
 
 # ---------------------------------------------------------------- Metadata
 
 
-def handle_metadata(request: MetadataRequest, context: Context) -> Done | Coroutine[Any, Any, Paced] | Paced:
+def handle_metadata(request: MetadataRequest, context: Context) -> _Answer | Generator[None, None, _Answer]:
     """Metadata v0-v13. A topic that is named more than once is answered once, as in Kafka."""
     metadata = context.services.metadata
     assert metadata.ready, "the server listens only once the metadata cache is ready"
+    work = _metadata(request, context)
+    return work if len(request.topics or metadata.topics) > FEW_TOPICS else through(work)
+
+
+def _metadata(request: MetadataRequest, context: Context) -> Generator[None, None, _Answer]:
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        denied = context.denied(DESCRIBE, TOPIC, metadata.topics, logged=False)
-        topics = [metadata.topics[name] for name in sorted(metadata.topics) if name not in denied]
-        if len(topics) <= FEW_TOPICS:
-            return _answer([_row(topic, request, context) for topic in topics], request, context)
-        return _answer_paced((_row(topic, request, context) for topic in topics), request, context)
-    errors = dict.fromkeys(
-        context.denied(DESCRIBE, TOPIC, _asked_names(request, context)), ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    )
+        topics = context.services.metadata.topics
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
+        shown = [topics[name] for name in sorted(topics) if name not in denied]
+        return (yield from _answer_paced((_row(topic, request, context) for topic in shown), request, context))
+    refused = yield from context.denied_in_turns(DESCRIBE, TOPIC, _asked_names(request, context))
+    errors = dict.fromkeys(refused, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     missing = [name for name in _to_create(request, context) if name not in errors]
     if missing and not context.allows(CREATE, CLUSTER, logged=False):
-        denied = context.denied(CREATE, TOPIC, missing)
+        denied = yield from context.denied_in_turns(CREATE, TOPIC, missing)
         errors |= dict.fromkeys(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         missing = [name for name in missing if name not in denied]
     if missing:
@@ -81,9 +85,7 @@ def handle_metadata(request: MetadataRequest, context: Context) -> Done | Corout
             context.connection.id, len(missing), config.auto_create_topics_max_per_second, services.clock.mono_ms()
         )
         return _create_and_answer(missing[:allowed], missing[allowed:], errors, request, context)
-    if len(request.topics) <= FEW_TOPICS:
-        return _answer(list(_asked_rows(request, context, errors)), request, context)
-    return _answer_paced(_asked_rows(request, context, errors), request, context)
+    return (yield from _answer_paced(_asked_rows(request, context, errors), request, context))
 
 
 def _asked_names(request: MetadataRequest, context: Context) -> Iterator[str]:
@@ -206,7 +208,7 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Cont
     topic = {GROUP_KEY: GROUP_METADATA_TOPIC, TRANSACTION_KEY: TRANSACTION_STATE_TOPIC}.get(kind)
     services = context.services
     resource = GROUP if kind == GROUP_KEY else TRANSACTIONAL_ID
-    denied = context.denied(DESCRIBE, resource, keys) if topic is not None else frozenset()
+    denied = frozenset() if topic is None else await context.denied_meanwhile(DESCRIBE, resource, keys)
     if topic is not None and topic not in services.metadata.topics and not denied.issuperset(keys):
         await services.controller.auto_create([topic], CREATION_WAIT_MS)
         await _led([topic], services.metadata)
@@ -276,7 +278,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
     cursor = request.cursor
     rows, next_cursor = [], None
     names = _page_names(request, metadata)
-    denied = context.denied(DESCRIBE, TOPIC, names, logged=bool(request.topics))
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, names, logged=bool(request.topics))
     for name in names if request.topics else (one for one in names if one not in denied):
         yield
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0

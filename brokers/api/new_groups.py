@@ -8,30 +8,31 @@ of Java fail at once either way.
 from __future__ import annotations
 
 from brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
-from brokers.api.base import Context, Done
+from brokers.api.base import Context, Done, Paced
 from wire import api_keys, messages
 from wire.errors import ErrorCode
 from wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
 
 
-def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Done:
+def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
     """ConsumerGroupHeartbeat v0-v1: refused."""
     message = "group.protocol=consumer is not served; use classic."
     return _refusal(api_keys.CONSUMER_GROUP_HEARTBEAT, message, request, context)
 
 
-def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Done:
+def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Paced:
     """ShareGroupHeartbeat v1: refused."""
     return _refusal(api_keys.SHARE_GROUP_HEARTBEAT, "Share groups are not served.", request, context)
 
 
 def _refusal(
     key: int, message: str, request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequest, context: Context
-) -> Done:
+) -> Paced:
     response = messages.response_class(key)
     code = context.refusal(READ, GROUP, request.group_id)
-    if code is ErrorCode.NONE and context.denied(DESCRIBE, TOPIC, request.subscribed_topic_names or ()):
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if code is ErrorCode.NONE:
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, request.subscribed_topic_names or ())
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else code
     if code is ErrorCode.NONE:
         code, text = ErrorCode.UNSUPPORTED_VERSION, message
     else:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
-from brokers.api.base import Context, Done, Outcome, Paced
+from brokers.api.base import Context, Done, Paced
 from brokers.api.unpacking import Unpacking
 from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
@@ -53,15 +53,17 @@ class Found(NamedTuple):
     leader_epoch: int = -1
 
 
-def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Outcome | Paced:
+def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Paced:
     """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one.
 
     A leader without its lease asks its followers first: an answer from memory could be older than a successor's.
     """
-    listing = _Listing(request, context)
-    unconfirmed = listing.unconfirmed()
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.name for topic in request.topics))
+    twice = yield from _named_twice(request)
+    listing = _Listing(request, context, denied, twice)
+    unconfirmed = yield from listing.unconfirmed()
     if not unconfirmed:
-        return listing.paced()
+        return (yield from listing.paced())
     return listing.delay(unconfirmed).outcome()
 
 
@@ -81,16 +83,18 @@ class _View(NamedTuple):
 class _Listing:
     """One ListOffsets, possibly waiting for followers to confirm that this broker leads."""
 
-    def __init__(self, request: ListOffsetsRequest, context: Context) -> None:
+    def __init__(
+        self, request: ListOffsetsRequest, context: Context, denied: frozenset[str], twice: set[TopicPartition]
+    ) -> None:
         self._request = request
         self._context = context
         self._refused: dict[TopicPartition, ErrorCode] = {}
         self._confirmed: dict[TopicPartition, _View] = {}
-        self._twice = _named_twice(request)
-        self._denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in request.topics))
+        self._twice = twice
+        self._denied = denied
 
-    def unconfirmed(self) -> dict[TopicPartition, Partition]:
-        """The partitions led here, as far as this broker knows."""
+    def unconfirmed(self) -> Generator[None, None, dict[TopicPartition, Partition]]:
+        """The partitions led here, as far as this broker knows, whose lease does not answer for them. Paced work."""
         found: dict[TopicPartition, Partition] = {}
         replicas = self._context.services.replicas
         if self._request.replica_id != CONSUMER:
@@ -99,6 +103,7 @@ class _Listing:
             if topic.name in self._denied:
                 continue
             for part in topic.partitions:
+                yield
                 tp = TopicPartition(topic.name, part.partition_index)
                 partition, _ = replicas.leader(tp, part.current_leader_epoch)
                 if partition is not None and tp not in self._twice and not partition.lease_valid():
@@ -189,11 +194,12 @@ class _Listing:
         return replicas.leader(tp, current_leader_epoch)
 
 
-def _named_twice(request: ListOffsetsRequest) -> set[TopicPartition]:
+def _named_twice(request: ListOffsetsRequest) -> Generator[None, None, set[TopicPartition]]:
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
     for topic in request.topics:
         for part in topic.partitions:
+            yield
             tp = TopicPartition(topic.name, part.partition_index)
             (twice if tp in seen else seen).add(tp)
     return twice
@@ -251,7 +257,7 @@ def handle_delete_records(
     """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
     response = DeleteRecordsResponse(version=context.api_version, topics=[])
     moved: list[tuple[Any, Partition]] = []
-    denied = context.denied(DELETE, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(DELETE, TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         result = DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=[])
         for part in topic.partitions:
@@ -343,7 +349,7 @@ def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context
     if context.allows(CLUSTER_ACTION, CLUSTER, logged=False):
         context.exempted = not consumer and request.replica_id >= 0
     else:
-        denied = context.denied(DESCRIBE, TOPIC, (topic.topic for topic in request.topics))
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.topic for topic in request.topics))
     topics = []
     for topic in request.topics:
         answers = []

@@ -45,7 +45,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     controller = context.services.controller
     denied: frozenset[str] = frozenset()
     if not (context.allows(CREATE, CLUSTER, logged=False) or context.acts_as_broker()):
-        denied = context.denied(CREATE, TOPIC, (topic.name for topic in request.topics))
+        denied = await context.denied_meanwhile(CREATE, TOPIC, (topic.name for topic in request.topics))
     denied |= _kept_for_brokers(request, context)
     allowed = [topic for topic in request.topics if topic.name not in denied]
     asked = new_partitions(len(topic.assignments) or topic.num_partitions for topic in allowed)
@@ -224,7 +224,7 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
     new = []
     charge = MutationCharge(context, free=request.validate_only, strict_from=PARTITIONS_STRICT)
-    denied = context.denied(ALTER, TOPIC, (topic.name for topic in request.topics))
+    denied = await context.denied_meanwhile(ALTER, TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         await context.yield_now()
         if topic.name in denied:

@@ -25,7 +25,7 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
     version = context.api_version
     kind = m.DescribeProducersResponse.TopicResponse
     asked = dict.fromkeys((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
-    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
     rows: dict[str, list[Any]] = {topic.name: [] for topic in request.topics}
     for name, index in asked:
         yield

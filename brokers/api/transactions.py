@@ -174,7 +174,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
         return Done(render(dict.fromkeys(asked, refusal)))
     if unfit(transactional_id):
         return Done(render(dict.fromkeys(asked, ErrorCode.INVALID_REQUEST)))
-    denied = context.denied(WRITE, TOPIC, (tp.topic for tp in asked))
+    denied = yield from context.denied_in_turns(WRITE, TOPIC, (tp.topic for tp in asked))
     metadata = context.services.metadata
     errors: dict[TopicPartition, ErrorCode] = {}
     for tp in asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from brokers.api.access import (
     Need,
 )
 from brokers.api.base import Context
+from brokers.api.handlers import HANDLERS
 from brokers.api.new_topics import NewTopics
 from brokers.controller.requests import TopicOutcome
 from brokers.groups.records import CommittedOffset
@@ -36,6 +38,7 @@ from brokers.groups.requests import OffsetCommitRequest
 from brokers.model import TopicInfo, TopicPartition
 from brokers.security.acl_rules import Question
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from tests.server import work
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.filled import SECRET, codes, filled
 from tests.support.one_znode import OneZnode
@@ -64,6 +67,7 @@ class Rules:
     def __init__(self, *allowed: Need | tuple[AclOperation, ResourceType]) -> None:
         self.allowed = set(allowed)
         self.asked: set[Need] = set()
+        self.questions = 0
         self.verdicts: dict[Question, bool] = {}
 
     def allows(self, client: Any, operation: AclOperation, resource: ResourceType, name: str) -> bool:
@@ -73,6 +77,7 @@ class Rules:
 
     def allows_any(self, client: Any, operation: AclOperation, resource: ResourceType) -> bool:
         self.asked.add(Need(operation, resource))
+        self.questions += 1
         return (operation, resource) in self.allowed
 
 
@@ -234,6 +239,56 @@ def test_a_list_has_what_the_client_may_describe(tmp_path: Path, key: int) -> No
         broker.rules.allowed = set()
         found = await answer(broker, key, version, request_of(broker, key, version, sink_ids=None))
         assert not any(rows_of(found))
+        await broker.stop()
+
+    play(scenario)
+
+
+NAMES, AT_ONCE = 300, 40
+ON_NOTHING = Need(AclOperation.DELETE, TOPIC)
+"""What would go on to a controller that is none."""
+
+
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("key", NEEDS)
+def test_rights_on_many_names_are_asked_in_slices(tmp_path: Path, key: int, some: bool) -> None:
+    """A question takes some microseconds, and a request may have twenty thousand names."""
+    version = APIS[key].max_version
+    body = memoryview(work._body(key, version, work.Shape(False, "unknown"), NAMES))
+    decode = hot.DECODERS.get(key)
+    request = decode(version, body) if decode else m.decode_request(key, version, body)
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        rules = broker.rules
+        rules.allowed = {need for need in NEEDS[key] if some and need.resource is not CLUSTER and need != ON_NOTHING}
+        most = 0
+
+        async def turn() -> None:
+            nonlocal most
+            most = max(most, rules.questions)
+            rules.questions = 0
+            await asyncio.sleep(0)
+
+        async def turns() -> None:
+            while True:
+                await turn()
+
+        rules.questions = 0
+        ticking = asyncio.create_task(turns())
+        outcome = HANDLERS[key](request, broker.context(key, version))
+        while inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
+            if inspect.iscoroutine(outcome):
+                outcome = await outcome
+                continue
+            try:
+                next(outcome)
+            except StopIteration as ended:
+                outcome = ended.value
+            await turn()
+        await turn()
+        ticking.cancel()
+        assert most <= AT_ONCE, f"{most} questions in a turn"
         await broker.stop()
 
     play(scenario)

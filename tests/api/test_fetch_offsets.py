@@ -121,7 +121,7 @@ def long_log(stage: Stage) -> None:
 def test_a_long_search_by_time_answers_as_of_its_begin(stage: Stage) -> None:
     long_log(stage)
     assert list_offsets(stage, 1200).offset == 350
-    at_pause(stage, 4, lambda: stage.fetched("t", OTHER, 400))
+    at_pause(stage, 6, lambda: stage.fetched("t", OTHER, 400))
     assert list_offsets(stage, 2000).offset == -1
     assert list_offsets(stage, 2000).offset == 399
 
@@ -133,7 +133,7 @@ def test_a_leader_that_goes_during_a_search_does_not_know_what_it_would_have_fou
         stage.topic("t", replicas=BOTH, leader=OTHER, epoch=2)
         stage.partition("t").log.truncation.restart_at(340)
 
-    at_pause(stage, 4, deposed)
+    at_pause(stage, 6, deposed)
     assert list_offsets(stage, 1200).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_during_a_search_harms_no_other(stage: Stage, ag
         if again:
             stage.append("t", 5)
 
-    at_pause(stage, 4, deleted)
+    at_pause(stage, 6, deleted)
     assert list_offsets(stage, 1200).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert not stage.logs.offline_directories
     assert stage.partition("other").log.offline is False
@@ -186,7 +186,7 @@ def test_a_lease_that_ends_during_a_search_is_not_used_for_the_next_partition(st
     def ended() -> None:
         stage.lease = False
 
-    at_pause(stage, 4, ended)
+    at_pause(stage, 8, ended)
     outcome = ask_of_both(stage, 1200, -1)
     assert isinstance(outcome, Done)
     assert found_of_both(outcome.response) == [(0, 350), (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]

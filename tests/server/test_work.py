@@ -4,8 +4,12 @@ A bound on time must hold for the program and not for the machine. What counts i
 milliseconds of one machine (``tests.support.loopwatch``); and a request that passes the bound is sent again, for what
 held the loop may have been something else: a program that does too much does it each time.
 
-``make test`` tries a sample that the commit chooses; ``python -m tests.server.test_work [NAME ...]`` tries everything,
-or the APIs that are named, and prints what each request cost.
+Who asks makes a difference: a client of a fleet that is open to all; before a login; after it, without any right (each
+refusal is a row of its own); and with rights by ACLs, which are looked at for each name.
+
+``make test`` tries a sample that the commit chooses; ``python -m tests.server.test_work [WHO] [NAME ...]`` tries
+everything, or the APIs that are named, and prints what each request cost. WORK_NEWEST: newest versions only, WORK_SIZE:
+one size only.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import pytest
 import wire.messages as m
 from tests.server import work
 from tests.server.memory import rss_mib
-from tests.support import loopwatch
+from tests.support import loopwatch, secured
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
 from tests.support.waiting import eventually
@@ -44,6 +48,9 @@ FLOORS = 1.6
 ANSWER_S = 60.0
 START_LIMIT_S = 120.0
 ROOT = Path(__file__).parents[2]
+ANYONE, BEFORE_LOGIN, WITHOUT_RIGHTS, WITH_RIGHTS = WHO = ("anyone", "before-login", "without-rights", "with-rights")
+PASSWORD = "of-theirs-7"
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 class Cost(NamedTuple):
@@ -79,8 +86,9 @@ class Cost(NamedTuple):
 class Canary:
     """A client that asks all the time; how long the loop computes for others before each answer."""
 
-    def __init__(self, port: int, figures: loopwatch.Figures) -> None:
-        self._port, self._figures = port, figures
+    def __init__(self, place: Stand) -> None:
+        self._port, self._figures = place.broker.port, place.figures
+        self._user = None if place.who == ANYONE else "root"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sing)
         self.cpu_ms: list[float] = []
@@ -89,7 +97,7 @@ class Canary:
 
     def _sing(self) -> None:
         try:
-            client = Client(self._port)
+            client = _client(self._port, self._user)
             client.sock.settimeout(120)
             while not self._stop.is_set():
                 before, started = self._figures.cpu_ms(), time.monotonic()
@@ -130,10 +138,10 @@ def p99(values: list[float]) -> float:
 
 
 class Stand:
-    """A broker with 10,000 partitions, and how its loop and memory are doing."""
+    """A broker with 10,000 partitions, and how its loop and memory are doing; ``who`` asks."""
 
-    def __init__(self, broker: Broker, figures: loopwatch.Figures) -> None:
-        self.broker, self.figures = broker, figures
+    def __init__(self, broker: Broker, figures: loopwatch.Figures, who: str = ANYONE) -> None:
+        self.broker, self.figures, self.who = broker, figures, who
         assert broker.process is not None
         self.pid = broker.process.pid
 
@@ -141,9 +149,9 @@ class Stand:
         """Send it, and wait for its answer, or for the end of the connection."""
         self._forget_peak()
         base = rss_mib(self.pid)
-        self.figures.reset()
-        client = Client(self.broker.port)
+        client = _client(self.broker.port, None if self.who in (ANYONE, BEFORE_LOGIN) else self.who)
         client.sock.settimeout(ANSWER_S)
+        self.figures.reset()
         started = time.monotonic()
         answer: int | None = None
         try:
@@ -178,21 +186,55 @@ class Stand:
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
 
+def _client(port: int, user: str | None) -> Client:
+    """One that has logged in, if it has a user."""
+    client = Client(port)
+    if user is not None:
+        client.ask(m.SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
+        token = f"\0{user}\0{PASSWORD}".encode()
+        assert client.ask(m.SaslAuthenticateRequest(version=2, auth_bytes=token), 2).error_code == 0
+    return client
+
+
 @contextlib.contextmanager
-def stand(directory: Path) -> Iterator[Stand]:
+def stand(directory: Path, who: str = ANYONE) -> Iterator[Stand]:
     """Started and filled."""
-    fleet = Fleet(directory, brokers=1, group_initial_rebalance_delay_ms=0)
+    users = (WITHOUT_RIGHTS, WITH_RIGHTS, "root")
+    if who == ANYONE:
+        fleet = Fleet(directory, brokers=1, group_initial_rebalance_delay_ms=0)
+    else:
+        plain = secured.jaas(secured.PLAIN_MODULE, **{f"user_{user}": PASSWORD for user in users})
+        fleet = secured.secured_fleet(directory, **{
+            "authorizer.class.name": AUTHORIZER, "super.users": f"User:{secured.BROKER_USER};User:root",
+            "listener.name.inside.plain.sasl.jaas.config": plain,
+        })  # fmt: skip
     try:
         broker = fleet.brokers[0]
         figures = loopwatch.started(broker)
-        _fill(broker)
-        yield Stand(broker, figures)
+        client = _client(broker.port, None if who == ANYONE else "root")
+        if who != ANYONE:
+            _allow(client, WITH_RIGHTS)
+        _fill(client)
+        yield Stand(broker, figures, who)
     finally:
         fleet.close()
 
 
-def _fill(broker: Broker) -> None:
-    client = Client(broker.port)
+def _allow(client: Client, user: str) -> None:
+    """Everything, by ACLs."""
+    kind = m.CreateAclsRequest.AclCreation
+    names = {2: "*", 3: "*", 4: "kafka-cluster", 5: "*"}
+    creations = [
+        kind(
+            resource_type=resource, resource_name=name, resource_pattern_type=3, principal=f"User:{user}", host="*",
+            operation=2, permission_type=3,
+        )
+        for resource, name in names.items()
+    ]  # fmt: skip
+    assert {one.error_code for one in client.ask(m.CreateAclsRequest(creations=creations), 3).results} == {0}
+
+
+def _fill(client: Client) -> None:
     client.sock.settimeout(120)
     topic = m.CreateTopicsRequest.CreatableTopic
     new = [
@@ -256,15 +298,16 @@ def _commit() -> str:
 
 @pytest.mark.zookeeper
 @pytest.mark.timeout(600)
-def test_a_sample_of_the_most_expensive_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", WHO)
+def test_a_sample_of_the_most_expensive_requests(tmp_path: Path, who: str) -> None:
     seed = _commit()
-    with stand(tmp_path) as place:
+    with stand(tmp_path, who) as place:
         before = rss_mib(place.pid)
-        with Canary(place.broker.port, place.figures) as canary:
-            costs = [place.cost(request) for request in work.sample(seed, SAMPLE)]
+        with Canary(place) as canary:
+            costs = [place.cost(request) for request in work.sample(seed + who, SAMPLE)]
         after = rss_mib(place.pid)
         report = (
-            f"WORK_SEED={seed}: canary p99 {p99(canary.cpu_ms):.0f} ms, {p99(canary.wall_ms):.0f} ms wall; "
+            f"WORK_SEED={seed}, {who}: canary p99 {p99(canary.cpu_ms):.0f} ms, {p99(canary.wall_ms):.0f} ms wall; "
             f"{before:.0f} -> {after:.0f} MiB"
         )
         print(report, *sorted(costs, key=lambda cost: -cost.held_ms)[:5], sep="\n")
@@ -284,7 +327,7 @@ HEAP_MIB = 48.0
 def test_compressed_batches(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
         before = rss_mib(place.pid)
-        with Canary(place.broker.port, place.figures) as canary:
+        with Canary(place) as canary:
             requests = list(work.compressed())
             costs = [place.cost(request) for request in requests]
             at_once = _at_once(place, next(one for one in requests if one.size == "zstd in 1 partitions"))
@@ -344,14 +387,17 @@ def _at_once(place: Stand, request: work.Request) -> list[float]:
 
 def main(names: list[str]) -> int:
     """Everything, or the APIs of those names."""
+    who = names.pop(0) if names and names[0] in WHO else ANYONE
     keys = {row.key for row in APIS.values() if not names or row.name in names}
-    newest = bool(os.environ.get("WORK_NEWEST"))
+    newest, only = bool(os.environ.get("WORK_NEWEST")), os.environ.get("WORK_SIZE")
     worst: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, stand(Path(directory)) as place:
+    with tempfile.TemporaryDirectory() as directory, stand(Path(directory), who) as place:
         before = rss_mib(place.pid)
-        with Canary(place.broker.port, place.figures) as canary:
+        with Canary(place) as canary:
             chosen = work.requests(
-                lambda key, version, *_: key in keys and (not newest or version == APIS[key].max_version)
+                lambda key, version, size, _: (
+                    key in keys and size in (only or size,) and (not newest or version == APIS[key].max_version)
+                )
             )
             for request in chosen:
                 cost = place.cost(request)
