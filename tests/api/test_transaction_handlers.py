@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -477,5 +478,40 @@ def test_what_a_compacted_log_loads_is_what_it_held(tmp_path: Path, znode: OneZn
             while after.offset("group-x") != 99:
                 await asyncio.sleep(0.001)
         await after.stop()
+
+    play(scenario)
+
+
+def test_enlistments_one_by_one_write_little(tmp_path: Path, znode: OneZnode) -> None:
+    """A record has all members of the batch: a client that asks for one at a time writes 1 MB in a second at most."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+        begun = await broker.call(12001, 0, m.BeginBatchRequest(version=0, sink_id="s", timeout_ms=60_000))
+
+        async def enlist(count: int) -> int:
+            request = m.EnlistProducerRequest(
+                version=0, sink_id="s", producer_id=begun.producer_id, producer_epoch=begun.producer_epoch, count=count
+            )
+            while (answer := await broker.call(12002, 0, request)).error_code == E.COORDINATOR_LOAD_IN_PROGRESS:
+                await asyncio.sleep(0.01)
+            assert answer.error_code == 0
+            return len(answer.members)
+
+        def written() -> int:
+            logs = broker.logs.all().items()
+            return sum(log.segments.size_bytes for tp, log in logs if tp.topic == TRANSACTION_STATE_TOPIC)
+
+        for _ in range(10):  # producer ids are handed out in blocks
+            assert await enlist(400) == 400
+        began, before = time.monotonic(), written()
+        for _ in range(8):
+            assert await enlist(1) == 1
+        rate = (written() - before) / (time.monotonic() - began)
+        assert rate < 1_300_000, f"{rate:.0f} bytes in a second"
+        before = written()
+        assert await asyncio.gather(*(enlist(1) for _ in range(100))) == [1] * 100
+        assert written() - before < 3 * 45_000, "those that wait share a record"
+        await broker.stop()
 
     play(scenario)

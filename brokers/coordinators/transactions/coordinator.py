@@ -116,7 +116,7 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         )
         self.marker_senders = Senders(partial(_incarnation_of, metadata))
         self.verifier = Verifier(broker_id, metadata, peers, self)
-        self.enlisting = Enlisting(self, self.producer_ids)
+        self.enlisting = Enlisting(self, self.producer_ids, timers)
         self.on_unloaded(self.markers.drop_shard)
 
     async def stop(self) -> None:
