@@ -354,11 +354,14 @@ class Context:
         """The same as :meth:`denied` for any number of names. Paced work: each question takes some microseconds."""
         if self.services.access.authorizer is None:
             return frozenset()
-        denied: list[str] = []
-        for name in dict.fromkeys(names):
+        asked: set[str] = set()
+        denied: set[str] = set()
+        for name in names:
             yield
-            if not self.allows(operation, resource, name, logged=logged):
-                denied.append(name)
+            if name not in asked:
+                asked.add(name)
+                if not self.allows(operation, resource, name, logged=logged):
+                    denied.add(name)
         return frozenset(denied)
 
     async def denied_meanwhile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from brokers.model import TopicInfo, TopicPartition
 from brokers.security.acl_rules import Question
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
 from tests.server import work
+from tests.support.bytecodes import Bytecodes
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.filled import SECRET, codes, filled
 from tests.support.one_znode import OneZnode
@@ -541,6 +543,45 @@ def test_a_session_heeds_rights_that_change(tmp_path: Path) -> None:
         found = await answer(broker, 1, 13, request_of(broker, 1, 13, session_epoch=2, **session))
         assert not set(codes(found))
         assert found.responses
+        await broker.stop()
+
+    play(scenario)
+
+
+LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH = 2, 8, 9
+BUDGET = {
+    (LIST_OFFSETS, False): 600, (LIST_OFFSETS, True): 790,
+    (OFFSET_COMMIT, False): 360, (OFFSET_COMMIT, True): 520,
+    (OFFSET_FETCH, False): 400, (OFFSET_FETCH, True): 1_580,
+}  # fmt: skip
+"""Bytecodes for each name, by API and by whether the client has rights, as counted with Python 3.11. What holds the
+loop is measured by ``tests/server/test_work.py``.
+"""
+OTHER_PYTHONS = 1.3
+
+
+@pytest.mark.parametrize(("key", "allowed"), BUDGET)
+def test_a_name_costs_no_more_than_its_budget(tmp_path: Path, key: int, allowed: bool) -> None:
+    version = APIS[key].max_version
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = set(NEEDS[key]) if allowed else set()
+        body = work._body(key, version, work.Shape(False, "unknown"), NAMES)
+        request = m.decode_request(key, version, memoryview(body))
+        counter = Bytecodes()
+
+        def made(paced: Any) -> Any:
+            while inspect.isgenerator(paced):
+                try:
+                    counter.of(partial(next, paced))
+                except StopIteration as ended:
+                    paced = ended.value
+            return paced
+
+        made(made(HANDLERS[key](request, broker.context(key, version))).response)
+        each = sum(counter.counted) / NAMES
+        assert 0.6 < each / BUDGET[key, allowed] < OTHER_PYTHONS, f"{each:.0f} bytecodes for each name"
         await broker.stop()
 
     play(scenario)
