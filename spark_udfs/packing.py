@@ -10,10 +10,15 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
+import os
 import re
+import shutil
+import site
+import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -27,7 +32,8 @@ OF_BROKERS = frozenset({"click", "kazoo", "prometheus-client", "rich", "uvloop"}
 """What of the package's requirements Spark's side does not import."""
 
 _SUFFIXES = (".json", ".py", ".pyi", ".so", "py.typed")
-_SPARE = frozenset({"__pycache__", "ensurepip", "idlelib", "include", "site-packages", "test", "tests", "turtledemo"})
+_PACKAGES_OF_ALL = ("site-packages", "dist-packages")
+_SPARE = frozenset({"__pycache__", "ensurepip", "idlelib", "include", *_PACKAGES_OF_ALL, "test", "tests", "turtledemo"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 _PYTHON = """#!/bin/sh
@@ -36,6 +42,18 @@ LD_LIBRARY_PATH="$bin/../lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
 export LD_LIBRARY_PATH
 exec "$bin/{name}" "$@"
 """
+
+_CHECK = """
+import importlib, importlib.metadata, sys
+for name in sys.argv[1].split(","):
+    importlib.metadata.version(name)
+for name in sys.argv[2].split(","):
+    importlib.import_module(name)
+import _native
+assert _native.IMPLEMENTATION != "pure", _native.REASONS
+"""
+_IMPORTED = ("spark_udfs.client.connections", "wire.messages", "numpy", "pandas", "pyarrow")
+"""What the archive's Python must import: of the rest some waits for Spark's own PySpark."""
 
 
 class PackError(RuntimeError):
@@ -50,26 +68,61 @@ class Packed(NamedTuple):
 
 
 def write_archive(target: Path, more: Iterable[str] = (), level: int = 3) -> Packed:
-    """Write the archive. ``more``: further installed packages, with what they require; ``level`` of gzip.
+    """Write the archive, once its own Python has run. ``more``: further installed packages, with what they require.
 
-    Raises PackError for a package that is not installed, and for kernels that are not compiled.
+    ``level`` of gzip. Raises PackError for a package that is not installed, for kernels that are not compiled, and for
+    a Python that does not run where it is unpacked; then ``target`` is left as it was.
     """
     if IMPLEMENTATION == "pure":
         raise PackError(f"the kernels are not compiled here ({REASONS['batch']}): install fleetlog with a C compiler")
     own = [name for name in _required("fleetlog", {"spark"}) if _normal(name) not in OF_BROKERS]
     found = _closure([*own, *more])
-    library = PurePosixPath("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = library / "site-packages"
-    with tarfile.open(target, "w:gz", compresslevel=level) as archive:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
+        scratch = Path(name) / target.name
+        _write(scratch, found.values(), level)
+        _check(scratch, Path(name) / "unpacked", found)
+        scratch.replace(target)
+    return Packed({name: one.version for name, one in sorted(found.items())}, target.stat().st_size)
+
+
+def _write(target: Path, distributions: Iterable[importlib.metadata.Distribution], level: int) -> None:
+    library = PurePosixPath(sys.platlibdir) / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = _place_of_packages()
+    with tarfile.open(target, "w:gz", compresslevel=level, dereference=True) as archive:
         _add_python(archive, library)
         for place, path in _own_files():
-            archive.add(path, str(site / place))
-        for distribution in found.values():
+            archive.add(path, str(packages / place))
+        for distribution in distributions:
             for file in distribution.files or ():
                 path = Path(str(distribution.locate_file(file)))
                 if ".." not in file.parts and not _SPARE.intersection(file.parts[:-1]) and path.is_file():
-                    archive.add(path, str(site / file.as_posix()))
-    return Packed({name: one.version for name, one in sorted(found.items())}, target.stat().st_size)
+                    archive.add(path, str(packages / file.as_posix()))
+
+
+def _place_of_packages() -> PurePosixPath:
+    """Where a Python as this one finds packages, below its own folder and outside virtual environments.
+
+    Debian's looks for ``dist-packages`` there. ``site`` puts the folders of virtual environments first.
+    """
+    return PurePosixPath(site.getsitepackages(["/"])[-1]).relative_to("/")
+
+
+def _check(archive: Path, directory: Path, packages: Iterable[str]) -> None:
+    """Unpack it and import what it holds, by its own Python and with nothing of this one's. Raises PackError."""
+    shutil.unpack_archive(archive, directory, "gztar")
+    command = [str(directory / "bin" / "python"), "-I", "-c", _CHECK, ",".join(packages), ",".join(_IMPORTED)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=directory, env={"PATH": os.defpath}
+        )
+        problem = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+    except OSError as refused:
+        problem = str(refused)
+    if problem:
+        raise PackError(
+            f"the archive's own Python, a copy of {Path(sys.executable).resolve()}, does not run where it is unpacked: "
+            f"{problem}. No archive was written; pack with another Python, of python.org for instance"
+        )
 
 
 def _add_python(archive: tarfile.TarFile, library: PurePosixPath) -> None:

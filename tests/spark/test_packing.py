@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from click.testing import CliRunner
@@ -111,6 +112,38 @@ def test_what_can_not_be_packed_says_why(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Error: the kernels are not compiled here (pure: FLEETLOG_NATIVE=pure)" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fault", ["packages elsewhere", "no standard library", "no program"])
+def test_an_archive_whose_python_does_not_run_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Packages where this Python does not look for them, as those of Debian's were; what was there before stays."""
+    target = tmp_path / "x.tar.gz"
+    target.write_text("an earlier one")
+    if fault == "packages elsewhere":
+        monkeypatch.setattr(packing, "_place_of_packages", lambda: PurePosixPath("lib/elsewhere"))
+    elif fault == "no standard library":
+        monkeypatch.setattr(packing, "_SPARE", packing._SPARE | {"encodings"})
+    else:
+        monkeypatch.setattr(packing, "_PYTHON", "#!/nonexistent\n{name}")
+    done = CliRunner().invoke(cli, ["spark", "pack", str(target)])
+    assert done.exit_code == 1
+    assert re.search(
+        "the archive's own Python, .*, does not run where it is unpacked: .*pack with another", done.output
+    )
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
+
+
+def test_packages_are_where_debians_python_looks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its virtual environments it looks for site-packages, too."""
+    places = ["lib/python3.11/site-packages", "local/lib/python3.11/dist-packages", "lib/python3/dist-packages"]
+
+    def looked_for(prefixes: list[str]) -> list[str]:
+        return [f"{prefixes[0]}{place}" for place in (*places, "lib/python3.11/dist-packages")]
+
+    monkeypatch.setattr(packing.site, "getsitepackages", looked_for)
+    assert packing._place_of_packages() == PurePosixPath("lib/python3.11/dist-packages")
 
 
 @pytest.mark.spark
