@@ -2,6 +2,9 @@
 
 Offsets in Spark's checkpoint have the form of Spark's own Kafka source, ``{"topic": {"0": 17, "1": 4}}``, and beside
 the topics their ids: a topic that was deleted and created again has other records at the same offsets.
+
+Spark's checkpoint has the end of a query's first batch and not its start. A batch that is read again starts where it
+was planned to, so its end says where that was, for each partition whose start is not the end of a batch before.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ Json = dict[str, dict[str, Any]]
 
 _TOPIC_IDS = "topic ids"
 """The ids' place among the topics; no topic's name has a space."""
+_PLANNED_FROM = "planned from"
+"""The starts' place among the topic ids, where a version that does not know them looks for topics that it knows."""
 
 
 class Range(NamedTuple):
@@ -53,13 +58,21 @@ class Bound(NamedTuple):
     timestamps: dict[TopicPartition, int] | None = None
 
 
-def to_json(offsets: Mapping[TopicPartition, int], topic_ids: TopicIds | None = None) -> Json:
-    """The checkpoint's form, sorted, so that equal offsets are equal text."""
+def to_json(
+    offsets: Mapping[TopicPartition, int], topic_ids: TopicIds | None = None, planned: Offsets | None = None
+) -> Json:
+    """The checkpoint's form, sorted, so that equal offsets are equal text.
+
+    ``planned``: of `planned_from`. An empty one tells a query's starting offsets from any end of a batch.
+    """
     out: Json = {}
     for tp in sorted(offsets):
         out.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
-    if topic_ids:
-        out[_TOPIC_IDS] = dict(sorted(topic_ids.items()))
+    beside: dict[str, Any] = dict(sorted((topic_ids or {}).items()))
+    if planned is not None:
+        beside[_PLANNED_FROM] = to_json(planned)
+    if beside:
+        out[_TOPIC_IDS] = beside
     return out
 
 
@@ -75,7 +88,16 @@ def from_json(value: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 def topic_ids_of(value: Mapping[str, Mapping[str, Any]]) -> TopicIds:
     """The topic ids of `to_json`; none from a checkpoint that has none."""
-    return dict(value.get(_TOPIC_IDS, {}))
+    return {topic: topic_id for topic, topic_id in value.get(_TOPIC_IDS, {}).items() if topic != _PLANNED_FROM}
+
+
+def planned_from(end: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """Where the batch that ends there starts, of the partitions whose start is not the end of the batch before.
+
+    These are all of a query's first batch, later those that are new or read from the log's start. None from a
+    checkpoint of a version that did not note them.
+    """
+    return from_json(end.get(_TOPIC_IDS, {}).get(_PLANNED_FROM, {}))
 
 
 def recreated(before: TopicIds, after: TopicIds) -> list[str]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from spark_udfs.client.connections import EARLIEST, READ_COMMITTED, Client, shared_client
-from spark_udfs.client.failures import DataLoss
+from spark_udfs.client.failures import DataLoss, OptionError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode, offsets
@@ -130,23 +130,38 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches. One instance on the driver plans for the whole query; `read` runs on copies in the tasks."""
+    """Micro-batches. One instance on the driver plans for the whole query; `read` runs on copies in the tasks.
+
+    Spark asks a restarted query for `initialOffset` again where its first batch was not committed, and gives it to
+    `partitions` with the end that the offset log has. That end notes the start; the new answer counts for nothing.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._initial: Json | None = None
+        self._refused: OptionError | None = None
         self._target: tuple[Offsets, TopicIds] | None = None
         self._position: Json | None = None
         least = options.min_per_trigger
         self._delay = None if least is None else TriggerDelay(least, options.max_trigger_delay_ms)
 
+    def _planner(self) -> Planner:
+        return Planner(self._options)
+
     def initialOffset(self) -> Json:  # noqa: N802
-        """Resolved once: Spark asks twice, and offsets may move in between."""
+        """Where the starting bound is now. Resolved once: Spark asks twice, and offsets may move in between.
+
+        A bound that can't be met is an error of the first `latestOffset`: a query whose first batch is planned needs
+        it no more.
+        """
         if self._initial is None:
-            planner = Planner(self._options)
-            named = planner.partitions(strict=True)
-            start = planner.resolve(self._options.starting, named, "starting")
-            self._initial = offsets.to_json(start, planner.topic_ids(named))
+            planner = self._planner()
+            try:
+                named = planner.partitions(strict=True)
+                start = planner.resolve(self._options.starting, named, "starting")
+                self._initial = offsets.to_json(start, planner.topic_ids(named), planned={})
+            except OptionError as problem:
+                self._initial, self._refused = offsets.to_json({}, planned={}), problem
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -156,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the offsets at which this run ends."""
-        self._target = _ends(Planner(self._options))
+        self._target = _ends(self._planner())
 
     def latestOffset(self, start: Json | None = None, limit: ReadLimit | None = None) -> Json:  # noqa: N802
         """How far the next batch goes: the last stable offsets, cut to the limit.
@@ -167,24 +182,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Before 4.2 Spark calls it without arguments: the start is where the batch before ended.
         """
         if start is None:
-            start = self._position or self.initialOffset()
+            start = self.initialOffset() if self._position is None else self._position
             self._position = self._next(start, limit)
             return self._position
         return self._next(start, limit)
 
     def _next(self, start: Json, limit: ReadLimit | None) -> Json:
-        planner = Planner(self._options)
-        begin = offsets.from_json(start)
+        first = start == self._initial
+        if first and self._refused is not None:
+            raise self._refused
+        planner = self._planner()
+        before = offsets.from_json(start)
         latest, topic_ids = _ends(planner) if self._target is None else self._target
-        gone = sorted(set(begin) - set(latest))
+        gone = sorted(set(before) - set(latest))
         if gone and (self._target is None or not set(gone) <= set(planner.partitions())):
             planner.report_loss(f"{', '.join(map(str, gone))} do not exist any more")
-        known = {tp: offset for tp, offset in begin.items() if tp in latest}
-        begin = dict(known)
+        known = {tp: offset for tp, offset in before.items() if tp in latest}
         replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
         for topic in sorted(replaced):
             planner.report_loss(f"{topic} was deleted and created again: its log is read from the start")
-        begin = {tp: offset for tp, offset in begin.items() if tp.topic not in replaced}
+        begin = {tp: offset for tp, offset in known.items() if tp.topic not in replaced}
         for tp, log_end in planner.high_watermarks([tp for tp in sorted(begin) if latest[tp] < begin[tp]]).items():
             if log_end < begin[tp]:  # else an open transaction is below a position of read_uncommitted
                 planner.report_loss(
@@ -193,14 +210,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 del begin[tp]
         whole = len(begin) == len(known) and not gone
         # A new partition is read from its start.
-        begin.update(planner.earliest([tp for tp in latest if tp not in begin]))
+        fresh = planner.earliest([tp for tp in latest if tp not in begin])
+        begin.update(fresh)
         if whole and self._puts_off(sum(max(0, latest[tp] - begin[tp]) for tp in latest)):
-            return start
-        if isinstance(limit, ReadMaxRows):
+            if not first:
+                return start
+            end = begin  # Spark makes a batch of a query's first offsets, whatever they are
+        elif isinstance(limit, ReadMaxRows):
             end = offsets.limit_offsets(begin, latest, limit.max_rows)
         else:
             end = {tp: max(latest[tp], begin[tp]) for tp in latest}
-        return offsets.to_json(end, topic_ids)
+        planned = begin if first else fresh
+        if not planned and (end, topic_ids) == (before, offsets.topic_ids_of(start)):
+            return start  # with what it says of its own batch: another text would be another batch
+        return offsets.to_json(end, topic_ids, planned or None)
 
     def _puts_off(self, waiting: int) -> bool:
         """Whether there are too few offsets for a batch yet. With AvailableNow a query reads all there is."""
@@ -210,18 +233,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         """For the query's progress."""
-        planner = Planner(self._options)
+        planner = self._planner()
         return offsets.to_json(planner.latest(planner.partitions()))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """The ranges between two offsets. A restarted query asks for its last batch again, or for none after it."""
+        """The ranges between two offsets. A restarted query asks for its last batch again, or for none after it.
+
+        Partitions without records in the batch are left out. Raises DataLoss where it can't be told what the batch was.
+        """
         self._position = end
-        planner = Planner(self._options)
-        low, high = offsets.from_json(start), offsets.from_json(end)
+        if start == end:
+            return []
+        planner = self._planner()
+        low, high, planned = offsets.from_json(start), offsets.from_json(end), offsets.planned_from(end)
+        if start == self._initial and high.keys() - planned.keys():  # of a version that did not note the start
+            if self._refused is not None:
+                raise self._refused
+            log.warning("the checkpoint does not say where the first batch starts: at the starting offsets of now")
         topic_ids = offsets.topic_ids_of(end)
         replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
-        fresh = [tp for tp in sorted(high) if tp not in low or tp.topic in replaced or high[tp] < low[tp]]
-        low.update(planner.earliest(fresh))
+        fresh = [tp for tp in sorted(high) if tp not in low or tp.topic in replaced]
+        low.update(planner.earliest([tp for tp in fresh if tp not in planned]))
+        low.update(planned)
+        for tp in sorted(tp for tp in high if high[tp] < low[tp]):
+            planner.report_loss(
+                f"{tp}: the batch ends at {high[tp]}, below its start {low[tp]}, so which records it had is not known; "
+                'if it is the first, startingOffsets such as {"topic": {"0": 23}} can name where it started'
+            )
         ranges = [Range(*tp, low[tp], high[tp], topic_ids.get(tp.topic)) for tp in sorted(high)]
         return planned_tasks(ranges, self._options)
 

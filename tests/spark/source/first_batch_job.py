@@ -1,0 +1,35 @@
+"""A query that reads from the end of a topic into a file, for spark-submit; with ``hold`` it stays in its first batch.
+
+spark-submit first_batch_job.py '{"bootstrap": ..., "topic": ..., "checkpoint": ..., "hold": true, "file": ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+
+    def keep(df: Any, batch_id: int) -> None:
+        values = [row.value.decode() for row in df.select("value").collect()]
+        if given["hold"]:
+            print(f"batch {batch_id} is held", flush=True)
+            time.sleep(600)
+        with Path(given["file"]).open("a") as file:
+            file.writelines(f"{value}\n" for value in values)
+
+    options = {"kafka.bootstrap.servers": given["bootstrap"], "subscribe": given["topic"]}  # startingOffsets: latest
+    rows = SparkSession.builder.getOrCreate().readStream.format("fleetlog").options(**options).load()
+    writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", given["checkpoint"])
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
