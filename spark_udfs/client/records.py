@@ -8,6 +8,8 @@ from _native.batch import HEADER_SIZE, BatchHeader
 from wire.compression import Buffer, decompress
 
 MAX_PAYLOAD_BYTES = 512 << 20  # of one batch, decompressed
+MILLIS_MAX = (2**63 - 1) // 1000
+"""Of a timestamp, before and after 1970: Spark counts in µs, with 64 bits."""
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(HEADER_TYPE)

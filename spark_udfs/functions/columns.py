@@ -16,7 +16,7 @@ from pyspark.sql.types import IntegerType
 
 from _native.batch import CorruptBatch, decode_records, parse_header, validate_batch
 from _native.columns import murmur2, partitions_for_keys
-from spark_udfs.client.records import HEADERS_TYPE, TIMESTAMP_TYPE, batch_payload
+from spark_udfs.client.records import HEADERS_TYPE, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
 from spark_udfs.versions import arrow_function
 from wire.compression import CodecError
 
@@ -148,6 +148,10 @@ def describe_batch(data: bytes) -> dict[str, Any]:
         return {**described, "error": damage.reason}
     except CodecError as damage:
         return {**described, "error": str(damage)}
+    beyond = next((record for record in records if abs(record.timestamp) > MILLIS_MAX), None)
+    if beyond is not None:
+        reason = f"the record at offset {beyond.offset} has the timestamp {beyond.timestamp} ms, beyond Spark's µs"
+        return {**described, "error": reason}
     described["records"] = [
         {
             "offset": record.offset,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from _native.batch import BatchHeader, CorruptBatch, decode_records, scan, validate_batch
 from _native.columns import decode_batches
-from spark_udfs.client.records import HEADER_TYPE, MAX_PAYLOAD_BYTES, TIMESTAMP_TYPE, batch_payload
+from spark_udfs.client.records import HEADER_TYPE, MAX_PAYLOAD_BYTES, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
 from wire.compression import decompress
 from wire.types import TopicPartition
 
@@ -57,10 +57,12 @@ def decode_rows(
     aborted: Iterable[tuple[int, int]] = (),
     committed: bool = True,
     headers: bool = False,
+    tp: TopicPartition | None = None,
 ) -> Decoded:
     """Rows with ``start <= offset < end`` out of a run of v2 batches; a torn last batch is left for the next fetch.
 
-    Raises CorruptBatch or CodecError (both ValueError) for damaged batches, checksums included.
+    Raises CorruptBatch or CodecError (both ValueError) for damaged batches, checksums included, and ValueError for a
+    timestamp that Spark can't hold, with ``tp`` and the offset.
     """
     wanted: list[tuple[int, BatchHeader]] = []  # the batches whose records count
     next_offset = start
@@ -79,6 +81,7 @@ def decode_rows(
             wanted.append((position, header))
         next_offset = max(next_offset, header.last_offset + 1)
     columns = _columns(records, wanted, start, end, headers)
+    columns["timestamp"] = _micros(columns, tp)
     return Decoded(columns, min(next_offset, end), len(columns["offset"]))
 
 
@@ -98,8 +101,27 @@ def _columns(
     columns: dict[str, pa.Array] = decode_batches(
         records, wanted, decompress=_decompress, start=start, end=end, headers=headers
     )
-    columns["timestamp"] = pc.multiply(columns["timestamp"], 1000).view(TIMESTAMP_TYPE)
+    if headers:  # of a record without them null, as in Spark's own source
+        lists = columns["headers"]
+        columns["headers"] = pa.ListArray.from_arrays(
+            lists.offsets, lists.values, mask=pc.equal(pc.list_value_length(lists), 0)
+        )
     return columns
+
+
+def _micros(columns: dict[str, pa.Array], tp: TopicPartition | None) -> pa.Array:
+    """The timestamps in µs, as Spark counts. ValueError beyond them, for the first record."""
+    times = columns["timestamp"]
+    try:
+        return pc.multiply_checked(times, 1000).view(TIMESTAMP_TYPE)
+    except pa.ArrowInvalid:
+        beyond = pc.or_(pc.greater(times, MILLIS_MAX), pc.less(times, -MILLIS_MAX))
+        number = pc.index(beyond, True).as_py()
+        offset, ms = columns["offset"][number].as_py(), times[number].as_py()
+        raise ValueError(
+            f"{'' if tp is None else f'{tp}: '}the record at offset {offset} has the timestamp {ms} ms, beyond "
+            f"Spark's µs; startingOffsets from {offset + 1} on leaves it out"
+        ) from None
 
 
 def _decompress(codec: int, payload: memoryview) -> bytes | bytearray:

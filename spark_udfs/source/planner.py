@@ -113,13 +113,16 @@ class Planner:
         return {**found, **self._list_offsets(dict.fromkeys(unmatched, LATEST))}
 
     def since(self, ranges: list[Range], since_ms: int | None) -> list[Range]:
-        """The ranges from the first record of that time on: all records before it are older."""
+        """The ranges from the first record of that time on: all records before it are older.
+
+        Brokers search below the end that a reader sees; what a range has above it is read whatever its time is.
+        """
         if since_ms is None:
             return ranges
+        ends = self.latest([item.tp for item in ranges])
         found = self._list_offsets({item.tp: since_ms for item in ranges})
-        return [
-            item._replace(start=max(item.start, found[item.tp]) if found[item.tp] >= 0 else item.end) for item in ranges
-        ]
+        firsts = {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
+        return [item._replace(start=max(item.start, min(item.end, firsts[item.tp]))) for item in ranges]
 
     @staticmethod
     def _check_named(named: Mapping[TopicPartition, int], parts: Sequence[TopicPartition], option: str) -> None:

@@ -1,8 +1,9 @@
 """Filters that Spark hands to a batch read, as narrower ranges of offsets. Pure.
 
 Spark evaluates every filter itself afterwards, so a filter that is not used here costs time only. What narrows:
-``topic`` and ``partition`` (whole partitions are left out), ``offset`` (both ends), ``timestamp`` from below. A
-timestamp's upper end can't cut a log: records may be older than those before them.
+``topic`` and ``partition`` (whole partitions are left out), ``offset`` (both ends), ``timestamp`` from below, if not
+before 1970, where a broker takes a time for another question. A timestamp's upper end can't cut a log: records may be
+older than those before them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Narrowing:
                 self.offsets = both
         elif column == ("timestamp",) and kind in (*_EQUAL, *_AT_LEAST) and isinstance(value, datetime):
             since = value.astimezone(UTC) - datetime.fromtimestamp(0, UTC)  # without a zone it is this process's time
-            self.since_ms = max(self.since_ms or 0, since // timedelta(milliseconds=1))
+            since_ms = since // timedelta(milliseconds=1)
+            if since_ms < 0:
+                return
+            self.since_ms = max(self.since_ms or 0, since_ms)
         else:
             return
         self.used.append(repr(one))

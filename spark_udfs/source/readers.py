@@ -59,6 +59,7 @@ def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             aborted=answer.aborted,
             committed=options.isolation == READ_COMMITTED,
             headers=options.headers,
+            tp=tp,
         )
         if decoded.next_offset > position:
             position, progress_at = decoded.next_offset, time.monotonic()
@@ -104,12 +105,16 @@ class BatchReader(DataSourceReader):
         if has_filters():
             self.pushFilters = self._pushdown  # type: ignore[method-assign]
 
+    def _planner(self) -> Planner:
+        return Planner(self._options)
+
     def partitions(self) -> Sequence[InputPartition]:
         """One range per partition, more with ``minPartitions``; narrower ones where filters were pushed down."""
-        planner = Planner(self._options)
+        planner = self._planner()
         named = planner.partitions(strict=True)
         start = planner.resolve(self._options.starting, named, "starting")
         end = planner.resolve(self._options.ending, named, "ending")
+        self._check_order(start, end)
         narrowing = self._pushdown.narrowing
         topic_ids = planner.topic_ids(named)
         whole = [Range(*tp, start[tp], end[tp], topic_ids.get(tp.topic)) for tp in named if narrowing.keeps(*tp)]
@@ -123,6 +128,19 @@ class BatchReader(DataSourceReader):
         if narrowing.used:
             log.info("filters leave %d offsets: %s", sum(item.size for item in ranges), ", ".join(narrowing.used))
         return planned_tasks(ranges, self._options)
+
+    def _check_order(self, start: Offsets, end: Offsets) -> None:
+        """OptionError for a start above the end that the options say; what is the earliest may be above it."""
+        starting, ending = self._options.starting, self._options.ending
+        by_time = starting.everywhere is None and starting.offsets is None
+        for tp in sorted(tp for tp in start if start[tp] > end[tp]):
+            if (starting.offsets or {}).get(tp, EARLIEST) >= 0:
+                option = "startingOffsets"
+            elif by_time and ending.everywhere is None and ending.offsets is None:
+                option = "startingTimestamp or startingOffsetsByTimestamp"
+            else:
+                continue
+            raise OptionError(f"option {option}: {tp} would start at offset {start[tp]}, above its end {end[tp]}")
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""

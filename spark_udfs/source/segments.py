@@ -138,6 +138,7 @@ class SegmentsReader(DataSourceReader):
                 aborted=_open_at(resolved.aborted, first),
                 committed=self._committed,
                 headers=self._headers,
+                tp=tp,
             )
             if decoded.rows:
                 yield decode.row_batch(decoded, tp, schema)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
 from _native.batch import Record, control_batch, encode_batch
 from spark_udfs.functions.columns import describe_batch
-from spark_udfs.source.decode import Decoded, decode_rows
+from spark_udfs.source.decode import Decoded, decode_rows, row_arrow_schema, row_batch
 from wire.compression import compress
+from wire.types import TopicPartition
 
 TRANSACTIONAL = 0x10
 LOG_APPEND_TIME = 0x08
@@ -99,6 +101,31 @@ def test_codecs_and_timestamps(codec: int) -> None:
         datetime.fromtimestamp(1.001, UTC),
     ]
     assert decoded.columns["timestampType"].to_pylist() == [0, 0]
+
+
+def test_a_timestamp_beyond_microseconds_names_its_record() -> None:
+    most = (2**63 - 1) // 1000
+    for ms in (most, -most, -1, 0):
+        decoded = decode_rows(encode_batch([Record(0, ms, None, b"a")]), 0, 1)
+        assert decoded.columns["timestamp"].cast(pa.int64()).to_pylist() == [ms * 1000]
+    for ms in (most + 1, -most - 1, 2**63 - 1, -(2**63)):
+        data = batch(3, "a") + encode_batch([Record(4, ms, None, b"b")], base_offset=4)
+        with pytest.raises(ValueError, match=rf"^t-7: the record at offset 4 has the timestamp {ms} ms"):
+            decode_rows(data, 0, 10, tp=TopicPartition("t", 7))
+        assert values(decode_rows(data, 0, 4)) == ["a"], "below it there is nothing wrong"
+        described = describe_batch(data[len(batch(3, "a")) :])
+        assert described["error"].startswith(f"the record at offset 4 has the timestamp {ms} ms")
+        assert "records" not in described
+
+
+def test_headers_of_a_record_without_headers_are_null() -> None:
+    records = [Record(0, 0, None, b"a"), Record(1, 0, None, b"b", (("h", None), ("h", b"1"))), Record(2, 0, None, b"c")]
+    decoded = decode_rows(encode_batch(records), 0, 10, headers=True)
+    pairs = [{"key": "h", "value": None}, {"key": "h", "value": b"1"}]
+    assert decoded.columns["headers"].to_pylist() == [None, pairs, None]
+    assert row_batch(decoded, TopicPartition("t", 0), row_arrow_schema(True)).column("headers").null_count == 2
+    assert decode_rows(encode_batch(records), 1, 2, headers=True).columns["headers"].to_pylist() == [pairs]
+    assert decode_rows(b"", 1, 2, headers=True).columns["headers"].to_pylist() == []
 
 
 def test_log_append_time_is_said() -> None:

@@ -64,7 +64,8 @@ def test_rows_are_those_of_sparks_own_source(cluster: Cluster, read: Read) -> No
         assert row.value == want["value"]
         assert row.timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(want["timestamp"] / 1000, UTC)
         assert row.timestampType == 0
-        assert [(h.key, h.value) for h in row.headers] == want["headers"]
+        headers = row.headers and [(h.key, h.value) for h in row.headers]
+        assert headers == (want["headers"] or None), "null where a record has none"
 
 
 def test_aborted_and_open_transactions(cluster: Cluster, read: Read) -> None:
@@ -122,6 +123,7 @@ def test_filters_narrow_what_is_read(spark: Any, cluster: Cluster, read: Read) -
         ("offset >= 19", 2, ["v38", "v39"]),
         ("timestamp >= timestamp_millis(1037000)", 2, ["v37", "v38", "v39"]),
         ("timestamp >= timestamp_millis(9000000)", 0, []),
+        ("timestamp >= timestamp_millis(-5)", 2, [f"v{n}" for n in range(40)]),
         (f"topic = '{topic}' and string(value) = 'v5'", 2, ["v5"]),
         ("topic = 'another'", 0, []),
     ]
@@ -134,8 +136,32 @@ def test_filters_narrow_what_is_read(spark: Any, cluster: Cluster, read: Read) -
                 assert values_of(found) == sorted(expected), condition
                 if pushed == "true" and tasks:
                     assert found.rdd.getNumPartitions() == tasks, condition
+            later = read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 18, "1": 19}}))
+            assert values_of(later.where("timestamp >= timestamp_millis(1030000)")) == ["v36", "v38", "v39"]
         finally:
             spark.conf.unset(setting)
+
+
+def test_a_start_above_its_end_is_an_error(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, [{**row, "timestamp": 1_000_000 + n} for n, row in enumerate(numbered(10, partitions=1))])
+
+    def at(offset: int) -> str:
+        return json.dumps({topic: {"0": offset}})
+
+    above = f"option startingOffsets: {topic}-0 would start at offset 7, above its end 4"
+    with pytest.raises(Exception, match=above):
+        read(subscribe=topic, startingOffsets=at(7), endingOffsets=at(4)).count()
+    with pytest.raises(Exception, match="would start at offset 11, above its end 10"):
+        read(subscribe=topic, startingOffsets=at(11)).count()
+    with pytest.raises(
+        Exception, match=r"option startingTimestamp or startingOffsetsByTimestamp: .* offset 7, .* end 4"
+    ):
+        read(subscribe=topic, startingTimestamp=1_000_007, endingTimestamp=1_000_004).count()
+    assert read(subscribe=topic, startingOffsets=at(7), endingOffsets=at(7)).count() == 0
+    for done in cluster.admin.delete_records([TopicPartition(topic, 0, 6)]).values():
+        done.result(30)
+    assert read(subscribe=topic, endingOffsets=at(4)).count() == 0, "all that there was is gone"
 
 
 def test_a_task_may_read_several_partitions(cluster: Cluster, read: Read) -> None:
