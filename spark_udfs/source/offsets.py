@@ -117,11 +117,13 @@ def parse_assign(text: str) -> list[TopicPartition]:
     return sorted(found)
 
 
-def _parse_numbers(name: str, text: str, low: int) -> Offsets:
+def _parse_numbers(name: str, text: str, low: int, words: str = "") -> Offsets:
     try:
         found = from_json(json.loads(text))
     except (ValueError, TypeError, AttributeError):
-        raise OptionError(f'option {name}: expected JSON such as {{"topic": {{"0": 23}}}}, not {text!r}') from None
+        raise OptionError(
+            f'option {name}: expected {words}JSON such as {{"topic": {{"0": 23}}}}, not {text!r}'
+        ) from None
     for tp, number in found.items():
         if number < low:
             raise OptionError(f"option {name}: {tp} has {number}, below {low}")
@@ -151,8 +153,9 @@ def parse_bound(options: Mapping[str, str | None], side: str, default: int) -> B
     text = options.get(name)
     if text is None:
         return Bound(everywhere=default)
+    words = "earliest, latest or " if side == "starting" else "latest or "
     everywhere = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
-    offsets = None if everywhere is not None else _parse_numbers(name, text, EARLIEST)
+    offsets = None if everywhere is not None else _parse_numbers(name, text, EARLIEST, words)
     if side == "ending" and (everywhere == EARLIEST or EARLIEST in (offsets or {}).values()):
         raise OptionError(f"option {name}: earliest ({EARLIEST}) would read nothing")
     return Bound(everywhere=everywhere, offsets=offsets)
@@ -161,14 +164,17 @@ def parse_bound(options: Mapping[str, str | None], side: str, default: int) -> B
 def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
     """End offsets ``most`` beyond ``start`` in sum, or the latest, in proportion to each partition's lag.
 
-    Every partition with a lag moves by one offset at least, as far as the limit goes, so none starves beside a large
-    one. ``start`` has every partition of ``latest``.
+    Every partition with a lag moves by one offset at least, so none starves beside a large one; with a limit below
+    their number they take turns. ``start`` has every partition of ``latest``.
     """
     waiting = {tp: latest[tp] - start[tp] for tp in sorted(latest) if latest[tp] > start[tp]}
     ends = {tp: start[tp] for tp in latest}
     if sum(waiting.values()) <= most:
         return {**ends, **{tp: latest[tp] for tp in waiting}}
-    first = list(waiting)[:most]
+    first = list(waiting)
+    if most < len(first):  # the sum of the positions has moved by as many as had their turn
+        turn = sum(start[tp] for tp in latest) % len(first)
+        first = (first[turn:] + first[:turn])[:most]
     left = most - len(first)
     rest = sum(waiting.values()) - len(first)
     for tp in first:

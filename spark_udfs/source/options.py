@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,7 @@ class ReadOptions:
             raise OptionError(f"option minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger, which is {most}")
         if streaming:
             _check_limits(values)
+        check_choice(chosen[0], values[chosen[0]])
         starting, ending = _bounds(values, streaming)
         return cls(
             settings=kafka_python_settings(kafka),
@@ -117,6 +119,19 @@ class ReadOptions:
             isolation=READ_COMMITTED if values["kafka.isolation.level"] == "read_committed" else READ_UNCOMMITTED,
             fetch_bytes=values["kafka.max.partition.fetch.bytes"],
         )
+
+
+def check_choice(option: str, text: str) -> None:
+    """Raises OptionError where the option can choose no partition."""
+    if option == "assign":
+        offsets.parse_assign(text)
+    elif option == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as problem:
+            raise OptionError(f"option subscribePattern: {text!r} is no regular expression: {problem}") from None
+    elif not any(part.strip() for part in text.split(",")):
+        raise OptionError("option subscribe names no topic")
 
 
 def _check_limits(values: Mapping[str, Any]) -> None:

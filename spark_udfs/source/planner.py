@@ -137,6 +137,19 @@ class Planner:
             return {}
         return {tp: offset for tp, (offset, _) in self.client.offsets(times, self._options.isolation).items()}
 
+    def report_gone(self, parts: Sequence[TopicPartition]) -> None:
+        """Report the loss of partitions that a query had: they do not exist any more, or are not chosen any more."""
+        topics = self.client.topics({tp.topic for tp in parts})
+        absent = [str(tp) for tp in parts if tp.partition not in topics.get(tp.topic, ())]
+        left_out = [str(tp) for tp in parts if tp.partition in topics.get(tp.topic, ())]
+        if absent:
+            self.report_loss(f"{', '.join(absent)} do not exist any more")
+        if left_out:
+            option = self._options.strategy
+            self.report_loss(
+                f"{', '.join(left_out)} were read by the query and are left out by the option {option} now"
+            )
+
     def report_loss(self, message: str) -> None:
         """Raises DataLoss; with failOnDataLoss=false the loss is logged."""
         report_loss(message, self._options)

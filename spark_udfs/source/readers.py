@@ -214,7 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest, topic_ids = _ends(planner) if self._target is None else self._target
         gone = sorted(set(before) - set(latest))
         if gone and (self._target is None or not set(gone) <= set(planner.partitions())):
-            planner.report_loss(f"{', '.join(map(str, gone))} do not exist any more")
+            planner.report_gone(gone)
         known = {tp: offset for tp, offset in before.items() if tp in latest}
         replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
         for topic in sorted(replaced):

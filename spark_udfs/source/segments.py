@@ -30,7 +30,7 @@ from spark_udfs.client.options import Option, OptionTable, one_of
 from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode
 from spark_udfs.source.offsets import parse_assign
-from spark_udfs.source.options import INCLUDE_HEADERS, ISOLATION_LEVEL, STRATEGIES, row_schema
+from spark_udfs.source.options import INCLUDE_HEADERS, ISOLATION_LEVEL, STRATEGIES, check_choice, row_schema
 from wire.types import TopicPartition
 
 CHUNK_BYTES = 4 << 20
@@ -278,6 +278,9 @@ def _selection(values: Mapping[str, Any]) -> _Selection:
     assign, subscribe, pattern = (values[name] for name in STRATEGIES)
     if sum(text is not None for text in (assign, subscribe, pattern)) > 1:
         raise OptionError("at most one of the options assign, subscribe, subscribePattern is allowed")
+    for name in STRATEGIES:
+        if values[name] is not None:
+            check_choice(name, values[name])
     return _Selection(
         None if subscribe is None else frozenset(part.strip() for part in subscribe.split(",") if part.strip()),
         pattern,

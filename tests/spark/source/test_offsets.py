@@ -31,6 +31,18 @@ def test_limit_moves_on_and_stays_within(log: list[tuple[int, int]], most: int) 
         assert all(end[tp] > start[tp] for tp in start if latest[tp] > start[tp]), "a partition starves"
 
 
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 10))
+def test_partitions_take_turns_below_a_small_limit(partitions: int, most: int, ahead: int) -> None:
+    """Each gets a record with each batch, so all of them always wait; the first is far behind its end."""
+    parts = PARTS[:partitions]
+    position = dict.fromkeys(parts, 0)
+    end = {**dict.fromkeys(parts, 10), parts[0]: 10 + 1000 * ahead}
+    for _ in range(20):
+        position = limit_offsets(position, end, most)
+        end = {tp: offset + 1 for tp, offset in end.items()}
+    assert min(position.values()) >= 20 * min(most, partitions) // partitions - 1
+
+
 @given(logs, st.integers(1, 40))
 def test_split_covers_each_offset_once(log: list[tuple[int, int]], pieces: int) -> None:
     ranges = [Range("t", number, first, first + size) for number, (first, size) in enumerate(log)]

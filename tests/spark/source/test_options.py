@@ -65,6 +65,15 @@ def test_names_are_read_as_spark_hands_them_over() -> None:
     [
         ({"kafka.bootstrap.servers": " "}, False, "kafka.bootstrap.servers is required"),
         ({"subscribePattern": "t"}, False, "exactly one of the options assign, subscribe, subscribePattern"),
+        ({"subscribe": " , "}, False, "option subscribe names no topic"),
+        ({"subscribe": "", "subscribePattern": "x["}, True, r"option subscribePattern: 'x\[' is no regular expression"),
+        ({"subscribe": "", "assign": "x"}, True, "option assign: expected JSON"),
+        (
+            {"startingOffsets": "earlist"},
+            True,
+            "startingOffsets: expected earliest, latest or JSON such as .*'earlist'",
+        ),
+        ({"endingOffsets": "newest"}, False, "endingOffsets: expected latest or JSON such as .*'newest'"),
         ({"speed": "high"}, False, r"option speed is unknown; known are kafka\.\*, assign, "),
         ({"kafka.auto.offset.reset": "latest"}, False, r"kafka\.auto\.offset\.reset can't be set: the source decides"),
         ({"kafka.isolation.level": "none"}, False, "'none' is not read_committed or read_uncommitted"),
@@ -84,8 +93,9 @@ def test_names_are_read_as_spark_hands_them_over() -> None:
     ],
 )
 def test_the_source_refuses(change: dict[str, str], streaming: bool, message: str) -> None:
+    given = {name: text for name, text in {**READ, **change}.items() if text}
     with pytest.raises(OptionError, match=message):
-        ReadOptions.parse({**READ, **change}, streaming=streaming)
+        ReadOptions.parse(given, streaming=streaming)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +103,7 @@ def test_the_source_refuses(change: dict[str, str], streaming: bool, message: st
     [
         ({"path": ""}, r"option path is required: load\(path\)"),
         ({"kafka.bootstrap.servers": "h:1"}, r"option kafka\.bootstrap\.servers is unknown"),
+        ({"subscribePattern": "x["}, "option subscribePattern: .* is no regular expression"),
         ({"subscribe": "a", "assign": "{}"}, "at most one of the options assign, subscribe, subscribePattern"),
         ({"until": "now"}, "until: 'now' is not highWatermark or end"),
     ],

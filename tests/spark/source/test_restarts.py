@@ -88,6 +88,19 @@ def test_a_start_is_noted_until_a_batch_after_it(caplog: pytest.LogCaptureFixtur
     assert query.partitions(third, third) == []
 
 
+def test_partitions_that_are_left_out_exist_still() -> None:
+    logs = logs_of(3)
+    logs.create("t1", 1)
+    both = {"t0": {"0": 3}, "t1": {"0": 0}, "topic ids": {"t0": "id1", "t1": "id2"}}
+    with pytest.raises(DataLoss, match="t1-0 were read by the query and are left out by the option subscribe now"):
+        reader(logs).latestOffset(both, ReadAllAvailable())
+    del logs.topics_now["t1"]
+    with pytest.raises(DataLoss, match="t1-0 do not exist any more"):
+        reader(logs).latestOffset(both, ReadAllAvailable())
+    accepted = reader(logs, failOnDataLoss="false").latestOffset(both, ReadAllAvailable())
+    assert accepted == {"t0": {"0": 3}, "topic ids": {"t0": "id1"}}
+
+
 def test_a_version_that_knows_no_starts_skips_them() -> None:
     """It takes the entry for the id of a topic that it does not read."""
     noted = offsets.to_json({TopicPartition("t", 0): 7}, {"t": "a"}, {TopicPartition("t", 0): 3})
