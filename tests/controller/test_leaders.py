@@ -17,12 +17,14 @@ from brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
 from brokers.controller.elections import RECOVERING, released
 from brokers.controller.leader_commands import imbalanced
 from brokers.controller.log_end_probes import LogEndProbes
+from brokers.controller.remaining import RemainingReplicas
 from brokers.controller.requests import NewTopic
 from brokers.metadata.config_writes import alter_config
 from brokers.metadata.image import MetadataDelta, MetadataImage
 from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
 from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
-from brokers.replication import isr
+from brokers.replication import ends, isr
+from brokers.replication.ends import ReplicaEnd
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import expire, on_loop
 from tests.support.waiting import eventually_async
@@ -382,3 +384,63 @@ def test_imbalance_is_measured_per_preferred_broker() -> None:
     states[TopicPartition("u", 1)] = led(1, 2, 1)
     states[TopicPartition("u", 2)] = led(-1, 2, 1)
     assert imbalanced(states, 10) == [TopicPartition("u", 0), TopicPartition("u", 1)]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same topics", "made again meanwhile"])
+def test_answers_count_for_the_topics_that_were_asked_for(again: bool) -> None:
+    """Two topics of one name have the same versions and epochs: the state alone does not tell them apart."""
+    image, live = MetadataImage(), {BrokerId(broker_id): LiveBroker(4, 4) for broker_id in (1, 2)}
+    led = PartitionState((1, 2), 1, 9, (1, 2), 12, 1, isr_incarnations=(4, 4))
+    ended = replace(led, leader=-1, last_known_leader=1, isr_incarnations=(3, 3))
+    offline, internal, moved = T0, TopicPartition(GROUP_METADATA_TOPIC, 0), TopicPartition("moved", 0)
+    states = {offline.topic: ended, internal.topic: ended, moved.topic: led}
+
+    def make() -> None:
+        for name, state in states.items():
+            known, topic_id = image.topics.get(name), uuid.uuid4()
+            gone = [] if known is None else [TopicDeleted(name, known.id)]
+            made = TopicChanged(name, TopicZnode(topic_id, ((1, 2),)), 0)
+            image.apply([*gone, made, StatesChanged(name, topic_id, {0: state})], MetadataDelta())
+
+    class Brokers:
+        """Both have applied the states, and have the logs of the topics that they know."""
+
+        async def call(self, broker_id: int, key: int, version: int, request: Any, timeout_ms: int) -> Any:
+            names = {info.id: name for name, info in image.topics.items()}
+            answers = {
+                topic.topic_id: {0: ReplicaEnd(ErrorCode.NONE, 9, LogEnd(8, 70), states[name].leader == broker_id)}
+                for topic in request.topics
+                if (name := names.get(topic.topic_id)) is not None
+            }
+            return ends.response(4, answers, version)
+
+    async def scenario() -> None:
+        metadata = SimpleNamespace(
+            brokers={1: SimpleNamespace(waives_leases=True)},
+            topic_config=lambda name: SimpleNamespace(unclean_leader_election_enable=False),
+        )
+        context: Any = SimpleNamespace(image=image, live_brokers=live, epoch=1, metadata=metadata)
+        brokers: Any = Brokers()
+        probes = LogEndProbes(context, None, brokers, 3, None)  # type: ignore[arg-type]
+        remaining = RemainingReplicas(context, None, probes)  # type: ignore[arg-type]
+        make()
+        answers = {b: (await probes.ask_one(b, [offline, internal]))[1] for b in live}
+        assert await remaining.ask({offline: tuple(live)}) == [offline]
+        assert probes.must_wait(internal, ended)
+        if again:
+            make()
+        assert set(probes._elections(answers)[1]) == (set() if again else {offline})
+        assert probes._note_heard(answers) == ([] if again else [internal])
+        assert probes.must_wait(internal, ended) == again
+        assert remaining.unconfirmed(offline, tuple(live)) == (list(live) if again else [])
+        make()
+        assert await probes.ask_to_waive([moved]) == [moved]
+        assert probes.may_move(moved, led)
+        probes.hear(internal, ended)
+        assert not probes.must_wait(internal, ended)
+        if again:
+            make()
+        assert probes.may_move(moved, led) != again
+        assert probes.must_wait(internal, ended) == again
+
+    asyncio.run(scenario())

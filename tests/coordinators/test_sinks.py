@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wire.messages as m
+from brokers.coordinators.ports import TransactionMarker
 from brokers.log import Origin
 from brokers.log.markers import encode_marker_run
 from brokers.model import BrokerId
@@ -16,6 +18,7 @@ from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import ME, OTHER, Stage
 from wire.errors import ErrorCode as E
+from wire.types import TopicPartition
 
 
 @pytest.fixture
@@ -193,3 +196,30 @@ def test_a_run_of_markers_becomes_stable_as_one(tmp_path: Path) -> None:
     assert follower.log.last_stable_offset == 0
     assert follower.follower_role.replicate(0, memoryview(b""), 4, 0, 0) is E.NONE
     assert follower.log.last_stable_offset == 4
+
+
+def test_the_worst_outcome_of_a_run_of_markers_counts(tmp_path: Path, znode: OneZnode) -> None:
+    """One member was ended by an operator, so each is appended by itself. What is refused stays so, wherever it is."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+
+        async def written(*markers: tuple[int, int, int], as_run: bool) -> list[E]:
+            last = len(markers) - 1
+            done: asyncio.Future[list[E]] = asyncio.get_running_loop().create_future()
+            run = [
+                (TopicPartition("t", 0), TransactionMarker(*marker, False, 2, last - index if as_run else 0))
+                for index, marker in enumerate(markers)
+            ]
+            broker.transactions.write_markers_here(run, done.set_result)
+            return await done
+
+        assert await written((11, 5, 7), (12, 1, 9), as_run=False) == [E.NONE] * 2
+        ended, refused = (11, 1, 8), (12, 2, 8)
+        for number, members in enumerate(itertools.permutations([ended, refused, (13, 1, 8)])):
+            fresh = [member if member[0] != 13 else (20 + number, 1, 8) for member in members]
+            assert await written(*fresh, as_run=True) == [E.TRANSACTION_COORDINATOR_FENCED] * 3, fresh
+        assert await written(ended, (30, 1, 8), as_run=True) == [E.NONE] * 2
+        await broker.stop()
+
+    play(scenario)

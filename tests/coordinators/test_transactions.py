@@ -22,15 +22,19 @@ from coordination.store import StoreError
 from tests.support.clocks import RealClock
 from tests.support.coordinator_broker import PATIENCE_MS
 from tests.support.waiting import PATIENCE_S, eventually_async
+from txn.batches import MemberMarker
 from txn.commands import CommandFailed, WriteMarkers
 from txn.coordinator import AddPartitionsAnswer, VerifyAnswer
-from txn.markers import Job
+from txn.markers import Job, JobId, MarkerToSend
 from txn.verification import Ask, Question
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 A, B, GONE = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("gone", 0)
 TX = TopicPartition("__transaction_state", 0)
+NONE, REFUSED = ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER
+ENDED = ErrorCode.INVALID_PRODUCER_EPOCH
+"""Counts as written: an operator has ended the transaction."""
 
 
 class View:
@@ -174,6 +178,29 @@ def test_markers_are_sent_until_they_are_written(monkeypatch: pytest.MonkeyPatch
         await out.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("known", [[NONE, REFUSED], [REFUSED, NONE], [ENDED, REFUSED], [REFUSED, ENDED]], ids=str)
+def test_a_run_is_written_when_all_its_markers_are(known: list[ErrorCode]) -> None:
+    """Whatever the last one's outcome is."""
+    job = JobId(0, 3, "s", 7, 1)
+    entry = MarkerToSend(job, (MemberMarker(11, 1, True), MemberMarker(12, 1, False)), 2, (A,))
+    kind = m.WriteTxnMarkersResponse.WritableTxnMarkerResult
+    topic, partition = (
+        kind.WritableTxnMarkerTopicResult,
+        kind.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult,
+    )
+    rows = [
+        kind(
+            version=2,
+            producer_id=marker.producer_id,
+            topics=[topic(version=2, name="t", partitions=[partition(version=2, partition_index=0, error_code=error)])],
+        )
+        for marker, error in zip(entry.markers, known, strict=True)
+    ]
+    answer = m.WriteTxnMarkersResponse(version=2, markers=rows)
+    assert markers.decode_markers([entry], answer) == {(job, A): REFUSED}
+    assert markers.decode_markers([entry], m.WriteTxnMarkersResponse(version=2, markers=rows[:1])) == {}
 
 
 def test_a_new_leader_is_found_by_the_metadata_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,6 +442,23 @@ def test_a_second_instance_fences_the_first_in_a_rebalance(driver: Driver) -> No
     assign(second, b)
 
 
+def test_a_second_instance_fences_the_first_that_waits_for_its_assignment(driver: Driver) -> None:
+    first, b = Client(driver, "s", instance_id="s-1"), Client(driver, "b")
+    for client in (b, first):
+        client.join()
+    driver.advance(6_000)
+    assert b.joining.response.leader == b.member_id
+    waiting = first.sync()
+    assert not waiting.done
+    second = Client(driver, "s", instance_id="s-1")
+    second.joins = 10
+    second.join()
+    assert waiting.response.error is ErrorCode.FENCED_INSTANCE_ID
+    assert first.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+    b.join()
+    assign(second, b)
+
+
 def test_a_static_member_that_is_away_stays_until_its_session_ends(driver: Driver) -> None:
     s = Client(driver, "s", instance_id="s-1", session_ms=30_000, rebalance_ms=6_000)
     a = Client(driver, "a", session_ms=30_000, rebalance_ms=6_000)

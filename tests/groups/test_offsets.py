@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from brokers.groups.records import CommittedOffset
+from brokers.groups.records import CommittedOffset, GroupRecord, OffsetKey, decode_group_key, group_record
 from brokers.groups.requests import FetchRequest, GroupSettings, Protocol
 from tests.support.group_driver import Client, Driver, commit, fetched, settle
 from wire.errors import ErrorCode
@@ -263,6 +263,78 @@ def test_a_running_group_loses_offsets_of_topics_it_gave_up(driver: Driver) -> N
         a.heartbeat()
     assert fetched(driver, "g") == -1
     assert a.heartbeat() is ErrorCode.NONE
+    assert driver.restart().shard.describe("g").state == "Stable", "the group itself stays"
+
+
+@pytest.mark.parametrize("stage", ["joining", "assigned by nobody yet"])
+def test_nothing_expires_while_the_group_rebalances(driver: Driver, stage: str) -> None:
+    """What its members subscribe to is not known before they have all come back."""
+    long_ms = 20 * DAY_MS
+    a = Client(driver, "a", protocols=subscription("u"), session_ms=1_800_000, rebalance_ms=long_ms)
+    settle(a)
+    a.commit(5)
+    b = Client(driver, "b", protocols=subscription("t"), session_ms=1_800_000, rebalance_ms=long_ms)
+    b.join()
+    if stage != "joining":
+        a.join()
+        assert a.joining.done
+    for _ in range(8 * 50):
+        driver.advance(DAY_MS // 50)
+        assert a.heartbeat() is (ErrorCode.REBALANCE_IN_PROGRESS if stage == "joining" else ErrorCode.NONE)
+        if stage != "joining":
+            b.heartbeat()
+    assert driver.shard.describe("g").state == ("PreparingRebalance" if stage == "joining" else "CompletingRebalance")
+    assert fetched(driver, "g") == 5
+
+
+@pytest.mark.parametrize("kind", ["unreadable subscriptions", "no consumers"])
+def test_nothing_expires_under_members_of_whom_no_topics_are_known(driver: Driver, kind: str) -> None:
+    a = Client(driver, "a", session_ms=1_800_000)
+    if kind == "no consumers":
+        a.protocol_type, a.protocols = "connect", subscription("u")
+    settle(a)
+    a.commit(5)
+    for _ in range(8 * 50):
+        driver.advance(DAY_MS // 50)
+        assert a.heartbeat() is ErrorCode.NONE
+    assert fetched(driver, "g") == 5
+
+
+def test_a_sweep_at_the_very_end_of_the_retention() -> None:
+    """Offsets live for less than their retention, as in Kafka: at its end they are gone."""
+    settings = GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=1_000)
+    for retention_ms in (-1, 60_000):
+        driver = Driver(settings)
+        commit(driver, "s", {T0: CommittedOffset(1)}, retention_ms=retention_ms)
+        driver.advance(59_999)
+        assert fetched(driver, "s") == 1
+        driver.advance(1)
+        assert fetched(driver, "s") == -1
+
+
+def test_a_group_without_offsets_stays_while_something_of_it_is_left(driver: Driver) -> None:
+    commit(driver, "open", {T0: CommittedOffset(1)})
+    driver.advance(DAY_MS)
+    commit(driver, "open", {T1: CommittedOffset(1)}, producer=(4, 0))
+    awaited = Client(driver, "a", group="awaited", session_ms=1_800_000)
+    commit(driver, "awaited", {T0: CommittedOffset(1)})
+    driver.advance(7 * DAY_MS - 600_000)
+    awaited.send_join()
+    driver.advance(1_200_000)
+    assert fetched(driver, "open") == fetched(driver, "awaited") == -1
+    assert set(driver.shard.groups) == {"open", "awaited"}
+    tombstones = [entry[0] for entry in driver.log if len(entry) == 2 and entry[0].value is None]
+    assert all(isinstance(decode_group_key(record.key), OffsetKey) for record in tombstones), "of offsets alone"
+
+
+def test_offsets_of_a_group_that_does_not_say_since_when_it_is_empty_expire_by_their_own_age(driver: Driver) -> None:
+    """Groups of old records of Kafka's."""
+    commit(driver, "g", {T0: CommittedOffset(1)})
+    driver.replay((group_record("g", GroupRecord("consumer", 1, None, None, -1, ())), None))
+    driver.advance(6 * DAY_MS)
+    assert fetched(driver, "g") == 1
+    driver.advance(DAY_MS + 600_000)
+    assert fetched(driver, "g") == -1
 
 
 def test_simple_offsets_expire_by_their_own_age(driver: Driver) -> None:
