@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -403,7 +404,9 @@ def test_answers_count_for_the_topics_that_were_asked_for(again: bool) -> None:
             image.apply([*gone, made, StatesChanged(name, topic_id, {0: state})], MetadataDelta())
 
     class Brokers:
-        """Both have applied the states, and have the logs of the topics that they know."""
+        """Both have applied the states, and have the logs of the topics that they know. They answer more than asked."""
+
+        meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
         async def call(self, broker_id: int, key: int, version: int, request: Any, timeout_ms: int) -> Any:
             names = {info.id: name for name, info in image.topics.items()}
@@ -412,7 +415,8 @@ def test_answers_count_for_the_topics_that_were_asked_for(again: bool) -> None:
                 for topic in request.topics
                 if (name := names.get(topic.topic_id)) is not None
             }
-            return ends.response(4, answers, version)
+            self.meanwhile()
+            return ends.response(4, {**answers, uuid.uuid4(): {0: ReplicaEnd(ErrorCode.NONE, 9)}}, version)
 
     async def scenario() -> None:
         metadata = SimpleNamespace(
@@ -440,6 +444,8 @@ def test_answers_count_for_the_topics_that_were_asked_for(again: bool) -> None:
         assert not probes.must_wait(internal, ended)
         if again:
             make()
+            brokers.meanwhile = make
+            assert await probes.ask_to_waive([moved]) == []
         assert probes.may_move(moved, led) != again
         assert probes.must_wait(internal, ended) == again
 

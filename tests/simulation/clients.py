@@ -307,6 +307,8 @@ class TransactionalProducer(Producer):
                 while not self.world.closing:
                     before = producer_id, epoch
                     producer_id, epoch = await self.transaction(sequences, producer_id, epoch)
+                    if self.end_version >= 5 and self.rng.random() < 0.1:
+                        producer_id, epoch = await self.recover((producer_id, epoch))
                     if (producer_id, epoch) != before:
                         sequences = dict.fromkeys(partitions, 0)
                     await self.pause(*self.world.pace)
@@ -315,20 +317,34 @@ class TransactionalProducer(Producer):
 
     async def init(self, last: tuple[int, int]) -> tuple[int, int]:
         """A new epoch; now and then by recovery of the ``last`` producer id and epoch (KIP-360)."""
-        named = last if self.rng.random() < 0.3 else (-1, -1)
+        return await self._init(last if self.rng.random() < 0.3 else (-1, -1), may_be_fenced=True)
+
+    async def recover(self, last: tuple[int, int]) -> tuple[int, int]:
+        """A new epoch between two transactions: nothing has fenced the last one, whichever answers are lost."""
+        await self._ask_for_epoch(last, self.rng.choice((0.01, 0.05, 1.5)))  # the answer goes astray
+        self.forget_coordinator(TRANSACTION, self.name)
+        await self.pause(0.02, 1.5)
+        return await self._init(last, may_be_fenced=False)
+
+    async def _ask_for_epoch(self, named: tuple[int, int], timeout_s: float = 1.5) -> Any:
+        request = m.InitProducerIdRequest(
+            version=4, transactional_id=self.name, transaction_timeout_ms=2_500, producer_id=named[0],
+            producer_epoch=named[1],
+        )  # fmt: skip
+        return await self.coordinate(TRANSACTION, self.name, request, 4, timeout_s)
+
+    async def _init(self, named: tuple[int, int], *, may_be_fenced: bool) -> tuple[int, int]:
         while True:
-            request = m.InitProducerIdRequest(
-                version=4, transactional_id=self.name, transaction_timeout_ms=2_500, producer_id=named[0],
-                producer_epoch=named[1],
-            )  # fmt: skip
-            answer = await self.coordinate(TRANSACTION, self.name, request, 4)
+            answer = await self._ask_for_epoch(named)
             if answer is not None and answer.error_code == OK:
                 self.world.oracle.initialised(self.name)
                 return answer.producer_id, answer.producer_epoch
-            if named != (-1, -1) and answer is not None and answer.error_code not in RETRIABLE:
+            refused = answer is not None and answer.error_code not in RETRIABLE
+            if refused and may_be_fenced and named != (-1, -1):
                 named = (-1, -1)  # another producer has fenced that epoch
-            elif answer is not None and answer.error_code not in RETRIABLE:
+            elif refused:
                 self.world.oracle.violate(f"{self.name}: InitProducerId {ErrorCode(answer.error_code).name}")
+                named = (-1, -1)
             self.forget_coordinator(TRANSACTION, self.name)
             await self.pause(0.05, 0.3)
 

@@ -363,6 +363,11 @@ def _does_not_know_the_next_id(original: Any, self: Any, transactional_id: str, 
     return error
 
 
+def _forgets_epochs_before(original: Any, self: Any, now: Any) -> Any:
+    self.transactions = {name: replace(t, epoch_before=-1) for name, t in self.transactions.items()}
+    return original(self, now)
+
+
 # ---- sinks
 
 
@@ -536,6 +541,7 @@ MUTATIONS = (
     Mutation("an end that comes while the one before is written is fenced", (instead(TransactionShard._end_with_bump, _fences_while_an_end_is_written),),
         0, ("hurry", "slow")),
     Mutation("a new producer id is unknown while the end that gave it is written", (instead(TransactionShard._refuse_producer, _does_not_know_the_next_id),), 10, ("hurry", "slow")),
+    Mutation("a new coordinator does not know which answers may be lost", (instead(TransactionShard.loaded, _forgets_epochs_before),), 2, ("kill", "die in a write", "client cut")),
     Mutation("offsets of open transactions count", (
         instead(GroupShard._apply_offset, lambda original, self, key, value, producer: original(self, key, value, None)),
     ), 8),
