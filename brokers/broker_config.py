@@ -291,6 +291,9 @@ class BrokerConfig:
     transactional_id_expiration_ms: int = setting(
         INT, 7 * DAY_MS, "How long an idle transactional id is remembered, in ms.", low=1
     )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        INT, 3_600_000, "Time between two looks for transactional ids that have expired, in ms.", low=1
+    )
     transaction_last_producer_epoch: int = setting(
         INT, 32_766, "Epoch after which a transactional id gets a new producer id. Lower in tests only.",
         low=1, high=32_766,

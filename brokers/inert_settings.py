@@ -243,7 +243,6 @@ socket.connection.setup.timeout.max.ms long 30000 -
 socket.connection.setup.timeout.ms long 10000 -
 telemetry.max.bytes int 1048576 1..
 transaction.partition.verification.enable boolean true - live
-transaction.remove.expired.transaction.cleanup.interval.ms int 3600000 1..
 transaction.state.log.load.buffer.size int 5242880 1..
 transaction.two.phase.commit.enable boolean false -
 """

@@ -37,6 +37,8 @@ from wire.errors import ErrorCode
 ANSWER_TIMEOUT_MS = 5_000
 """Kafka's offsets.commit.timeout.ms: how long a write to __consumer_offsets may take."""
 JOIN_MARGIN_MS = 10_000
+BLANKS = "".join(map(chr, range(33)))
+"""What Java's ``trim`` takes off the states in a filter of ListGroups."""
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def handle_list_groups(request: admin_requests.ListGroupsRequest, context: Conte
     version = context.api_version
     runtime = context.services.groups
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if runtime.loading else ErrorCode.NONE
-    states = {state.lower() for state in request.states_filter or ()}
+    states = {state.strip(BLANKS).lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
     every = context.allows(DESCRIBE, CLUSTER, logged=False)
     listed = []

@@ -18,7 +18,7 @@ from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
 def handle_describe_producers(request: DescribeProducersRequest, context: Context) -> Paced:
-    """DescribeProducers: the producers of partitions that this broker leads, with their open transactions.
+    """DescribeProducers: the producers of this broker's replicas, with their open transactions as its logs have them.
 
     Each partition is described once, however often it is named: it may have many producers.
     """
@@ -47,9 +47,11 @@ def _undescribed(tp: TopicPartition, version: int, error: ErrorCode) -> Any:
 
 def _describe_partition(tp: TopicPartition, version: int, context: Context) -> Any:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
-    found, error = context.services.replicas.leader(tp)
-    if found is None:
-        return _undescribed(tp, version, error)
+    replica = context.services.replicas.get(tp)
+    if replica is None:
+        return _undescribed(tp, version, context.services.replicas.leader(tp).error)
+    if replica.log.offline:
+        return _undescribed(tp, version, ErrorCode.KAFKA_STORAGE_ERROR)
     producers = [
         kind.ProducerState(
             version=version,
@@ -60,7 +62,7 @@ def _describe_partition(tp: TopicPartition, version: int, context: Context) -> A
             coordinator_epoch=entry.coordinator_epoch,
             current_txn_start_offset=entry.txn_first_offset,
         )
-        for entry in found.log.producers.active()
+        for entry in replica.log.producers.active()
     ]
     return kind(
         version=version,

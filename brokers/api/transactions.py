@@ -35,7 +35,7 @@ from brokers.coordinators.transactions.coordinator import Runs, TransactionCoord
 from brokers.coordinators.transactions.verification import admit, command_for, errors_of
 from brokers.groups.requests import OffsetCommitRequest
 from brokers.groups.shard import GroupShard
-from brokers.model import GROUP_METADATA_TOPIC
+from brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
 from txn.commands import CommandFailed, Now, Result, Ticket
 from txn.coordinator import (
     AddPartitionsAnswer,
@@ -179,7 +179,9 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     errors: dict[TopicPartition, ErrorCode] = {}
     for tp in asked:
         yield
-        if tp.topic in denied:
+        if (
+            tp.topic in denied or tp.topic in INTERNAL_TOPICS
+        ):  # offsets join by AddOffsetsToTxn, with the group's rights
             errors[tp] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         elif metadata.partition(tp) is None:
             errors[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

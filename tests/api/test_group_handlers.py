@@ -232,7 +232,7 @@ def test_groups_are_listed_by_state_and_type(api: Api, version: int) -> None:
         assert one.group_state == "CompletingRebalance"
         request.states_filter = ["stable"]
         assert api.call(16, version, request).groups == []
-        request.states_filter = ["completingrebalance", "Dead"]
+        request.states_filter = ["\t completingRebalance \n", "Dead"]
         assert len(api.call(16, version, request).groups) == 1
     if version >= 5:
         assert one.group_type == "classic"

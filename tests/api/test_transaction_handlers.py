@@ -12,15 +12,17 @@ import pytest
 
 import wire.messages as m
 from brokers.api.transaction_lists import handle_list_transactions
+from brokers.api.transactions import handle_describe_producers
 from brokers.api.unpacking import PAUSE
 from brokers.coordinators.ports import TransactionMarker
 from brokers.log import RealDisk
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from brokers.replication import isr
 from tests.log.compacted import clean, cleaner_of
-from tests.support.coordinator_broker import Broker, play
+from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
-from tests.support.stage import OTHER
+from tests.support.stage import ME, OTHER, Stage
+from tests.support.waiting import PATIENCE_S
 from txn.states import PREPARED, TransactionState
 from wire.apis import APIS
 from wire.errors import ErrorCode as E
@@ -407,6 +409,9 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
             assert [t.transactional_id for t in some.transaction_states] == ["app-1"]
             assert some.unknown_state_filters == ["Strange"]
         assert [t.transactional_id for t in (await listed(1, duration_filter=10**9)).transaction_states] == []
+        await asyncio.sleep(0.005)
+        running = (await listed(1, duration_filter=0)).transaction_states
+        assert [t.transactional_id for t in running] == ["app-1"], "the other id has no transaction"
         by_pattern = await listed(2, transactional_id_pattern="app-.*")
         assert [t.transactional_id for t in by_pattern.transaction_states] == ["app-1"]
         assert (await listed(2, transactional_id_pattern="(")).error_code == E.INVALID_REGULAR_EXPRESSION
@@ -423,6 +428,71 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
         (producer,) = topic.partitions[0].active_producers
         assert (producer.producer_id, producer.current_txn_start_offset, producer.last_sequence) == (pid, 0, 0)
         assert topic.partitions[1].active_producers == []
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_followers_describe_the_producers_of_their_logs(tmp_path: Path) -> None:
+    """Tools ask a broker for all partitions that it has."""
+    stage = Stage(tmp_path)
+    stage.topic("t", replicas=(ME, OTHER), leader=OTHER)
+    batch = stage.batch(attributes=TRANSACTIONAL, producer_id=11, producer_epoch=3, base_sequence=0)
+    assert stage.partition("t").follower_role.replicate(0, memoryview(batch), 1, 0, 0) is E.NONE
+    stage.topic("elsewhere", replicas=(OTHER,), leader=OTHER)
+    kind = m.DescribeProducersRequest
+    topics = [kind.TopicRequest(version=0, name=name, partition_indexes=[0]) for name in ("t", "elsewhere", "no")]
+
+    def described() -> list[tuple[int, list[tuple[int, int, int]]]]:
+        request = kind(version=0, topics=topics)
+        response = stage.made(stage.start(handle_describe_producers, 61, 0, request).response)
+        return [
+            (part.error_code, [(p.producer_id, p.producer_epoch, p.current_txn_start_offset) for p in active])
+            for topic in response.topics
+            for part in topic.partitions
+            for active in [part.active_producers]
+        ]
+
+    assert described() == [(0, [(11, 3, 0)]), (E.NOT_LEADER_OR_FOLLOWER, []), (E.UNKNOWN_TOPIC_OR_PARTITION, [])]
+    stage.partition("t").log.offline = True
+    assert described()[0] == (E.KAFKA_STORAGE_ERROR, [])
+
+
+def test_clients_add_no_internal_partitions(tmp_path: Path, znode: OneZnode) -> None:
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+        pid = (await broker.init()).producer_id
+        kind = m.AddPartitionsToTxnRequest
+        request = kind(
+            version=3, v3_and_below_transactional_id="x", v3_and_below_producer_id=pid, v3_and_below_producer_epoch=0,
+            v3_and_below_topics=[
+                kind.AddPartitionsToTxnTopic(version=3, name=name, partitions=[0])
+                for name in ("t", "__consumer_offsets", "__transaction_state")
+            ],
+        )  # fmt: skip
+        answer = await broker.call(24, 3, request)
+        assert [part.partition_error_code for topic in answer.results_by_topic_v3_and_below
+                for part in topic.results_by_partition] == [
+            E.OPERATION_NOT_ATTEMPTED, E.TOPIC_AUTHORIZATION_FAILED, E.TOPIC_AUTHORIZATION_FAILED,
+        ]  # fmt: skip
+        assert (await describe(broker, "x")).transaction_state == "Empty"
+        assert await broker.add_offsets(pid, 0, "group") == 0
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_ids_expire_at_the_configured_interval(tmp_path: Path, znode: OneZnode) -> None:
+    async def scenario() -> None:
+        times = {
+            "transactional.id.expiration.ms": "1",
+            "transaction.remove.expired.transaction.cleanup.interval.ms": "20",
+        }
+        broker = await Broker(tmp_path, znode, **times).ready()
+        assert (await broker.init()).error_code == 0
+        async with asyncio.timeout(PATIENCE_S):
+            while (await describe(broker, "x")).error_code != E.TRANSACTIONAL_ID_NOT_FOUND:
+                await asyncio.sleep(0.01)
         await broker.stop()
 
     play(scenario)

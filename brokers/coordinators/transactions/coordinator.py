@@ -46,6 +46,7 @@ def settings_of(config: BrokerConfig) -> TransactionSettings:
     return TransactionSettings(
         max_timeout_ms=config.transaction_max_timeout_ms,
         id_expiration_ms=config.transactional_id_expiration_ms,
+        sweep_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
         last_epoch=config.transaction_last_producer_epoch,
     )
 
