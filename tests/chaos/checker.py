@@ -27,6 +27,7 @@ def check(history: History, demands: Demands | None = None) -> Report:
         *checks_order.CHECKS,
         *checks_batches.CHECKS,
         *checks_topics.CHECKS,
+        checks_liveness.rights,
         checks_liveness.rest,
     ):
         look(logs, report)

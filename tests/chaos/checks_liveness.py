@@ -151,6 +151,12 @@ def vacuity(logs: Logs, report: Report, demands: Demands) -> None:
                     report.vague("no-final-read", f"{key} was not read to its end ({isolation})")
 
 
+def rights(logs: Logs, report: Report) -> None:
+    """Nobody takes a right away: a client that is refused for lack of one hears of a fault in the brokers."""
+    for process, text in logs.history.refusals:
+        report.bad("refused-without-cause", f"{process} is told: {text}")
+
+
 def rest(logs: Logs, report: Report) -> None:
     """At the end nothing is open: the last stable offset is the high watermark."""
     ends: dict[str, dict[str, int]] = {RC: {}, RU: {}}

@@ -371,6 +371,16 @@ def values_swapped_in_a_poll(rng: random.Random, events: list[Event]) -> set[str
 
 
 @corruption
+def a_refusal_without_cause(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """What did not succeed has another reason."""
+    end = _pick(rng, (event for event in events if event.get("e") in ("fail", "info") and "n" in event))
+    if end is None:
+        return None
+    end["error"] = rng.choice(("Broker: Topic authorization failed", "GroupAuthorizationFailedError [Error 30] g"))
+    return {"refused-without-cause"}
+
+
+@corruption
 def a_record_missing_inside_a_poll(rng: random.Random, events: list[Event]) -> set[str] | None:
     """One reader is not shown one record."""
     found = _pick(rng, (r for e, _, r in _readings(events) if len(r) > 2 and e.get("f") == "poll"))

@@ -212,6 +212,8 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     phases: list[tuple[str, int, int]] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    """What clients were told they have no right to, with the process."""
 
 
 class Parser:
@@ -229,6 +231,8 @@ class Parser:
     def feed(self, event: Event) -> None:
         """Take one event; raises KeyError or ValueError for one that makes no sense."""
         e, f = event.get("e"), event.get("f")
+        if "authoriz" in event.get("error", "").lower():  # in the words of all clients
+            self.history.refusals.append((event["p"], event["error"]))
         if e == "start":
             self._starts[event["p"]] = event
         elif e in ("gone", "retry"):

@@ -198,6 +198,22 @@ def lost_before_the_final_read(tale: Tale) -> None:
     tale.final({"t/0": [A, C]})
 
 
+@story("refused-without-cause")
+def refused_for_lack_of_a_right_that_it_has(tale: Tale) -> None:
+    sent(tale, "a")
+    tale.send("b", outcome="fail", error="TopicAuthorizationFailedError [Error 29] t")
+    tale.final({"t/0": [A]})
+
+
+@story("refused-without-cause")
+def refused_between_two_others_that_pass_by_themselves(tale: Tale) -> None:
+    sent(tale, "a")
+    tale.send("b", outcome="info", error="Broker: Not enough in-sync replicas")
+    tale.send("c", outcome="info", error="Broker: Topic authorization failed")
+    tale.send("d", outcome="info", error="Local: Message timed out")
+    tale.final({"t/0": [A]})
+
+
 @story("unseen")
 def lost_at_the_end_of_the_log(tale: Tale) -> None:
     sent(tale, "a", "b", "c")
