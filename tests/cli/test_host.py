@@ -152,6 +152,7 @@ def test_a_rolling_restart_refuses_no_write(host: Host) -> None:
     assert status == 200
     assert set(samples(page, "fleetlog_partitions")) == {"1", "2", "3"}
     assert samples(page, "fleetlog_host_broker_up") == {"1": 1, "2": 1, "3": 1}
+    leading = samples(page, "fleetlog_controller")
     refused = CliRunner().invoke(cli, ["host", str(host.config), "--brokers", "3"])
     assert refused.exit_code == 2
     assert "is used by another `fleetlog host` that runs" in refused.stderr
@@ -176,6 +177,7 @@ def test_a_rolling_restart_refuses_no_write(host: Host) -> None:
     backs = [text.index(f"rolling restart: broker {number} is back") for number in (1, 2, 3)]
     order = sorted(zip(stops, backs, strict=True))
     assert all(back < stop for (_, back), (stop, _) in itertools.pairwise(order)), "one at a time"
+    assert leading == {str(number): float(stop == max(stops)) for number, stop in enumerate(stops, 1)}, "one election"
 
     assert host.process is not None
     host.write(broker_id=7)

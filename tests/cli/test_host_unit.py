@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import sys
@@ -144,3 +145,35 @@ def test_a_file_that_is_no_text_any_more_ends_a_rolling_restart(
     plan = planned(tmp_path, 1)
     Unit(plan, lambda _: TALKS, again, io.BytesIO()).roll()
     assert f"the settings cannot be used: {file}: not a text file in UTF-8 (byte 0)" in caplog.text
+
+
+@pytest.mark.parametrize("controller", [1, 2, 3, None])
+@pytest.mark.parametrize("silent", [None, 2])
+def test_a_rolling_restart_ends_with_the_controller(tmp_path: Path, controller: int | None, silent: int | None) -> None:
+    """Each election costs time. The others go in the order of their ids, one that does not answer, too."""
+
+    async def work() -> list[int]:
+        async with contextlib.AsyncExitStack() as servers:
+            plan = planned(tmp_path, 3)
+            unit = Unit(plan, lambda _: RUNS, lambda: plan, io.BytesIO())
+            for broker in plan.brokers:
+                if broker.id != silent:
+                    leads = int(broker.id == controller)
+                    body = f"fleetlog_controller_epoch 1\nfleetlog_controller {leads}\nfleetlog_partitions 1\n".encode()
+                    await servers.enter_async_context(await page_of(broker.admin_address(), body))
+            return [child.plan.id for child in await unit._controller_last()]
+
+    last = [controller] if controller is not None and controller != silent else []
+    assert asyncio.run(work()) == [broker_id for broker_id in (1, 2, 3) if broker_id not in last] + last
+
+
+async def page_of(address: tuple[str, int], body: bytes) -> asyncio.Server:
+    """A server whose every page is this one."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(serve, *address)

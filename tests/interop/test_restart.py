@@ -6,13 +6,16 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
 from tests.support.clients import READ_COMMITTED, Client, Confluent, Message
 from tests.support.copies import read_all
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -22,14 +25,15 @@ PARTITIONS = 6
 class Writer(threading.Thread):
     """Produces numbered records until it is stopped; records which were acknowledged, per partition and in order."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
         super().__init__(daemon=True)
         from confluent_kafka import Producer
 
         self.topic = topic
+        self.partitions = partitions
         self.stopping = threading.Event()
         self.sent = 0
-        self.acknowledged: dict[int, list[int]] = {p: [] for p in range(PARTITIONS)}
+        self.acknowledged: dict[int, list[int]] = {p: [] for p in range(partitions)}
         self.failed: list[str] = []
         self.producer = Producer(
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 120_000}
@@ -39,7 +43,7 @@ class Writer(threading.Thread):
         while not self.stopping.is_set():
             number = self.sent
             self.producer.produce(
-                self.topic, str(number).encode(), partition=number % PARTITIONS, on_delivery=self._report(number)
+                self.topic, str(number).encode(), partition=number % self.partitions, on_delivery=self._report(number)
             )
             self.sent += 1
             self.producer.poll(0)
@@ -55,6 +59,40 @@ class Writer(threading.Thread):
                 self.acknowledged[message.partition()].append(number)
 
         return done
+
+
+def test_a_leader_moves_each_second(bootstrap: str, fresh: Callable[[str], str]) -> None:
+    """Five requests in flight to each broker, and one of twelve leaders goes away from under them all the time."""
+    topic, count = fresh("moving"), 12
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap.split(","))
+    orders = {index: [1, 2, 3] for index in range(count)}
+    admin.create_topics({topic: {"assignments": orders}})
+
+    def leaders() -> list[int]:
+        (described,) = admin.describe_topics([topic])
+        return [p["leader_id"] for p in sorted(described["partitions"], key=lambda p: int(p["partition_index"]))]
+
+    eventually(leaders, "all have leaders", good=lambda found: len(found) == count and min(found) > 0)
+    writer = Writer(bootstrap, topic, count)
+    writer.start()
+    moved = 0
+    for index in (*range(count), 0, 5, 10):
+        orders[index] = orders[index][1:] + orders[index][:1]
+        admin.alter_partition_reassignments({TopicPartition(topic, index): orders[index]})
+        before = leaders()
+        admin.elect_leaders(0, {topic: [index]})
+        time.sleep(1.0)
+        moved += before != leaders()
+    writer.stopping.set()
+    writer.join(150)
+    admin.close()
+    assert not writer.is_alive()
+    assert not writer.failed, writer.failed[:3]
+    assert moved >= 8, "the leaders move"
+    for partition in range(count):
+        expected = list(range(partition, writer.sent, count))
+        found = [int(value) for _, value in read_all(bootstrap, topic, partition)]
+        assert found == expected, f"partition {partition}: lost, doubled or reordered"
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
