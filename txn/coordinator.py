@@ -276,10 +276,15 @@ class TransactionShard:
         if not 0 <= producer.epoch <= LAST_CLIENT_EPOCH:
             return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # no producer ever gets such an epoch
         bumps = end.client_version >= 2
+        error: ErrorCode | None
         if bumps and self._was_timed_out(t, producer):
-            error: ErrorCode | None = ErrorCode.PRODUCER_FENCED
+            if not end.commit and t.state not in PREPARED and t.producer_epoch > self.settings.last_epoch:
+                return self._continued_in_a_new_id(transactional_id, t, fresh, now)
+            error = ErrorCode.PRODUCER_FENCED
             if not end.commit:
                 error = ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
+        elif bumps and not end.commit and self._has_continued(t, producer):
+            error = ErrorCode.NONE
         else:
             error = (self._end_with_bump if bumps else self._end_without_bump)(t, producer, end.commit)
         if error is None:
@@ -295,11 +300,24 @@ class TransactionShard:
         INVALID_TXN_STATE), but gets its next epoch from an abort and continues.
         Records of version 0 have no field for it: a coordinator loaded from them fences the producer.
         """
-        return (
-            t.timed_out
-            and t.producer_epoch <= self.settings.last_epoch
-            and (producer.producer_id, producer.epoch + 1) == (t.producer_id, t.producer_epoch)
+        return t.timed_out and (producer.producer_id, producer.epoch + 1) == (t.producer_id, t.producer_epoch)
+
+    def _continued_in_a_new_id(self, transactional_id: str, t: Transaction, fresh: FreshProducerId, now: Now) -> Result:
+        """The abort of a producer whose last epoch timed out: it continues with a new producer id (KAFKA-20090)."""
+        producer_id = fresh()
+        if producer_id is None:
+            return Result(EndAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        after = t.with_new_producer_id(producer_id, t.timeout_ms, now.wall_ms, self.settings.last_epoch)
+        return Result(
+            EndAnswer(ErrorCode.NONE, after.producer_id, after.producer_epoch),
+            records=(self.record(transactional_id, after),),
         )
+
+    @staticmethod
+    def _has_continued(t: Transaction, producer: Producer) -> bool:
+        """Whether the producer got a new producer id, and may have missed the answer."""
+        changed = t.state is TransactionState.EMPTY and t.producer_id != t.previous_producer_id
+        return changed and producer == (t.previous_producer_id, t.epoch_before)
 
     @staticmethod
     def _end_without_bump(t: Transaction, producer: Producer, commit: bool) -> ErrorCode | None:

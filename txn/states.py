@@ -78,7 +78,7 @@ TRANSITIONS: dict[TransactionState | None, dict[TransactionState, str]] = {
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written",
     },
     _S.COMPLETE_ABORT: {
-        _S.EMPTY: "InitProducerId, BeginBatch, ResetSink",
+        _S.EMPTY: "InitProducerId, BeginBatch, ResetSink, EndTxn(abort) of version 2 whose last epoch has timed out",
         _S.ONGOING: "first partition of the next transaction",
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written",
     },

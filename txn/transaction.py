@@ -24,8 +24,9 @@ class Transaction:
     used the last epoch. ``client_version`` is the transaction version (0, 1, 2) of the last step's client; a fence
     counts as 0, so that it is never taken for a retry. Times in ms since the epoch. ``batch`` is for sinks only
     (``txn.batches``). ``timed_out``: the timeout aborted the transaction; any other step resets it. ``epoch_before``:
-    the epoch that the producer itself named in the InitProducerId that led here, for a retry after a lost answer; -1 if
-    it named none, or has used its new epoch since.
+    the epoch that the producer itself named in the request that gave it the present one (InitProducerId, or the abort
+    of a transaction that timed out in the last epoch), for a retry after a lost answer; -1 if it named none, or has
+    used its new epoch since.
     """
 
     producer_id: int

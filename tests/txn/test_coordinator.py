@@ -7,7 +7,7 @@ import pytest
 from tests.support.gauges import added_up
 from tests.txn.machine import ID, A, B, C, Machine
 from txn.commands import Cancel
-from txn.coordinator import InitAnswer, TransactionSettings
+from txn.coordinator import End, InitAnswer, Producer, TransactionSettings
 from txn.records import encode_transaction_key
 from txn.states import ENDED, PREPARED, TRANSITIONS, TransactionState
 from wire.errors import ErrorCode as E
@@ -491,8 +491,6 @@ def test_few_epochs_are_used_up_again_and_again(version: int) -> None:
 def test_without_a_fresh_id_the_last_epochs_end_waits(m: Machine) -> None:
     pid, epoch = exhausted(m)
     m.add(pid, epoch, A, version=2)
-    from txn.coordinator import End, Producer
-
     result = m.shard.end_transaction(ID, Producer(pid, epoch), End(True, 2), lambda: None, m.now)
     assert result.response.error is E.COORDINATOR_LOAD_IN_PROGRESS
     assert result.records == ()
@@ -523,6 +521,28 @@ def test_the_timeout_of_the_last_epoch(m: Machine) -> None:
     m.markers_written()
     assert m.t.producer_epoch == 32767
     assert m.init() == InitAnswer(E.NONE, 1001, 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_producer_whose_last_epoch_timed_out_aborts_into_a_new_producer_id(m: Machine, restarts: bool) -> None:
+    pid, epoch = exhausted(m)
+    m.add(pid, epoch, A, version=2)
+    m.timer("timeout/app")
+    effects = m.effects
+    assert m.end(pid, epoch, True, 2).error is E.PRODUCER_FENCED
+    assert m.end(pid, epoch, False, 2).error is E.CONCURRENT_TRANSACTIONS
+    m.effects = effects
+    m.markers_written()
+    none_left = m.shard.end_transaction(ID, Producer(pid, epoch), End(False, 2), lambda: None, m.now)
+    assert (none_left.response.error, none_left.records) == (E.COORDINATOR_LOAD_IN_PROGRESS, ())
+    for _ in range(3):
+        assert m.end(pid, epoch, True, 2).error in (E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING)
+        assert m.end(pid, epoch, False, 2) == (E.NONE, 1001, 0), "the same again when the answer is lost"
+        if restarts:
+            m.restart()
+    assert m.end(pid, epoch - 1, False, 2).error is E.INVALID_PRODUCER_ID_MAPPING
+    assert m.add(1001, 0, A, version=2) is E.NONE
+    assert m.end(pid, epoch, False, 2).error is E.INVALID_PRODUCER_ID_MAPPING, "its new id is in use"
 
 
 def test_a_timer_that_comes_late_does_nothing(m: Machine) -> None:
