@@ -133,6 +133,19 @@ def test_throttles_equal_exact_arithmetic(steps: list[tuple[int, int]], rate_mil
         assert len(rate._sums) <= SAMPLES
 
 
+def test_the_edges_of_a_window() -> None:
+    """The next one begins when one is over to the millisecond, and counts until the last sample is."""
+    rate = WindowedRate()
+    for amount, mono_ms in ((1, 0), (2, WINDOW_MS - 1), (4, WINDOW_MS), (8, 2 * WINDOW_MS - 1)):
+        rate.record(amount, mono_ms)
+    assert rate.window_left_ms(2 * WINDOW_MS - 1) == 1
+    first_is_over = SAMPLES * WINDOW_MS
+    totals = {mono_ms: rate.measure(mono_ms)[0] for mono_ms in range(first_is_over - 1, first_is_over + WINDOW_MS + 1)}
+    assert totals.pop(first_is_over - 1) == 15
+    assert totals.pop(first_is_over + WINDOW_MS) == 0
+    assert set(totals.values()) == {12}
+
+
 def test_ten_seconds_worth_may_be_used_at_once() -> None:
     rate = WindowedRate()
     rate.record(10 * MB, 0)
@@ -309,6 +322,28 @@ def test_an_allowance_looks_once_in_a_window() -> None:
         assert allowance.spend(1000, number / 1000, lambda number=number: looks.append(number) or number) == 0
     assert looks == [0]
     assert allowance.used(1000) == 1_000_000
+
+
+def test_the_edges_of_what_may_be_used_without_a_look() -> None:
+    """All that is left, until the window is over."""
+    looks: list[int] = []
+
+    def spend(amount: int, mono_ms: int) -> int:
+        return allowance.spend(amount, mono_ms / 1000, lambda: looks.append(mono_ms) or mono_ms)
+
+    allowance = Allowance(WindowedRate())
+    allowance.limit(1000 * MB)
+    assert spend(0, 0) == 0
+    assert allowance.left == 10 * MB
+    assert spend(10 * MB, WINDOW_MS - 1) == 0
+    assert looks == [0]
+    assert spend(1, WINDOW_MS - 1) == 0, "most of another second has passed"
+    assert looks == [0, WINDOW_MS - 1]
+    allowance = Allowance(WindowedRate())
+    allowance.limit(1000 * MB)
+    for mono_ms in (0, WINDOW_MS - 1, WINDOW_MS):
+        assert spend(1, mono_ms) == 0
+    assert looks == [0, WINDOW_MS - 1, 0, WINDOW_MS]
 
 
 def test_a_lower_rate_counts_from_the_next_request_on() -> None:
