@@ -579,6 +579,25 @@ cdef int _walk(
     return 0
 
 
+def longest_record(payload, header):
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef int64_t count = header.record_count, _number
+    cdef Py_ssize_t stop, longest = 0
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _open(&c, <const uint8_t *>view.buf, view.len, count)
+        for _number in range(count):
+            stop = _begin(&c)
+            longest = max(longest, stop - c.position + 1)  # with the attributes
+            c.position = stop
+            c.end = view.len
+        _end_payload(&c)
+        return longest
+    finally:
+        PyBuffer_Release(&view)
+
+
 def validate_records(payload, header):
     cdef Py_buffer view
     cdef int64_t largest = -1

@@ -33,6 +33,7 @@ __all__ = [
     "find_timestamp",
     "index_entries",
     "index_floor",
+    "longest_record",
     "oldest_timestamp",
     "parse_header",
     "scan",
@@ -580,6 +581,22 @@ def oldest_timestamp(payload: Buffer, header: BatchHeader) -> int:
         reader.pos, reader.end = stop, len(view)
     _end_payload(reader)
     return oldest
+
+
+def longest_record(payload: Buffer, header: BatchHeader) -> int:
+    """The bytes of a batch's longest record, without the length before it; 0 of an empty batch.
+
+    Walks the records without creating objects, and looks at nothing in them. Raises CorruptBatch.
+    """
+    view = memoryview(payload)
+    reader = _checked_reader(view, header)
+    longest = 0
+    for _ in range(header.record_count):
+        stop = _begin_record(reader)
+        longest = max(longest, stop - reader.pos + 1)  # with the attributes
+        reader.pos, reader.end = stop, len(view)
+    _end_payload(reader)
+    return longest
 
 
 def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:

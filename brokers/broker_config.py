@@ -11,7 +11,7 @@ from brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
 from brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from brokers.model import Endpoint
 from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, table_of
-from brokers.topic_config import CODECS, DAY_MS, FOREVER, GZIP_LEVELS, MIB, TOPIC_SETTINGS, TopicConfig
+from brokers.topic_config import CODECS, DAY_MS, FOREVER, GZIP_LEVELS, LARGEST_ARRAY, MIB, TOPIC_SETTINGS, TopicConfig
 
 BOOLEAN, STRING, INT, SHORT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT, SettingType.SHORT
 LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
@@ -38,10 +38,9 @@ class BrokerConfig:
     broker_rack: str | None = setting(STRING, None, "The availability zone the broker stands in.")
     listeners: tuple[str, ...] = setting(
         LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so.",
-        shown_as=STRING,
     )  # fmt: skip
     advertised_listeners: tuple[str, ...] = setting(
-        LIST, (), "Addresses that clients get; the listeners' own when empty.", shown_as=STRING, unset=True
+        LIST, (), "Addresses that clients get; the listeners' own when empty.", unset=True
     )
     listener_security_protocol_map: tuple[str, ...] = setting(
         LIST,
@@ -96,10 +95,10 @@ class BrokerConfig:
     )
 
     # log
-    log_dirs: tuple[str, ...] = setting(
-        LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.", shown_as=STRING
+    log_dirs: tuple[str, ...] = setting(LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.")
+    log_dir: str | None = setting(
+        STRING, None, "The directory that holds the partitions, where log.dirs is not set.", shown_as=LIST
     )
-    log_dir: str | None = setting(STRING, None, "The directory that holds the partitions, where log.dirs is not set.")
     num_partitions: int = setting(INT, 1, "Partitions of a topic that is created without a number.", low=1)
     default_replication_factor: int = setting(INT, 1, "Replicas of a topic that is created without a number.", low=1)
     auto_create_topics_enable: bool = setting(BOOLEAN, True, "Create a topic when a client first asks for it.")
@@ -140,6 +139,10 @@ class BrokerConfig:
     log_cleaner_max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Default of max.compaction.lag.ms.", low=1, live=True
     )
+    max_decompressed_message_bytes: int = setting(
+        INT, LARGEST_ARRAY, "Largest record accepted in a compressed batch, in bytes, once it is decompressed.",
+        low=1, high=LARGEST_ARRAY, live=True,
+    )  # fmt: skip
     message_max_bytes: int = setting(INT, MIB + 12, "Default of max.message.bytes.", low=0, live=True)
     log_message_timestamp_type: str = setting(
         STRING, "CreateTime", "Default of message.timestamp.type.", choices=("CreateTime", "LogAppendTime"), live=True

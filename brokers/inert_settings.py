@@ -1,6 +1,6 @@
 """Kafka's settings that change nothing here: accepted and shown, so that Kafka's files, tools and MirrorMaker work.
 
-Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
+Names, types, defaults, bounds and which are dynamic are Kafka 4.4's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of
 ``brokers.broker_config.BrokerConfig``, but for the three of authorization, those of TLS, of OIDC and of the connection
@@ -39,6 +39,8 @@ sasl.login.refresh.window.jitter double 0.05 - live
 sasl.login.retry.backoff.max.ms long 10000 -
 sasl.login.retry.backoff.ms long 100 -
 sasl.mechanism.controller.protocol string GSSAPI -
+sasl.oauthbearer.allow.unverified.audience boolean false -
+sasl.oauthbearer.allow.unverified.issuer boolean false -
 sasl.oauthbearer.assertion.algorithm string RS256 ES256|RS256
 sasl.oauthbearer.assertion.claim.aud string null -
 sasl.oauthbearer.assertion.claim.exp.seconds int 300 0..86400
@@ -89,7 +91,7 @@ ssl.truststore.type string JKS - live
 
 _OIDC = """
 sasl.oauthbearer.clock.skew.seconds int 30 -
-sasl.oauthbearer.expected.audience list null -
+sasl.oauthbearer.expected.audience list '' -
 sasl.oauthbearer.expected.issuer string null -
 sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 -
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 -
@@ -102,17 +104,20 @@ sasl.oauthbearer.sub.claim.name string sub -
 _KRAFT = """
 broker.heartbeat.interval.ms int 2000 -
 broker.session.timeout.ms int 9000 -
-controller.listener.names string null -
+controller.listener.names list '' -
 controller.quorum.append.linger.ms int 25 0..
+controller.quorum.auto.join.enable boolean false -
 controller.quorum.bootstrap.servers list '' -
 controller.quorum.election.backoff.max.ms int 1000 0..
 controller.quorum.election.timeout.ms int 1000 0..
+controller.quorum.fetch.max.bytes int 1048576 1..
+controller.quorum.fetch.snapshot.max.bytes int 1048576 1..
 controller.quorum.fetch.timeout.ms int 2000 0..
 controller.quorum.request.timeout.ms int 2000 0..
 controller.quorum.retry.backoff.ms int 20 0..
 controller.quorum.voters list '' -
 controller.socket.timeout.ms int 30000 -
-early.start.listeners string null -
+early.start.listeners list null -
 initial.broker.registration.timeout.ms int 60000 -
 metadata.log.dir string null -
 metadata.log.max.record.bytes.between.snapshots long 20971520 1..
@@ -127,8 +132,11 @@ process.roles list null broker|controller
 """
 
 _TIERING = """
+follower.fetch.last.tiered.offset.enable boolean false - live
 log.local.retention.bytes long -2 -2.. live
 log.local.retention.ms long -2 -2.. live
+log.remote.copy.lag.bytes long -1 -1.. live
+log.remote.copy.lag.ms long 0 -1.. live
 remote.fetch.max.wait.ms int 500 1.. live
 remote.list.offsets.request.timeout.ms long 30000 1.. live
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. live
@@ -140,6 +148,7 @@ remote.log.manager.expiration.thread.pool.size int 10 1.. live
 remote.log.manager.fetch.max.bytes.per.second long 9223372036854775807 1.. live
 remote.log.manager.fetch.quota.window.num int 11 1..
 remote.log.manager.fetch.quota.window.size.seconds int 1 1..
+remote.log.manager.follower.thread.pool.size int 2 1.. live
 remote.log.manager.task.interval.ms long 30000 1..
 remote.log.manager.thread.pool.size int 2 1..
 remote.log.metadata.custom.metadata.max.bytes int 128 0..
@@ -156,42 +165,64 @@ remote.log.storage.system.enable boolean false -
 """  # noqa: E501
 
 _GROUPS = """
+errors.deadletterqueue.auto.create.topics.enable boolean false - live
+errors.deadletterqueue.topic.name.prefix string dlq. - live
+group.consumer.assignment.interval.ms int 1000 0.. live
 group.consumer.assignors list uniform,range -
 group.consumer.heartbeat.interval.ms int 5000 1..
+group.consumer.max.assignment.interval.ms int 15000 0..
 group.consumer.max.heartbeat.interval.ms int 15000 1..
 group.consumer.max.session.timeout.ms int 60000 1..
 group.consumer.max.size int 2147483647 1..
 group.consumer.migration.policy string bidirectional -
+group.consumer.min.assignment.interval.ms int 0 0..
 group.consumer.min.heartbeat.interval.ms int 5000 1..
 group.consumer.min.session.timeout.ms int 45000 1..
 group.consumer.session.timeout.ms int 45000 1..
-group.coordinator.append.linger.ms int 5 0..
+group.coordinator.append.linger.ms int -1 -1..
+group.coordinator.background.threads int 2 1..
+group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live
 group.coordinator.rebalance.protocols list classic,consumer,streams consumer|classic|share|streams
 group.coordinator.threads int 4 1..
+group.share.assignment.interval.ms int 1000 0.. live
 group.share.assignors list simple -
 group.share.delivery.count.limit int 5 2..10
 group.share.heartbeat.interval.ms int 5000 1..
+group.share.max.assignment.interval.ms int 15000 0..
+group.share.max.delivery.count.limit int 10 5..25
 group.share.max.heartbeat.interval.ms int 15000 1..
+group.share.max.partition.max.record.locks int 4000 2000..10000
 group.share.max.record.lock.duration.ms int 60000 30000..3600000
 group.share.max.session.timeout.ms int 60000 1..
 group.share.max.share.sessions int 2000 1..
 group.share.max.size int 200 1..1000
+group.share.min.assignment.interval.ms int 0 0..
+group.share.min.delivery.count.limit int 2 2..5
 group.share.min.heartbeat.interval.ms int 5000 1..
+group.share.min.partition.max.record.locks int 100 100..2000
 group.share.min.record.lock.duration.ms int 15000 1000..30000
 group.share.min.session.timeout.ms int 45000 1..
 group.share.partition.max.record.locks int 2000 100..10000
 group.share.record.lock.duration.ms int 30000 1000..3600000
 group.share.session.timeout.ms int 45000 1..
+group.streams.assignment.interval.ms int 1000 0.. live
+group.streams.assignors list sticky -
 group.streams.heartbeat.interval.ms int 5000 1..
+group.streams.initial.rebalance.delay.ms int 3000 0..
+group.streams.max.assignment.interval.ms int 15000 0..
 group.streams.max.heartbeat.interval.ms int 15000 1..
 group.streams.max.session.timeout.ms int 60000 1..
 group.streams.max.size int 2147483647 1..
 group.streams.max.standby.replicas int 2 0..
+group.streams.min.assignment.interval.ms int 0 0..
 group.streams.min.heartbeat.interval.ms int 5000 1..
 group.streams.min.session.timeout.ms int 45000 1..
 group.streams.num.standby.replicas int 0 0..
+group.streams.rack.aware.assignment.tags list '' -
 group.streams.session.timeout.ms int 45000 1..
-share.coordinator.append.linger.ms int 5 0..
+group.streams.topology.description.plugin.class class null -
+share.coordinator.append.linger.ms int -1 -1..
+share.coordinator.cached.buffer.max.bytes int 1048588 524288.. live
 share.coordinator.load.buffer.size int 5242880 1..
 share.coordinator.snapshot.update.records.per.snapshot int 500 0..
 share.coordinator.state.topic.compression.codec int 0 -
@@ -211,6 +242,8 @@ alter.config.policy.class.name class null -
 alter.log.dirs.replication.quota.window.num int 11 1..
 alter.log.dirs.replication.quota.window.size.seconds int 1 1..
 client.quota.callback.class class null -
+config.providers list '' '' live
+cordoned.log.dirs list '' - live
 create.topic.policy.class.name class null -
 delete.records.purgatory.purge.interval.requests int 1 -
 fetch.purgatory.purge.interval.requests int 1000 -
@@ -233,6 +266,7 @@ offsets.load.buffer.size int 5242880 1..
 offsets.topic.compression.codec int 0 -
 producer.purgatory.purge.interval.requests int 1000 -
 queued.max.requests int 500 1..
+replica.alter.log.dirs.io.max.bytes.per.second long 9223372036854775807 0.. live
 replica.high.watermark.checkpoint.interval.ms long 5000 -
 replica.socket.receive.buffer.bytes int 65536 -
 replica.socket.timeout.ms int 30000 -
@@ -293,9 +327,15 @@ zookeeper.ssl.truststore.type string null -
 _TOPICS_TIERING = """
 local.retention.bytes long -2 -2.. live log.local.retention.bytes
 local.retention.ms long -2 -2.. live log.local.retention.ms
+remote.copy.lag.bytes long -1 -1.. live log.remote.copy.lag.bytes
+remote.copy.lag.ms long 0 -1.. live log.remote.copy.lag.ms
 remote.log.copy.disable boolean false - live
 remote.log.delete.on.disable boolean false - live
 remote.storage.enable boolean false - live
+"""
+
+_TOPICS_GROUPS = """
+errors.deadletterqueue.group.enable boolean false - live
 """
 
 _TOPICS_RETIRED = """
@@ -318,7 +358,7 @@ def _row(line: str, doc: str, *, retired: bool) -> Setting:
         low, _, high = allowed.partition("..")
         bounds = {"low": int(low), "high": int(high) if high else None}
     elif allowed != "-":
-        bounds = {"choices": tuple(allowed.split("|"))}
+        bounds = {"choices": tuple(choice.strip("'") for choice in allowed.split("|"))}
     row = Setting(name, SettingType[kind.upper()], None, doc, inert=True, retired=retired, **bounds)
     live, synonym = "live" in flags, flags[1] if len(flags) > 1 else ""
     value = None if default == "null" else row.parse("" if default == "''" else default)
@@ -406,5 +446,6 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
 """Those that are not inert are read from what was given: by brokers.security."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {
     **_rows(_TOPICS_TIERING, _TIERING_DOC),
+    **_rows(_TOPICS_GROUPS, _NOT_HERE),
     **_rows(_TOPICS_RETIRED, _RETIRED_DOC, retired=True),
 }

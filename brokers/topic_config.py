@@ -14,6 +14,8 @@ LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
 
 MIB, DAY_MS = 1024 * 1024, 24 * 3600 * 1000
 FOREVER = 2**63 - 1
+LARGEST_ARRAY = 2**31 - 9
+"""Of a Java array, in bytes: Kafka's way to say that there is no limit."""
 THROTTLED = r"\*|none|[0-9]{1,10}:[0-9]{1,10}"
 THROTTLED_REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -85,6 +87,10 @@ class TopicConfig:
     max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
         synonym="log.cleaner.max.compaction.lag.ms",
+    )  # fmt: skip
+    max_decompressed_message_bytes: int = setting(
+        INT, LARGEST_ARRAY, "Largest record accepted in a compressed batch, in bytes, once it is decompressed.",
+        low=1, high=LARGEST_ARRAY, live=True, synonym="max.decompressed.message.bytes",
     )  # fmt: skip
     max_message_bytes: int = setting(
         INT, MIB + 12, "Largest record batch accepted, in bytes, after compression.", low=0, live=True,

@@ -23,7 +23,7 @@ def test_a_minimal_file_listens_on_the_loopback_only() -> None:
 def test_values_are_texts_and_nothing_is_looked_up_for_them() -> None:
     """CVE-2024-31141: with Kafka's config providers a setting could read files and the environment."""
     text = MINIMAL + "config.providers=file\nconfig.providers.file.class=x.FileConfigProvider\n"
-    with pytest.raises(ConfigError, match=r"config\.providers='file': is no setting of a broker"):
+    with pytest.raises(ConfigError, match=r"config\.providers=.file.: must be one of "):
         load_config(text, "f")
     config = load_config(MINIMAL + "broker.rack=${file:/etc/passwd:root}\nlog.dirs=${env:HOME}\n", "f")
     assert (config.broker_rack, config.log_dirs) == ("${file:/etc/passwd:root}", ("${env:HOME}",))

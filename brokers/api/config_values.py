@@ -23,9 +23,18 @@ def _group(kind: SettingType, name: str, default: object, doc: str, **bounds: An
 _GROUP_ROWS = (
     _group(SettingType.INT, "consumer.session.timeout.ms", 45_000, "Session timeout of consumers (KIP-848).", low=1),
     _group(SettingType.INT, "consumer.heartbeat.interval.ms", 5_000, "Heartbeats of consumers (KIP-848).", low=1),
+    _group(SettingType.INT, "consumer.assignment.interval.ms", 1_000, "Time between two assignments.", low=0),
+    _group(
+        SettingType.BOOLEAN, "errors.deadletterqueue.copy.record.enable", False, "Whether a dead letter has the record."
+    ),
+    _group(SettingType.STRING, "errors.deadletterqueue.topic.name", "", "The topic of a share group's dead letters."),
     _group(SettingType.INT, "share.session.timeout.ms", 45_000, "Session timeout of share consumers.", low=1),
     _group(SettingType.INT, "share.heartbeat.interval.ms", 5_000, "Heartbeats of share consumers.", low=1),
     _group(SettingType.INT, "share.record.lock.duration.ms", 30_000, "How long a record stays acquired.", low=1_000),
+    _group(SettingType.INT, "share.assignment.interval.ms", 1_000, "Time between two assignments.", low=0),
+    _group(SettingType.INT, "share.delivery.count.limit", 5, "Deliveries of a record at most.", low=2),
+    _group(SettingType.INT, "share.partition.max.record.locks", 2_000, "Records in flight at most.", low=100),
+    _group(SettingType.BOOLEAN, "share.renew.acknowledge.enable", True, "Whether a lock may be renewed."),
     _group(SettingType.STRING, "share.auto.offset.reset", "latest", "Where a new share group starts."),
     _group(
         SettingType.STRING, "share.isolation.level", "read_uncommitted", "What share consumers see of transactions.",
@@ -33,10 +42,14 @@ _GROUP_ROWS = (
     ),
     _group(SettingType.INT, "streams.session.timeout.ms", 45_000, "Session timeout of streams members.", low=1),
     _group(SettingType.INT, "streams.heartbeat.interval.ms", 5_000, "Heartbeats of streams members.", low=1),
+    _group(SettingType.INT, "streams.assignment.interval.ms", 1_000, "Time between two assignments.", low=0),
+    _group(SettingType.STRING, "streams.assignor.name", None, "The assignor of a streams group."),
+    _group(SettingType.INT, "streams.initial.rebalance.delay.ms", 3_000, "How long the first members wait.", low=0),
+    _group(SettingType.LIST, "streams.rack.aware.assignment.tags", (), "Tags that keep standby tasks apart."),
     _group(SettingType.INT, "streams.num.standby.replicas", 0, "Standby tasks of a streams group.", low=0),
 )  # fmt: skip
 GROUP_SETTINGS: dict[str, Setting] = {row.name: row for row in _GROUP_ROWS}
-"""Settings of a group, as in Kafka 4.1: stored and described; those of protocols that aren't here do nothing yet."""
+"""Settings of a group, as in Kafka 4.4: stored and described; those of protocols that aren't here do nothing yet."""
 
 
 class Source(IntEnum):

@@ -17,6 +17,7 @@ from _native.batch import (
     Record,
     crc32c,
     decode_records,
+    longest_record,
     oldest_timestamp,
     parse_header,
     validate_batch,
@@ -282,7 +283,9 @@ def _check_records(
     """Check the records; returns the batch in its new form, or None if it stays as it is."""
     max_timestamp, all_have_keys = validate_records(payload, header)
     if origin is Origin.CLIENT:
-        rejected = None
+        rejected = _check_lengths(payload, header, config.max_decompressed_message_bytes)
+        if rejected is not None:
+            return rejected
         if compacted and not all_have_keys:
             rejected = _missing_keys(payload, header, explain)
         elif config.message_timestamp_type == "CreateTime":
@@ -327,6 +330,17 @@ def _level(codec: int, config: TopicConfig) -> int | None:
     }
     level, usual = levels.get(codec, (0, 0))
     return None if level == usual else level
+
+
+def _check_lengths(payload: Buffer, header: BatchHeader, bytes_max: int) -> Rejected | None:
+    """As in Kafka, records of a batch without codec are bounded by max.message.bytes alone."""
+    if not header.codec or len(payload) <= bytes_max:
+        return None
+    longest = longest_record(payload, header)
+    if longest <= bytes_max:
+        return None
+    why = f"a record of {longest} bytes, decompressed: max.decompressed.message.bytes is {bytes_max}"
+    return Rejected(ErrorCode.INVALID_RECORD, why)
 
 
 def _missing_keys(payload: Buffer, header: BatchHeader, explain: int) -> Rejected:

@@ -33,7 +33,7 @@ def classpath() -> str:
     if cached.exists() and all(Path(jar).exists() for jar in cached.read_text().split(":")):
         return cached.read_text()
     how = (
-        "the comparison with Apache Kafka needs its jars (org.apache.kafka:kafka_2.13 and kafka-tools 4.1.1): install "
+        "the comparison with Apache Kafka needs its jars (org.apache.kafka:kafka_2.13 and kafka-tools 4.4.0): install "
         "Maven, which fetches them, or name a class path in FLEETLOG_KAFKA_JARS"
     )
     if shutil.which("mvn") is None:

@@ -819,7 +819,7 @@ def test_what_is_unset_is_described_as_kafka_describes_it(services: Services) ->
     assert told(broker["node.id"])[0] == "1"
     assert told(broker["replica.selector.class"]) == (None, 5, [])
     assert told(broker["log.cleaner.io.max.bytes.per.second"])[0] == "1.7976931348623157E308"
-    assert (broker["listeners"].config_type, broker["listeners"].read_only) == (2, True)
+    assert (broker["listeners"].config_type, broker["listeners"].read_only) == (7, True)
     assert broker["ssl.keystore.password"].is_sensitive
     foreign = broker["my.plugin"]
     assert (foreign.value, foreign.is_sensitive, foreign.config_type, foreign.config_source) == (None, True, 0, 2)

@@ -1,4 +1,4 @@
-"""Apache Kafka 4.1.1's own jars, by the Maven coordinates of ``pom.xml``.
+"""Apache Kafka 4.4.0's own jars, by the Maven coordinates of ``pom.xml``; those of Connect by ``connect.xml``.
 
 These tests are marked ``kafka_jars`` and no part of ``make test``, which needs PyPI only; ``make test-jars`` (CI runs
 it) fetches the jars and fails when it can't. FLEETLOG_KAFKA_JARS may hold a class path instead.
@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.kafka_jars.programs import kafka_classpath
+from tests.kafka_jars.programs import fetched_jars, kafka_classpath
 from tests.support.fleet import Fleet
 
 
@@ -19,8 +19,13 @@ def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
     return kafka_classpath(tmp_path_factory.mktemp("jars") / "classpath")
 
 
+@pytest.fixture(scope="session")
+def connect_classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fetched_jars("connect.xml", tmp_path_factory.mktemp("jars") / "classpath")
+
+
 class Tools:
-    """Kafka's command line tools against a fleet: ``tools("kafka.admin.TopicCommand", "--list")``."""
+    """Kafka's command line tools against a fleet: ``tools("org.apache.kafka.tools.TopicCommand", "--list")``."""
 
     def __init__(self, classpath: str, fleet: Fleet) -> None:
         self.classpath = classpath

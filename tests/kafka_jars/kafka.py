@@ -31,11 +31,11 @@ def dumped(classpath: str, folder: Path) -> str:
     """What Kafka's dump tool prints of a log's files."""
     kinds = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
     names = [str(file) for file in sorted(folder.iterdir()) if file.suffix in kinds]
-    return java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
+    return java(classpath, "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
 
 
 class Kafka:
-    """One Kafka 4.1.1 process, broker and controller in one.
+    """One Kafka 4.4.0 process, broker and controller in one.
 
     ``listener`` (NAME://host:port) stands beside the plain one; ``properties`` go on top.
     """

@@ -17,11 +17,14 @@ LIMIT_S = 120.0
 
 def kafka_classpath(target: Path) -> str:
     """The jars of ``pom.xml``, fetched by Maven, which writes ``target``; or what FLEETLOG_KAFKA_JARS says."""
-    given = os.environ.get("FLEETLOG_KAFKA_JARS")
-    if given:
-        return given
-    pom = Path(__file__).parent / "pom.xml"
-    subprocess.run(["mvn", "-q", "-B", "-f", str(pom), GOAL, f"-Dmdep.outputFile={target}"], check=True, timeout=280)
+    return os.environ.get("FLEETLOG_KAFKA_JARS") or fetched_jars("pom.xml", target)
+
+
+def fetched_jars(pom: str, target: Path, **properties: str) -> str:
+    """The class path that Maven makes of one of its files, whose properties may be set; ``target`` keeps it."""
+    own = [f"-D{name.replace('_', '.')}={value}" for name, value in properties.items()]
+    command = ["mvn", "-q", "-B", "-f", str(Path(__file__).parent / pom), GOAL, f"-Dmdep.outputFile={target}", *own]
+    subprocess.run(command, check=True, timeout=280)
     return target.read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Compaction beside Kafka 4.1.1's own: its dump tool and cleaner take over what we cleaned, we what it cleaned.
+"""Compaction beside Kafka 4.4.0's own: its dump tool and cleaner take over what we cleaned, we what it cleaned.
 
 Not part of ``make test``: see ``conftest.py``.
 """

@@ -88,8 +88,8 @@ class Worker(Program):
 
 
 @pytest.fixture
-def workers(classpath: str, fleet: Fleet, tmp_path: Path) -> Iterator[list[Worker]]:
-    made = [Worker(classpath, tmp_path / name, fleet.bootstrap) for name in ("one", "other")]
+def workers(connect_classpath: str, fleet: Fleet, tmp_path: Path) -> Iterator[list[Worker]]:
+    made = [Worker(connect_classpath, tmp_path / name, fleet.bootstrap) for name in ("one", "other")]
     try:
         for worker in made:
             worker.start()

@@ -1,4 +1,4 @@
-"""The format, proved by Kafka 4.1.1 itself: its dump tool reads our files, it serves our directory, we open its own.
+"""The format, proved by Kafka 4.4.0 itself: its dump tool reads our files, it serves our directory, we open its own.
 
 Not part of ``make test``: see ``conftest.py``.
 """
@@ -87,7 +87,15 @@ def test_the_dump_tool_finds_damage(tmp_path, classpath):
         data[position] ^= 1
         (copy / name).write_bytes(data)
         files = f"{copy}/{name}"
-        command = ["java", "-cp", classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", files]
+        command = [
+            "java",
+            "-cp",
+            classpath,
+            "org.apache.kafka.tools.DumpLogSegments",
+            "--deep-iteration",
+            "--files",
+            files,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode or DAMAGE.search(done.stdout + done.stderr)
         shutil.rmtree(copy)
@@ -126,7 +134,15 @@ def test_kafkas_dump_tool_reads_committed_offsets(tmp_path, classpath):
     append(log, encode_batch([Record(-1, NOW, record.key, record.value, ())]), origin=Origin.COORDINATOR)
     store.close()
     (segment,) = (tmp_path / str(tp)).glob("*.log")
-    command = ["java", "-cp", classpath, "kafka.tools.DumpLogSegments", "--offsets-decoder", "--files", str(segment)]
+    command = [
+        "java",
+        "-cp",
+        classpath,
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--offsets-decoder",
+        "--files",
+        str(segment),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for part in ('"the group"', '"orders"', '"offset":4242', '"leaderEpoch":7', '"a note"', f'"commitTimestamp":{NOW}'):

@@ -63,10 +63,10 @@ def kafka(classpath: str, tmp_path: Path) -> Iterator[Kafka]:
 
 
 @pytest.fixture
-def mirror(classpath: str, tmp_path: Path, kafka: Kafka, fleet: Fleet) -> Iterator[Program]:
+def mirror(connect_classpath: str, tmp_path: Path, kafka: Kafka, fleet: Fleet) -> Iterator[Program]:
     clusters = {"kafka.bootstrap.servers": kafka.bootstrap, "fleet.bootstrap.servers": fleet.bootstrap}
     file = write_properties(tmp_path / "mirror.properties", {**SETTINGS, **clusters})
-    made = Program(classpath, tmp_path / "mirror.out", "org.apache.kafka.connect.mirror.MirrorMaker", str(file))
+    made = Program(connect_classpath, tmp_path / "mirror.out", "org.apache.kafka.connect.mirror.MirrorMaker", str(file))
     try:
         yield made
     finally:

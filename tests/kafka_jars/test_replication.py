@@ -109,7 +109,7 @@ def assignment(path: Path, topic: str, replicas: dict[int, list[int]]) -> str:
 
 def throttles(tools: Tools, topic: str) -> str:
     """Every throttle that is set, on the topic and on any broker."""
-    command = "kafka.admin.ConfigCommand"
+    command = "org.apache.kafka.tools.ConfigCommand"
     text = tools(command, "--describe", "--entity-type", "topics", "--entity-name", topic)
     for broker_id in ("1", "2", "3"):
         text += tools(command, "--describe", "--entity-type", "brokers", "--entity-name", broker_id)

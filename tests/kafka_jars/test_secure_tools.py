@@ -17,7 +17,7 @@ from tests.support.tls_listeners import Certificates
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 PACKAGE = "org.apache.kafka.tools"
-TOPICS, ACLS, CONFIGS = f"{PACKAGE}.TopicCommand", f"{PACKAGE}.AclCommand", "kafka.admin.ConfigCommand"
+TOPICS, ACLS, CONFIGS = f"{PACKAGE}.TopicCommand", f"{PACKAGE}.AclCommand", "org.apache.kafka.tools.ConfigCommand"
 TOKENS = "org.apache.kafka.common.security.oauthbearer"
 MODULES = {"PLAIN": PLAIN_MODULE, "SCRAM-SHA-256": SCRAM_MODULE, "SCRAM-SHA-512": SCRAM_MODULE}
 
@@ -58,13 +58,13 @@ class Door:
     def send(self, topic: str, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
         self.tools(
-            f"{PACKAGE}.ConsoleProducer", "--topic", topic, "--producer.config", str(self.file),
+            f"{PACKAGE}.ConsoleProducer", "--topic", topic, "--command-config", str(self.file),
             "--request-required-acks", "all", "--sync", text=text,
         )  # fmt: skip
 
     def receive(self, topic: str, count: int) -> list[str]:
         seen = self.tools(
-            f"{PACKAGE}.consumer.ConsoleConsumer", "--topic", topic, "--consumer.config", str(self.file),
+            f"{PACKAGE}.consumer.ConsoleConsumer", "--topic", topic, "--command-config", str(self.file),
             "--from-beginning", "--max-messages", str(count), "--timeout-ms", "60000", "--group", f"g-{topic}",
         )  # fmt: skip
         return seen.split("\n")[:count]
@@ -195,8 +195,8 @@ def test_quotas_are_set_described_and_hold(fleet: TlsFleet, login: Door) -> None
         """The longest time that the client was asked to wait."""
         printed = login.tools(
             f"{PACKAGE}.ProducerPerformance", "--topic", f"quota-{client_id}", "--num-records", "60",
-            "--record-size", "1000", "--throughput", "-1", "--producer.config", str(login.file), "--print-metrics",
-            "--producer-props", f"bootstrap.servers={login.tools.bootstrap}", f"client.id={client_id}",
+            "--record-size", "1000", "--throughput", "-1", "--command-config", str(login.file), "--print-metrics",
+            "--command-property", f"bootstrap.servers={login.tools.bootstrap}", f"client.id={client_id}",
             "batch.size=1000", bootstrap=False,
         )  # fmt: skip
         (line,) = [

@@ -34,7 +34,7 @@ def test_kafkas_tool_creates_alters_and_deletes_topics(tools: Tools, topic: str)
 
 
 def test_kafkas_tool_sets_and_deletes_configs(tools: Tools, topic: str) -> None:
-    command = "kafka.admin.ConfigCommand"
+    command = "org.apache.kafka.tools.ConfigCommand"
     tools(f"{PACKAGE}.TopicCommand", "--create", "--topic", topic)
     entity = ("--entity-type", "topics", "--entity-name", topic)
     tools(command, "--alter", *entity, "--add-config", "max.message.bytes=12345")
@@ -44,7 +44,7 @@ def test_kafkas_tool_sets_and_deletes_configs(tools: Tools, topic: str) -> None:
 
 
 def test_kafkas_tool_sets_levels_of_loggers(tools: Tools) -> None:
-    command, entity = "kafka.admin.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
+    command, entity = "org.apache.kafka.tools.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
     tools(command, "--alter", *entity, "--add-config", "brokers.peers=DEBUG")
     assert "brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
     tools(command, "--alter", *entity, "--delete-config", "brokers.peers")
@@ -56,11 +56,11 @@ def test_the_java_producer_and_consumer(tools: Tools, topic: str, codec: str) ->
     lines = [f"k{n}:value {n}" for n in range(50)]
     tools(
         f"{PACKAGE}.ConsoleProducer", "--topic", topic, "--compression-codec", codec,
-        "--property", "parse.key=true", "--property", "key.separator=:", text="\n".join(lines) + "\n",
+        "--reader-property", "parse.key=true", "--reader-property", "key.separator=:", text="\n".join(lines) + "\n",
     )  # fmt: skip
     seen = tools(
         f"{PACKAGE}.consumer.ConsoleConsumer", "--topic", topic, "--from-beginning", "--max-messages", "50",
-        "--property", "print.key=true", "--property", "key.separator=:", "--timeout-ms", "60000",
+        "--formatter-property", "print.key=true", "--formatter-property", "key.separator=:", "--timeout-ms", "60000",
     )  # fmt: skip
     assert seen.split("\n")[:50] == lines
 
@@ -114,7 +114,7 @@ def test_the_java_transactional_producer(tools: Tools) -> None:
     out = tools(
         f"{PACKAGE}.ProducerPerformance", "--topic", "java-perf", "--num-records", "5000", "--record-size", "100",
         "--throughput", "-1", "--transactional-id", "java-perf", "--transaction-duration-ms", "50",
-        "--producer-props", f"bootstrap.servers={tools.bootstrap}", bootstrap=False,
+        "--command-property", f"bootstrap.servers={tools.bootstrap}", bootstrap=False,
     )  # fmt: skip
     assert "5000 records sent" in out
     client = Confluent()

@@ -156,6 +156,28 @@ def test_timestamp_bounds_name_the_records(tmp_path):
     assert append(log, encode_batch([rows[0], rows[3], rows[4]])).error == ErrorCode.NONE
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_record_of_a_compressed_batch_has_a_length(tmp_path, compacted):
+    """Kafka counts a record's own length field, and looks only where it decompresses."""
+    policy = ("compact",) if compacted else ("delete",)
+    log = open_log(tmp_path / "e-0", config=config(max_decompressed_message_bytes=2_000, cleanup_policy=policy))
+
+    def packed(codec: int, *values: int) -> bytes:
+        rows = [Record(-1, NOW, b"k", bytes(size), ()) for size in values]
+        pack = (lambda payload: compression.compress(codec, payload)) if codec else None
+        return encode_batch(rows, attributes=codec, compress=pack)
+
+    length = 1_990 + len(b"k") + 7  # attributes, deltas of time and offset, the two lengths, headers
+    for codec in sorted(set(compression.NAMES) - {0}):
+        assert append(log, packed(codec, *[1_000] * 20)).error == ErrorCode.NONE
+        assert append(log, packed(codec, 1, 1_990, 1)).error == ErrorCode.NONE
+        info = append(log, packed(codec, 1, 1_993, 1))
+        assert info.error == ErrorCode.INVALID_RECORD
+        assert f"{length + 3} bytes" in info.error_message
+        assert "max.decompressed.message.bytes is 2000" in info.error_message
+    assert append(log, packed(0, 10_000)).error == ErrorCode.NONE
+
+
 def test_log_append_time(tmp_path):
     log = open_log(tmp_path / "e-0", config=config(message_timestamp_type="LogAppendTime"))
     info = append(log, batch(2, timestamp=5), now_ms=NOW + 77)

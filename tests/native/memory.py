@@ -157,6 +157,7 @@ class Fuzz:
         self.same(batch_py, batch_cy, "decode_records", payload, header)
         self.same(batch_py, batch_cy, "validate_records", payload, header)
         self.same(batch_py, batch_cy, "oldest_timestamp", payload, header)
+        self.same(batch_py, batch_cy, "longest_record", payload, header)
         self.same(batch_py, batch_cy, "find_timestamp", payload, header, rng.choice((0, 2**62)), rng.randrange(4))
         self.same(
             columns_py, columns_cy, "decode_columns", [(payload, header), (raw[61:], header)], 0, 5, rng.random() < 0.5

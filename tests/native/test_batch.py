@@ -88,6 +88,11 @@ def test_records_come_back(records: list[Record], base_offset: int, producer_id:
     largest, keyed = both(lambda twin: twin.validate_records(raw[61:], header))[1]
     assert largest == max(-1, max(r.timestamp for r in records))
     assert keyed == all(r.key is not None for r in records)
+    lengths = []
+    for row in decoded:
+        alone = pure_twin.encode_records([row], base_offset, header.base_timestamp)
+        lengths.append(len(alone) - next(at for at, byte in enumerate(alone, 1) if byte < 0x80))
+    assert both(lambda twin: twin.longest_record(raw[61:], header))[1] == max(lengths)
 
 
 @given(records_strategy, st.integers(0, 2**50), st.booleans(), st.data())
@@ -190,6 +195,7 @@ def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject
             both(lambda twin, s=sample, h=verdict[1]: twin.validate_records(s[61:], h))
             both(lambda twin, s=sample, h=verdict[1]: twin.find_timestamp(s[61:], h, 3, 1))
             both(lambda twin, s=sample, h=verdict[1]: twin.oldest_timestamp(s[61:], h))
+            both(lambda twin, s=sample, h=verdict[1]: twin.longest_record(s[61:], h))
 
 
 @given(st.binary(max_size=120), st.integers(0, 12))
