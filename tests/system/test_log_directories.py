@@ -126,3 +126,50 @@ def test_a_new_disk_is_accepted_in_place_of_a_lost_one(fleet: Fleet) -> None:
         cluster.wait_isr("t", {1, 2, 3}, partition)
     assert len(sorted((two.directory / "b").glob("t-*"))) >= len(held) - 1, "its replicas are there again"
     assert cluster.lost_commits() == 0
+
+
+def test_a_replica_that_alone_has_committed_records_keeps_them_until_somebody_decides(fleet: Fleet) -> None:
+    """Its disk was not mounted for a while, and others lead since."""
+    fleet.start()
+    cluster = Cluster(fleet)
+    cluster.create("t", min_insync_replicas=1)
+    client.produce(fleet.bootstrap, "t", [Message(b"1")], acks="all")
+    leader = cluster.leader("t")
+    others = [broker for broker in fleet.brokers if broker is not leader]
+    for broker in others:
+        assert broker.stop() == 0
+    cluster.wait_isr("t", {leader.id})
+    client.produce(leader.address, "t", [Message(b"2"), Message(b"3")], acks="all")
+    assert leader.stop() == 0
+    data = leader.directory / "data"
+    data.rename(leader.directory / "hidden")
+    for broker in fleet.brokers:
+        broker.start()
+    for broker in fleet.brokers:
+        broker.wait_ready()
+    cluster.wait_isr("t", {1, 2, 3})
+    assert values(fleet, "t") == {1}, "all are back, and none has more"
+    client.produce(fleet.bootstrap, "t", [Message(b"4")], acks="all")
+    assert leader.stop() == 0
+    data.rename(leader.directory / "begun")
+    (leader.directory / "hidden").rename(data)
+    leader.start()
+    leader.wait_ready()
+    eventually(
+        lambda: "and committed records 1 to 2 are here. To keep them stop broker " in leader.output(), "it stops"
+    )
+    command = [sys.executable, "-m", "brokers.cli.main", "topics", "describe", "t", "-b", fleet.bootstrap]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "does not follow broker" in told
+    assert cluster.lost_commits() == 0
+    now_leads = cluster.leader("t")
+    for broker in others:
+        assert broker.stop() == 0
+    elect = [sys.executable, "-m", "brokers.cli.main", "topics", "elect", "t", "--unclean", "--yes"]
+    subprocess.run([*elect, "-b", leader.address], check=True)
+    assert cluster.leader("t") is leader
+    assert now_leads is not leader
+    for broker in others:
+        broker.start()
+    cluster.wait_isr("t", {1, 2, 3})
+    assert values(fleet, "t") == {1, 2, 3}
