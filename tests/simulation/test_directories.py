@@ -8,8 +8,8 @@ from tests.simulation.runs import story
 from tests.simulation.world import DIRECTORIES, World
 
 
-@pytest.mark.parametrize("seed", range(8, 18))
+@pytest.mark.parametrize("seed", range(10))
 def test_nothing_is_lost_by_directories_that_come_back(seed: int) -> None:
-    report = World(seed, kinds=(DIRECTORIES, "stop", "kill")).run()
+    report = World(seed, kinds=(DIRECTORIES, "cut")).run()
     assert report.ok, story(report)
-    assert report.faults["directories"] + report.faults["stop"] + report.faults["kill"]
+    assert report.faults["directories"]
