@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, confirm, warn
 from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
@@ -135,7 +136,7 @@ class Wanted(NamedTuple):
         ]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def acls() -> None:
     """Access control lists: list, add, remove. The brokers need authorizer.class.name."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from brokers.cli.client import Target, admin, client_options
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.moves import moves_to
 from brokers.cli.options import numbers
 from brokers.cli.output import CliError, Output, bytes_text, table
@@ -26,7 +27,7 @@ from brokers.model import BrokerId
 PROBLEMS_SHOWN = 50
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """The fleet: brokers, their load, problems, and moving load."""
 

@@ -35,6 +35,10 @@ POLL_MS = 1_000
 """Data ends a poll at once; on a busy machine shorter polls only split a group join into more steps."""
 
 
+_RESETS = {"beginning": "earliest", "end": "latest"}
+"""Where a group without offsets begins, as clients call it."""
+
+
 @click.command()
 @click.argument(
     "wanted",
@@ -48,7 +52,8 @@ POLL_MS = 1_000
     "--from",
     "start",
     type=PointType(),
-    help="beginning, end, an offset, or a time.  [default: beginning, or what the group committed]",
+    help="beginning, end, an offset, or a time.  [default: beginning, or what the group committed; a"
+    " new group takes beginning or end]",
 )
 @click.option(
     "--to",
@@ -82,8 +87,10 @@ def consume(
     details: bool,
 ) -> None:
     """Write records of topics to stdout: values as they are, or one JSON object a line with --json."""
-    if group is not None and (start is not None or any(one.partitions is not None for one in wanted)):
-        raise click.UsageError("a group reads whole topics from where it is: move it with `fleetlog groups reset`")
+    if group is not None and any(one.partitions is not None for one in wanted):
+        raise click.UsageError("a group reads whole topics: name no partitions")
+    if group is not None and start is not None and start.kind not in _RESETS:
+        raise click.UsageError("a new group begins at beginning or end: move it with `fleetlog groups reset`")
     if group == "":
         raise click.UsageError("a group's name must not be empty")
     separator = key_separator.replace("\\t", "\t").encode() if key_separator is not None else None
@@ -91,12 +98,14 @@ def consume(
     writer = _Writer(out.as_json, separator, details, count)
     with admin(target, about) as client:
         bounds = _Bounds(client, wanted, start or Point("beginning"), stop, isolation)
+        if group and start is not None:
+            _check_new(client, group, {one.topic for one in wanted})
     if not bounds.open and (count == 0 or bounds.finished()):
         return
     config: dict[str, Any] = {
         "isolation_level": isolation,
         "group_id": group,
-        "auto_offset_reset": "earliest",
+        "auto_offset_reset": _RESETS[start.kind if group and start is not None else "beginning"],
         "request_timeout_ms": min(max(target.timeout_ms, 1_000), 500_000),
     }
     # On SIGTERM the member leaves its group: the others need not wait for its session to time out.
@@ -122,6 +131,17 @@ def consume(
             signal.signal(signal.SIGTERM, before)
             sys.stdout.flush()
     warn(f"{writer.count} records") if sys.stderr.isatty() else None
+
+
+def _check_new(client: Any, group: str, topics: set[str]) -> None:
+    """Raises CliError for a group that has a position in one of the topics already."""
+    committed = client.list_group_offsets({group: None})[group]
+    known = sorted({tp.topic for tp, row in committed.items() if row.offset >= 0} & topics)
+    if known:
+        raise CliError(
+            f"group {group} has committed offsets of {', '.join(known)}: without --from it goes on there, and"
+            f" `fleetlog groups reset` moves it"
+        )
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 
 from brokers.cli import dev_fleet as fleet
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.dev_security import (
     ADMIN,
     APP,
@@ -62,7 +63,7 @@ def _racks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
     return names
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def dev() -> None:
     """A local fleet with a ZooKeeper server: up, status, kill, start, add, down."""
 

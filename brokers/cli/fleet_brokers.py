@@ -9,6 +9,7 @@ import click
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from brokers.cli.moves import moves_to
 from brokers.cli.options import BROKER_ID, pairs
@@ -25,7 +26,7 @@ dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show
 SET, DELETE = 0, 1
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def brokers() -> None:
     """Single brokers: drain, replace, levels of their loggers."""
 

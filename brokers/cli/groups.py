@@ -23,6 +23,7 @@ from brokers.cli.client import (
     reworded,
     topic_partitions,
 )
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.group_lags import lag_of_groups
 from brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from brokers.cli.times import DurationType, TimeType
@@ -31,7 +32,7 @@ from wire.errors import ErrorCode
 MEMBERLESS = {"Empty", "Dead"}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def groups() -> None:
     """Consumer groups: list, lag, describe, reset, delete."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.logdump import dump
 from brokers.cli.logverify import verify_logs
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def log() -> None:
     """Read the files of log directories."""
 

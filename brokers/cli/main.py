@@ -6,6 +6,7 @@ import importlib
 
 import click
 
+from brokers.cli.command_group import CommandGroup
 from brokers.security.core_dumps import switch_core_dumps_off
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
@@ -35,7 +36,7 @@ _SUBJECTS = {
 }
 
 
-class _Subjects(click.Group):
+class _Subjects(CommandGroup):
     """A group whose commands are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

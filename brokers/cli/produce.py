@@ -77,10 +77,13 @@ def produce(
     # On SIGTERM, too, it reports what was written.
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with admin(target, f"topic {topic}") as client, progress() as bar:
+        typed = not files and sys.stdin.isatty()
+        with admin(target, f"topic {topic}") as client, progress(not typed) as bar:  # it would erase what is typed
             sender = Sender(client, topic, acks=acks, codec=compression, timeout_s=target.timeout_s)
             if partition is not None:
                 sender.check_partition(partition)
+            if typed:
+                click.echo(f"each line is a record of {topic}; Ctrl-D at the beginning of a line ends", err=True)
             task = bar.add_task(f"producing to {topic}", total=None)
             for items in _chunks(files, shape, partition):
                 sender.send(items)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, confirm
 from brokers.security.quota_entities import CLIENT_ID, CLIENT_KEYS, IP, IP_KEYS, USER, MatchType
 from wire.messages import request_class
@@ -71,7 +72,7 @@ def _rates(_context: click.Context, _parameter: click.Parameter, words: tuple[st
     return found
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def quotas() -> None:
     """Client quotas: list, set, remove. They hold at each broker by itself.
 

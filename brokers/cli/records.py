@@ -10,6 +10,7 @@ import click
 
 from _native.columns import partition_for_key
 from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, known_partitions
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.options import partition_option
 from brokers.cli.output import CliError, Output, iso
 from brokers.cli.sender import InputRecord, Sender
@@ -52,7 +53,7 @@ def _headers(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> 
     return tuple(found)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def records() -> None:
     """Single records: write, copy."""
 

@@ -10,13 +10,14 @@ import click
 
 from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
 from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, iso
 from wire import api_keys
 from wire.errors import ErrorCode
 from wire.messages import Encodable, request_class
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def sinks() -> None:
     """Exactly-once sinks: list, describe, reset."""
 

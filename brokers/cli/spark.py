@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from brokers.cli.command_group import CommandGroup
 
-@click.group()
+
+@click.group(cls=CommandGroup)
 def spark() -> None:
     """Spark: an archive with all that executors need."""
 

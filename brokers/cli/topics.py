@@ -21,6 +21,7 @@ from brokers.cli.client import (
     reworded,
     wait_for_topics,
 )
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.compact import COLUMNS, OFF, Figures, compact_topics, compaction_of, figure_rows
 from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
 from brokers.cli.output import CliError, Output, confirm, table, visible, warn
@@ -31,7 +32,7 @@ from wire.errors import ErrorCode
 READ_UNCOMMITTED = 0
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def topics() -> None:
     """Topics: create, list, describe, alter, compact, reassign, elect, delete."""
 

@@ -18,6 +18,7 @@ from brokers.cli.client import (
     raise_for_code,
     topic_partitions,
 )
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, confirm, iso, table, visible
 from brokers.cli.times import DurationType
 from wire.errors import ErrorCode
@@ -31,7 +32,7 @@ _WAIT = COORDINATOR_MOVES | {ErrorCode.CONCURRENT_TRANSACTIONS}
 STATES = ["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def transactions() -> None:
     """Transactions: list, describe, fence, producers."""
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, confirm
 from brokers.config import ConfigError, parse_properties
 from brokers.metadata.users import read_users, write_users
@@ -40,7 +41,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def users() -> None:
     """Users that log in by SCRAM: add, list, remove."""
 

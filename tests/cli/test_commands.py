@@ -89,6 +89,17 @@ def test_a_malformed_address_is_a_usage_error(address: str) -> None:
     assert "--bootstrap" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [(("topic", "list"), "did you mean topics?"), (("topics", "lst"), "did you mean list?"), (("xyzzy",), "-h lists")],
+)
+def test_a_command_that_is_not_there_names_the_one_that_is(words: tuple[str, ...], hint: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert f"there is no command '{words[-1] if words[0] == 'topics' else words[0]}'" in result.stderr
+    assert hint in result.stderr
+
+
 def test_an_address_of_ipv6_and_of_several_brokers() -> None:
     assert client.parse_bootstrap("[::1]:9092, b:1") == [("::1", 9092), ("b", 1)]
 
@@ -144,7 +155,7 @@ def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_tim
         ["groups", "reset", "g", "--to-latest", "--topic", "t:x"],
         ["consume"],
         ["consume", "t", "--from", "start"],
-        ["consume", "t", "--group", "g", "--from", "end"],
+        ["consume", "t", "--group", "g", "--from", "5"],
         ["consume", "t:0", "--group", "g"],
         ["produce", "t", "--whole-file"],
         ["produce", "t", "--key", "k", "--key-separator", ":"],

@@ -115,6 +115,11 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
     denied = run(*command[:3], *words, "--bootstrap", bootstrap, "--command-config", str(java))
     assert "CLUSTER_AUTHORIZATION_FAILED" in denied.stderr, "programs cannot give themselves rights"
 
+    words = ("acls", "add", "--deny", "--principal", "User:guest", "--operation", "All", "--topic", "orders")
+    warned = run(*command[:3], *words, "--host", "::1", **exported)
+    assert warned.returncode == 0, warned.stderr
+    assert "never counts: it is an IPv6 address, and this broker's listeners are IPv4" in warned.stderr
+
     options = json.loads(pasted(printed, "Spark").split("=", 1)[1])
     assert options == {f"kafka.{name}": value for name, value in properties(java.read_text()).items()}
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +211,38 @@ def test_a_group_commits_no_more_than_was_written(shell: Shell, topic: str) -> N
     assert shell.lines("consume", one, "-g", group, "--to", "20") == [str(i) for i in range(7, 20)]
     (described,) = shell.json("groups", "describe", group)
     assert [row["committed"] for row in described["offsets"]] == [20]
+
+
+def test_a_new_group_begins_where_it_is_told(shell: Shell, topic: str) -> None:
+    group = f"group-{topic}"
+    shell.run("produce", topic, stdin="one\n")
+    assert shell.lines("consume", topic, "-g", group, "--from", "beginning", "-n", "1") == ["one"]
+    refused = shell.fails("consume", topic, "-g", group, "--from", "beginning", "-n", "1")
+    assert f"group {group} has committed offsets of {topic}" in refused
+    assert "groups reset" in refused
+    assert shell.lines("consume", topic, "-g", f"{group}-end", "--from", "end", "--to", "end") == []
+
+
+def test_nothing_erases_what_is_typed(shell: Shell, topic: str) -> None:
+    """At a terminal there is a line that says what to do, and no progress bar."""
+    command = [sys.executable, "-m", "brokers.cli.main", "produce", topic]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **shell.environment}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"Ctrl-D" not in shown:
+            shown += os.read(ours, 1000)
+        os.write(ours, b"typed\n\x04")
+        with suppress(OSError):  # its end, on Linux
+            while piece := os.read(ours, 1000):
+                shown += piece
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"\x1b" not in shown
+    assert f"1 records to {topic}".encode() in shown
+    assert "typed" in shell.lines("consume", topic, "--to", "end")
 
 
 def test_names_are_completed(shell: Shell, topic: str) -> None:
