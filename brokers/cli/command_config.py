@@ -12,6 +12,7 @@ import click
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
+from brokers.cli.output import warn
 from brokers.properties import parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
 from brokers.security.mechanism_names import MECHANISMS
@@ -19,7 +20,7 @@ from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.plain import PLAIN
 from brokers.security.tls_contexts import client_context
 from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN, ConfigError
+from brokers.setting_kinds import HIDDEN, ConfigError, suggest
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"
@@ -29,6 +30,39 @@ TLS_CONTEXT: Final = "ssl_context"
 
 _SSL, _SASL_SSL = "SSL", "SASL_SSL"
 _PROTOCOLS: Final = (PLAINTEXT, _SSL, SASL_PLAINTEXT, _SASL_SSL)
+
+
+_USED: Final = frozenset({PROTOCOL, MECHANISM, JAAS, "bootstrap.servers"})
+"""The last is named beside --bootstrap, which counts, as with Kafka's tools."""
+_KAFKA_NAMES: Final = frozenset((
+    "acks", "allow.auto.create.topics", "auto.commit.interval.ms", "auto.include.jmx.reporter", "auto.offset.reset",
+    "batch.size", "bootstrap.controllers", "bootstrap.servers", "buffer.memory", "check.crcs", "client.dns.lookup",
+    "client.id", "client.rack", "compression.gzip.level", "compression.lz4.level", "compression.type",
+    "compression.zstd.level", "config.providers", "connections.max.idle.ms", "default.api.timeout.ms",
+    "delivery.timeout.ms", "enable.auto.commit", "enable.idempotence", "enable.metrics.push",
+    "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "group.id",
+    "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms", "interceptor.classes",
+    "isolation.level", "key.deserializer", "key.serializer", "linger.ms", "max.block.ms",
+    "max.in.flight.requests.per.connection", "max.partition.fetch.bytes", "max.poll.interval.ms",
+    "max.poll.records", "max.request.size", "metadata.cluster.check.enable", "metadata.max.age.ms",
+    "metadata.max.idle.ms", "metadata.recovery.rebootstrap.trigger.ms", "metadata.recovery.strategy",
+    "metric.reporters", "metrics.num.samples", "metrics.recording.level", "metrics.sample.window.ms",
+    "partition.assignment.strategy", "partitioner.adaptive.partitioning.enable",
+    "partitioner.availability.timeout.ms", "partitioner.class", "partitioner.ignore.keys", "receive.buffer.bytes",
+    "reconnect.backoff.max.ms", "reconnect.backoff.ms", "request.timeout.ms", "retries", "retry.backoff.max.ms",
+    "retry.backoff.ms", "sasl.client.callback.handler.class", "sasl.jaas.config", "sasl.kerberos.kinit.cmd",
+    "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.service.name", "sasl.kerberos.ticket.renew.jitter",
+    "sasl.kerberos.ticket.renew.window.factor", "sasl.login.callback.handler.class", "sasl.login.class",
+    "sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms", "sasl.login.refresh.buffer.seconds",
+    "sasl.login.refresh.min.period.seconds", "sasl.login.refresh.window.factor", "sasl.login.refresh.window.jitter",
+    "sasl.login.retry.backoff.max.ms", "sasl.login.retry.backoff.ms", "sasl.mechanism", "security.protocol",
+    "security.providers", "send.buffer.bytes", "session.timeout.ms", "share.acknowledgement.mode",
+    "share.acquire.mode", "socket.connection.setup.timeout.max.ms", "socket.connection.setup.timeout.ms",
+    "transaction.timeout.ms", "transaction.two.phase.commit.enable", "transactional.id", "value.deserializer",
+    "value.serializer",
+))  # fmt: skip
+"""Settings of Kafka's producers, consumers and admin clients (4.4), but those of TLS."""
+_PREFIXES: Final = ("ssl.", "sasl.oauthbearer.", "config.providers.", "metrics.context.")
 
 
 _MODULES: Final = {PLAIN: LoginModule.PLAIN, OAUTHBEARER: LoginModule.OAUTHBEARER}
@@ -47,15 +81,24 @@ class FixedToken(AbstractTokenProvider):  # type: ignore[misc]
 
 
 def read_command_config(path: Path) -> dict[str, str]:
-    """The properties of the file; raises click.BadParameter. Those of other clients' settings are left alone."""
+    """The properties of the file; raises click.BadParameter, also for a name that no client has.
+
+    The files are shared with Kafka's tools: what has no use here is named in one warning.
+    """
     try:
         found = parse_properties(path.read_text("utf-8"), str(path))
         properties = {name: value for name, (value, _) in found.items()}
+        for name, (_, where) in found.items():
+            if name not in _KAFKA_NAMES and not name.startswith(_PREFIXES):
+                raise ConfigError(name, HIDDEN, f"is no setting of a client{suggest(name, _KAFKA_NAMES)}", where)
         client_security(properties)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--command-config") from None
     except (OSError, UnicodeDecodeError):
         raise click.BadParameter(f"{path} is not a text file in UTF-8", param_hint="--command-config") from None
+    useless = sorted(name for name in properties.keys() - _USED if not name.startswith("ssl."))
+    if useless:
+        warn(f"{path}: without use here: {', '.join(useless)}")
     return properties
 
 

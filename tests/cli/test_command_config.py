@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from brokers.cli.command_config import client_security
+from brokers.cli.command_config import client_security, read_command_config
 from brokers.setting_kinds import ConfigError
 from tests.support.fleet import Fleet
 from tests.support.secured import PASSWORD, PLAIN_MODULE, SCRAM_MODULE, USER, jaas, secured_fleet
@@ -41,6 +42,24 @@ def written(directory: Path, mechanism: str, password: str = PASSWORD) -> str:
     path = directory / "client.properties"
     path.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism={mechanism}\nsasl.jaas.config={line}\n")
     return str(path)
+
+
+def test_a_misspelt_name_does_not_go_on_in_plaintext(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protcol=SASL_SSL\n")
+    with pytest.raises(click.BadParameter, match=r"protcol.*no setting of a client; did you mean security\.p"):
+        read_command_config(file)
+    file.write_text("my.password=secret\n")
+    with pytest.raises(click.BadParameter) as caught:
+        read_command_config(file)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_of_kafkas_tools_is_taken_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=b:1\nacks=all\ngroup.id=g\nsecurity.protocol=PLAINTEXT\n")
+    assert read_command_config(file)["acks"] == "all"
+    assert capsys.readouterr().err == f"fleetlog: {file}: without use here: acks, group.id\n"
 
 
 @pytest.mark.zookeeper
