@@ -18,7 +18,7 @@ LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
 
 BOUNDLESS = 1.7976931348623157e308
 PROTOCOLS = ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT")
-ADDRESS_AND_COUNT = r"(\d{1,3}(\.\d{1,3}){3}|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?):\d{1,9}"
+ADDRESS_AND_COUNT = r"(\d{1,3}(\.\d{1,3}){3}|\[?[0-9A-Fa-f.]{0,45}:[0-9A-Fa-f:.]{0,45}\]?):\d{1,9}"
 
 FALLBACKS: dict[str, tuple[tuple[str, int], ...]] = {
     "log.retention.ms": (("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from brokers.api.config_alterations import check_internal_topic, check_topic
@@ -339,3 +342,17 @@ def test_settings_that_a_deduplicating_topic_can_not_have(overrides: dict[str, s
         return
     with pytest.raises(ConfigError, match=wrong):
         topic.check_together()
+
+
+PIECES = ("0:1,", "1", "1:", " ", "a", "a.", "User:a;", "0:1 ,", "127.0.0.1:", "::1:1,", ";", " ;", "::", "[", "/")
+PATTERNS = {row.pattern: name for name, row in (BROKER_SETTINGS | TOPIC_SETTINGS).items() if row.pattern}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=PATTERNS.values())
+def test_a_long_value_is_refused_as_soon_as_a_short_one(pattern: str) -> None:
+    """A value comes with a request: backtracking over 32 KB would hold the loop for seconds, or hours."""
+    for piece in PIECES:
+        value = (piece * 16_000)[:32_000] + "!"
+        began = time.thread_time()
+        re.fullmatch(pattern, value)
+        assert time.thread_time() - began < 0.5, piece
