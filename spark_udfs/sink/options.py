@@ -44,7 +44,7 @@ _REFUSED = {
 }
 _WRITER_TABLE = OptionTable(
     _SINK_ID, *_COMMON, Option("checkpointLocation"), Option("batchToken", default=""), refused=_REFUSED,
-    ignored={"path": ""},
+    ignored={"path": "", "queryName": ""},  # Spark adds the name of a query
 )  # fmt: skip
 _FUNCTION_TABLE = OptionTable(
     _SINK_ID,

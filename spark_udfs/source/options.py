@@ -154,8 +154,22 @@ def _bounds(values: Mapping[str, Any], streaming: bool | None) -> tuple[Bound, B
 
 def checked_schema(options: Mapping[str, str]) -> str:
     """The columns, where the options can be read: `load` refuses wrong ones, not the query. Raises OptionError."""
+    refuse_table(options)
     ReadOptions.parse(options, streaming=None)
     return row_schema(options)
+
+
+def refuse_table(options: Mapping[str, str]) -> None:
+    """Raises OptionError for ``CREATE TABLE``, which shows by what Spark adds to the options.
+
+    Spark (seen in 4.3) gives a data source in Python the options of a table when the table is made, and none when it
+    is read.
+    """
+    if "provider" in lowered(options):
+        raise OptionError(
+            "a table can't be created: Spark hands its options to no data source in Python when it is read. "
+            "CREATE TEMPORARY VIEW name USING fleetlog OPTIONS (...) takes the same options, and can be read"
+        )
 
 
 def row_schema(options: Mapping[str, str]) -> str:

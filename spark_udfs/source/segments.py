@@ -30,7 +30,14 @@ from spark_udfs.client.options import Option, OptionTable, one_of
 from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode
 from spark_udfs.source.offsets import parse_assign
-from spark_udfs.source.options import INCLUDE_HEADERS, ISOLATION_LEVEL, STRATEGIES, check_choice, row_schema
+from spark_udfs.source.options import (
+    INCLUDE_HEADERS,
+    ISOLATION_LEVEL,
+    STRATEGIES,
+    check_choice,
+    refuse_table,
+    row_schema,
+)
 from wire.types import TopicPartition
 
 CHUNK_BYTES = 4 << 20
@@ -81,6 +88,7 @@ class SegmentsSource(DataSource):
 
     def schema(self) -> str:
         """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``."""
+        refuse_table(self.options)
         return row_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:

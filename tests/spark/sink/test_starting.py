@@ -53,6 +53,23 @@ def start(job: Job, df: Any = None, **more: Any) -> Any:
     )
 
 
+@pytest.mark.parametrize("by_format", [True, False])
+def test_a_query_may_have_a_name(job: Job, by_format: bool) -> None:
+    """Which Spark puts among the format's options; and a path where one is given to start()."""
+    job.send("a")
+    query = run_to_end(lambda: start(job, by_format=by_format, query_name=f"named-{job.sink_id}"))
+    assert query.name == f"named-{job.sink_id}"
+    assert job.values(1) == ["a"]
+    job.send("b")
+    given = {
+        "kafka.bootstrap.servers": job.cluster.bootstrap, "sinkId": job.sink_id, "topic": job.target,
+        "checkpointLocation": str(job.checkpoint),
+    }  # fmt: skip
+    writer = job.rows().writeStream.format("fleetlog").queryName(f"again-{job.sink_id}").options(**given)
+    run_to_end(lambda: writer.trigger(availableNow=True).start("/path"))
+    assert job.values(2) == ["a", "b"]
+
+
 def test_queries_start_from_threads_in_every_way(job: Job, spark: Any) -> None:
     job.send("a")
     rows = job.rows()

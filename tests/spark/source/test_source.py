@@ -193,6 +193,18 @@ def test_wrong_options_are_named(read: Read, options: dict[str, str], message: s
         read(**options).count()
 
 
+def test_a_view_has_its_options_and_a_table_is_refused(spark: Any, cluster: Cluster) -> None:
+    """Spark gives a table's options to no reader; when it is made, it adds some of its own to them."""
+    topic = cluster.topic()
+    cluster.send(topic, numbered(2))
+    using = f"USING fleetlog OPTIONS (`kafka.bootstrap.servers` '{cluster.bootstrap}', subscribe '{topic}')"
+    with pytest.raises(Exception, match=r"a table can.t be created: .* CREATE TEMPORARY VIEW name USING fleetlog"):
+        spark.sql(f"CREATE TABLE of_topic {using} COMMENT 'orders' TBLPROPERTIES ('team' = 'x')")
+    spark.sql(f"CREATE TEMPORARY VIEW of_topic {using}")
+    assert values_of(spark.table("of_topic")) == ["v0", "v1"]
+    spark.catalog.dropTempView("of_topic")
+
+
 def test_starting_offsets_must_name_every_partition(cluster: Cluster, read: Read) -> None:
     topic = cluster.topic()
     with pytest.raises(Exception, match="must name every partition once"):
