@@ -7,6 +7,7 @@ query and batch id, and the fence shows whether that batch was committed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -57,7 +58,7 @@ class ExactlyOnceBatch:
             self._mode = self._start_mode()
         options = self._options
         write = Write(self._cluster, options.sink_id, query.id, query.run_id, batch_id, options.topic, df)
-        with write.alone():
+        with write.alone() if options.fenced else contextlib.nullcontext():
             if prefetched is not None:
                 prefetched.prefetch()
             rows = prepared_rows(df, options.topic)

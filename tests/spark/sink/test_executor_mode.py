@@ -111,6 +111,18 @@ def test_replayed_batch_counts_once(job: Job, way: str) -> None:
         ]
 
 
+@pytest.mark.parametrize(("way", "other"), [(FOREACH, FORMAT), (FORMAT, FOREACH)])
+def test_a_batch_that_is_replayed_in_the_other_way_counts_once(job: Job, way: str, other: str) -> None:
+    """Only functions keep in the fence which write set it: a query has one write by its format."""
+    job.send("a")
+    query = job.run(way=way)
+    job.forget_commit(0)
+    job.send("b")
+    assert job.run(way=other) == query
+    assert job.values(2) == ["a", "b"]
+    assert job.fence() == Fence(query, 1)
+
+
 def test_replay_with_other_rows_counts_once(job: Job) -> None:
     """What is random in a query differs in the replay: batches are fenced, rows are not compared."""
     job.send("a", "b")
