@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.cli.diagnosis import BrokerHealth, FleetFacts, Thresholds, findings_of
+from brokers.cli.diagnosis import (
+    DAY_MS,
+    BrokerHealth,
+    FleetFacts,
+    ListenerCertificate,
+    OpenTransaction,
+    Thresholds,
+    findings_of,
+)
 from brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
 from brokers.model import TopicPartition
 
@@ -98,3 +106,55 @@ def test_a_move_to_a_broker_that_is_away_is_named() -> None:
     (told,) = [one for one in findings_of(facts, Thresholds()) if one.check == "move"]
     assert (told.where, told.what) == ("broker 3", "2 move(s) wait for it, and it is not registered: t-0, t-2")
     assert "--cancel" in told.todo
+
+
+def certified(left_ms: int) -> tuple[ListenerCertificate, ...]:
+    return (ListenerCertificate("SSL", NOW_MS + left_ms, None),)
+
+
+FINE = BrokerHealth(NOW_MS, 1_000, 6_000, 50, -1, ())
+
+
+@pytest.mark.parametrize(
+    ("health", "told"),
+    [
+        (FINE._replace(read_micros=0), []),
+        (FINE._replace(read_micros=-1), [("zookeeper", "ERROR")]),
+        (FINE._replace(read_micros=100_000), []),
+        (FINE._replace(read_micros=100_001), [("zookeeper", "WARNING")]),
+        (FINE._replace(wall_ms=NOW_MS + 500), []),
+        (FINE._replace(wall_ms=NOW_MS - 500), []),
+        (FINE._replace(wall_ms=NOW_MS + 501), [("clock", "WARNING")]),
+        (FINE._replace(sync_micros=500_000), []),
+        (FINE._replace(sync_micros=500_001), [("disk", "WARNING")]),
+        (FINE._replace(file_limit=0), []),
+        (FINE._replace(file_limit=4_096), []),
+        (FINE._replace(file_limit=4_095), [("files", "WARNING")]),
+        (FINE._replace(open_files=79_999, file_limit=100_000), []),
+        (FINE._replace(open_files=80_000, file_limit=100_000), [("files", "ERROR")]),
+        (FINE._replace(certificates=certified(14 * DAY_MS)), []),
+        (FINE._replace(certificates=certified(14 * DAY_MS - 1)), [("certificate", "WARNING")]),
+        (FINE._replace(certificates=certified(2 * DAY_MS)), [("certificate", "WARNING")]),
+        (FINE._replace(certificates=certified(2 * DAY_MS - 1)), [("certificate", "ERROR")]),
+    ],
+)
+def test_where_a_trouble_begins(health: BrokerHealth, told: list[tuple[str, str]]) -> None:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS, {1: health})
+    found = [one for one in findings_of(facts, Thresholds()) if one.where.startswith("broker 1")]
+    assert [(one.check, one.severity.name) for one in found] == told
+
+
+def test_a_certificate_that_ends_now_has_expired() -> None:
+    for left_ms, what in ((1, "its certificate expires in 0.0 days"), (0, "its certificate expired")):
+        facts = FleetFacts(Overview("fleet", 1), NOW_MS, {1: FINE._replace(certificates=certified(left_ms))})
+        assert [one.what for one in findings_of(facts, Thresholds()) if one.check == "certificate"] == [what]
+
+
+@pytest.mark.parametrize("beyond", [0.0, 0.5])
+def test_transactions_and_groups_that_are_just_too_late(beyond: float) -> None:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS)
+    facts.transactions = [OpenTransaction("x", "Ongoing", 900 + beyond, 60, ("t-0",))]
+    part = {"topic": "t", "partition": 0, "lag": 7, "seconds": 600 + beyond, "status": "OK", "committed": 1, "end": 8}
+    facts.groups = [{"group": "g", "seconds": 600 + beyond, "status": "OK", "lag": 7, "partitions": [part]}]
+    found = [one.where for one in findings_of(facts, Thresholds()) if one.check in ("transaction", "group")]
+    assert found == (["x", "g"] if beyond else [])
