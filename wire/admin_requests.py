@@ -412,15 +412,6 @@ class LogPositionsRequest(Protocol):
     topics: list[LogPositionsTopics]
 
 
-class AcceptedPositionsRequest(Protocol):
-    topic_id: uuid.UUID | None
-    partition_index: int
-    current_leader_epoch: int
-    offset: int
-    position: int
-    now_ms: int
-
-
 class DescribeLagRequest(Protocol):
     group_ids: list[str] | None
 
@@ -437,3 +428,12 @@ class DescribeConnectionsRequest(Protocol):
 class DescribeElectionsRequest(Protocol):
     topic: str | None
     limit: int
+
+
+class AcceptedPositionsRequest(Protocol):
+    topic_id: uuid.UUID | None
+    partition_index: int
+    current_leader_epoch: int
+    offset: int
+    position: int
+    now_ms: int

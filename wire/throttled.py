@@ -13,7 +13,7 @@ from wire import messages
 PRODUCE, API_VERSIONS, OFFSET_DELETE = 0, 18, 47
 TAGGED_PRODUCE: Final = 9
 TAGGED_API_VERSIONS: Final = 3
-WITHOUT: Final = frozenset({7, 17, 27, 36, 12000})
+WITHOUT: Final = frozenset({7, 17, 27, 36, 12000, 12015})
 """APIs whose answers have no such field."""
 FIRST_VERSIONS: Final = {
     PRODUCE: 1, 2: 2, 3: 3, 8: 3, 9: 3, 10: 1, 11: 2, 12: 1, 13: 1, 14: 1, 15: 1, 16: 1, API_VERSIONS: 1,

@@ -123,4 +123,5 @@ def test_a_label_may_have_what_ends_a_line_elsewhere(end: str) -> None:
     group = f"a{end}b 1.0"
     rows = Rows(("group",), [RowFamily("lag", "gauge", "Lag.")], [((group,), (2.0,))])
     (family,) = text_string_to_metric_families(join_metrics({1: exposition_text([rows]).decode()}))
-    assert [(one.labels, one.value) for one in family.samples] == [({"broker": "1", "group": group}, 2.0)]
+    label = group.encode("unicode_escape").decode()  # what is not printable would reach screens
+    assert [(one.labels, one.value) for one in family.samples] == [({"broker": "1", "group": label}, 2.0)]
