@@ -280,9 +280,9 @@ class Broker:
     def _not_ready(self) -> str | None:
         if self._stopping:
             return "stopping"
-        if self._node is None or not self._server.serving:
+        if self._node is None:
             return "starting"
-        return self._node.not_ready()
+        return self._node.not_ready() or (None if self._server.serving else "starting")
 
     def _not_caught_up(self) -> str | None:
         """Why not ready, or which replicas have not been in sync once since the start; None if there are none."""

@@ -33,10 +33,10 @@ from brokers.groups.member_memory import MemberRoom
 from brokers.groups.rebalances import RebalanceTimes
 from brokers.groups.requests import GroupSettings
 from brokers.groups.shard import GroupShard
-from brokers.log import DiskPort, LogStore, Origin, StoreRefused
+from brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
 from brokers.log.cleaner_metrics import watch_cleaner
-from brokers.log.cleaner_pace import LONGEST_MS, CleaningPace
+from brokers.log.cleaner_pace import until_next_tick
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.leader_history import LeaderHistory
@@ -47,6 +47,7 @@ from brokers.peers.calls import PeersPort
 from brokers.replication.continuity import intact_since, stale_directories
 from brokers.replication.fetcher import ReplicaFetchers
 from brokers.replication.full_disks import RoomKeeper
+from brokers.replication.inventory_keeper import InventoryKeeper, cluster_id_of, later_epochs
 from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.proposals import Proposer
 from brokers.replication.replicas import ReplicaManager
@@ -142,6 +143,7 @@ class Node:
         self._registrations = 0
         self._stopped: Mapping[str, CleanStop | None] = {}
         self._intact_since: int | None = None
+        self._keeper: InventoryKeeper | None = None
         self._process = ports.new_id().hex
         self._session_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = ports.loop.create_future()
@@ -155,21 +157,26 @@ class Node:
         store.on_session(self._on_session)
         try:
             seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
-            cluster_id = await adopt(store, self._ports.new_cluster_id, seeds=seeds)
+            known = cluster_id_of(self._ports.disk, self.config.log_dirs)
+            cluster_id = await adopt(store, lambda: known or self._ports.new_cluster_id(), seeds=seeds)
             registered = await registered_directories(store, self.config.broker_id)
-        except (StoreError, ValueError) as error:
+        except (StoreError, ValueError, DiskError) as error:
             raise StartError(str(error)) from error
         logs = self._open_logs(cluster_id, registered)
+        self._keeper = keeper = InventoryKeeper(store, self.config.broker_id, self._ports.disk, logs, self._stopped)
+        keeper.guard.on_behind = self._refuse
+        self._upkeep(keeper.run(), "inventory")
         await self._end_previous_session()
         try:
             await self._authorization.start()
         except CannotReplicate as error:
             raise StartError(str(error)) from error
-        metadata = MetadataCache(store, self.config, self._timers)
+        metadata = MetadataCache(store, self.config, self._timers, keeper.guard)
         try:
             await metadata.start()
         except BadZnode as error:
             raise StartError(str(error)) from error
+        await keeper.guard.compare_logs(lambda: later_epochs(metadata.topics, logs))
         source = EventSource(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
         self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)
@@ -219,6 +226,13 @@ class Node:
         for line in report.warnings():
             logger.warning("%s", line)
         return logs
+
+    def _refuse(self) -> None:
+        """ZooKeeper was replaced by an older copy: lead nothing, and register again when it is new enough."""
+        self._registered = None
+        if self.services is not None:
+            self.services.replicas.resign_all()
+        self._session_changed.set()
 
     async def _end_previous_session(self) -> None:
         """After a crash: this process has the logs' lock, so the stored session has no owner any more."""
@@ -364,6 +378,8 @@ class Node:
 
     def not_ready(self) -> str | None:
         """Why the broker should not get traffic now; None if it should."""
+        if self._keeper is not None and self._keeper.guard.behind is not None:
+            return f"ZooKeeper is older than what this broker has seen: {self._keeper.guard.behind}"
         if self.services is None:
             return "starting"
         if not self.services.metadata.ready:
@@ -393,7 +409,8 @@ class Node:
             self._session_changed.set()
 
     async def _register(self) -> None:
-        """Register in the present session."""
+        """Register in the present session, as soon as the tree is new enough."""
+        assert self._keeper is not None, "made with the logs"
         advertisement = Advertisement(
             self.config.broker_id,
             [ListenerAddress(*endpoint) for endpoint in self._advertised],
@@ -405,6 +422,8 @@ class Node:
             },
         )
         try:
+            while not await self._keeper.guard.is_current():
+                pass
             self._registered = await register(
                 self._ports.store,
                 advertisement,
@@ -419,6 +438,7 @@ class Node:
         except StoreError as error:
             raise StartError(f"cannot register in ZooKeeper: {error}") from error
         self._registrations += 1
+        self._keeper.guard.registered(self._registered.incarnation)
         if self._intact_since is None:
             self._intact_since = self._registered.incarnation
         if self.services is not None:
@@ -442,7 +462,9 @@ class Node:
         self._forget_missing()
         if last.process != self._process:
             found = None
-            if self._registrations:
+            if self._keeper is not None and self._keeper.guard.repaired:
+                logger.info("ZooKeeper was repaired: broker %d counts as intact from now on", self.config.broker_id)
+            elif self._registrations:
                 logger.error("another process registered as broker %d meanwhile (incarnation %d): its"
                              " acknowledged records are not here", self.config.broker_id, last.incarnation)  # fmt: skip
             else:
@@ -486,33 +508,17 @@ class Node:
     async def _tick(self, logs: LogStore) -> None:
         assert self.services is not None
         assert self._room is not None, "built with the services"
+        assert self._keeper is not None, "made with the logs"
         ticks, late_ms, clock = 0, 0.0, self._ports.clock
         while True:
-            late_ms = max(late_ms, await self._pause(logs))
+            late_ms = max(late_ms, await until_next_tick(TICK_S, logs.cleaner, logs.resume_cleaning, clock))
             self.services.replicas.tick(self._ports.clock.mono_ms())
             self._room.tick(self._ports.clock.mono_ms())
             ticks += 1
             if ticks % LOG_TICKS == 0:
                 logs.tick(clock.wall_ms(), late_ms)
                 late_ms = 0.0
-
-    async def _pause(self, logs: LogStore) -> float:
-        """Until the next tick, while a pass of compaction goes on. Returns by how many ms a timer was late at most."""
-        clock, pace = self._ports.clock, CleaningPace()
-        now_ms = clock.mono_ms()
-        end_ms, most_ms = now_ms + int(TICK_S * 1000), 0.0
-        while now_ms < end_ms:
-            begun_ms = now_ms
-            wait_ms = min(end_ms - now_ms, pace.wait_ms if logs.cleaner.goes_on else LONGEST_MS)
-            await asyncio.sleep(wait_ms / 1000)
-            woke_ms = now_ms = clock.mono_ms()
-            late_ms = now_ms - begun_ms - wait_ms
-            most_ms = max(most_ms, late_ms)
-            if logs.cleaner.goes_on:
-                moved = logs.resume_cleaning(clock.wall_ms())
-                now_ms = clock.mono_ms()
-                pace.continued(moved=moved, took_ms=now_ms - woke_ms, late_ms=late_ms)
-        return most_ms
+                self._keeper.save()
 
     def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
         """A task that must not end did (a bug, or another broker with this id): stop the broker."""
@@ -587,6 +593,8 @@ class Node:
         await store.close()
         self._ports.previous_session.forget()
         if self._logs is not None:
+            if self._keeper is not None:
+                self._keeper.save_now()
             self._logs.close(clean=True, broker_epoch=broker_epoch, live_broker=live_broker)
 
     def _live_broker(self) -> LiveBroker | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from coordination.store import (
@@ -155,6 +155,7 @@ class ControllerElection:
     ``on_elected(leadership)`` and ``on_resigned()`` alternate; ``on_controller(id)`` is called for every controller,
     this broker included. All run synchronously on the loop: ``on_resigned`` of an expired session comes before the next
     session is opened. Between an expiry at ZooKeeper and its event only the lease and the fence protect.
+    While ``tree_is_current`` answers that the tree is not, this broker is not elected.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class ControllerElection:
         on_elected: Callable[[Leadership], None],
         on_resigned: Callable[[], None],
         on_controller: Callable[[int], None] = lambda controller_id: None,
+        tree_is_current: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._store = store
         self._broker_id = broker_id
@@ -173,6 +175,7 @@ class ControllerElection:
         self._on_elected = on_elected
         self._on_resigned = on_resigned
         self._on_controller = on_controller
+        self._tree_is_current = tree_is_current
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -242,6 +245,10 @@ class ControllerElection:
                 self._wake.set()
 
     async def _round(self) -> None:
+        if self._tree_is_current is not None and not await self._tree_is_current():
+            self._lose()
+            self._wake.set()
+            return
         present = await self._store.exists(CONTROLLER, self._on_watch)
         if self.leadership is not None:
             if present is not None and present.ephemeral_owner == self.leadership.session_id:

@@ -89,16 +89,40 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     session: ZooKeeperSession
     handshake: _Handshake
     latest: tuple[str, int] | None = None
+    dropped_since_ms: int | None = None
+    """Since when no handshake was answered, though servers were reached."""
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent_ms = boot_ms()
         if isinstance(request, Connect):
             # kazoo would wait a whole session timeout. A starting server may drop the handshake.
             timeout = min(timeout, self.session.handshake_timeout_s)
-        answer = super()._invoke(timeout, request, xid)
+        try:
+            answer = super()._invoke(timeout, request, xid)
+        except kz.ConnectionDropped:
+            if isinstance(request, Connect):
+                self._handshake_dropped(sent_ms)
+            raise
         if isinstance(request, Connect) and isinstance(answer, tuple):
+            self.dropped_since_ms = None
             self.handshake = _Handshake(sent_ms, answer[0].time_out, answer[0].session_id)
         return answer
+
+    def _handshake_dropped(self, sent_ms: int) -> None:
+        """A server closes the connection of a client that has seen later changes than it has itself.
+
+        It does so for a moment while it starts or has no quorum, and for ever where all servers were restored from an
+        older copy: then only a client that does not say what it has seen can find that out.
+        """
+        if self.dropped_since_ms is None:
+            self.dropped_since_ms = sent_ms
+        elif self.client.last_zxid and sent_ms - self.dropped_since_ms > 2 * self.session.store.requested_timeout_ms:
+            _log.warning(
+                "ZooKeeper has dropped this session's handshakes for %d s: its servers may not know what was seen of"
+                " them (change %#x); connecting as if nothing was",
+                (sent_ms - self.dropped_since_ms) // 1000, self.client.last_zxid,
+            )  # fmt: skip
+            self.client.last_zxid = 0
 
     def _send_ping(self, connect_timeout: float) -> None:
         if not self.session.store.stands_still():

@@ -69,9 +69,9 @@ def encode_block(block: Block, broker_id: int, stamp: str) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def next_block(stored: StoredBlock | None) -> Block:
-    """The block after the stored one (the first, if none is stored); raises Exhausted."""
-    first = 0 if stored is None else stored.block.last + 1
+def next_block(stored: StoredBlock | None, in_use: int = -1) -> Block:
+    """The block after the stored one (the first, if none is stored), and above the id ``in_use``; raises Exhausted."""
+    first = max(0 if stored is None else stored.block.last + 1, in_use + 1)
     if first > MAX_PRODUCER_ID - BLOCK_SIZE:
         raise Exhausted
     return Block(first, first + BLOCK_SIZE - 1)

@@ -132,6 +132,7 @@ class ControllerContext:
             if stat.version != self.leadership.epoch_version:
                 self.end("another controller was elected")
             if whole or not await self._copy_cache():
+                await self.metadata.guard.check()
                 loaded = await load_metadata(self.store)
                 self.image, self.deleting = loaded.image, loaded.deleting
                 self.absorb(self._all_partitions())  # the cache may have advanced during the read
@@ -197,6 +198,8 @@ class ControllerContext:
         """One fenced multi, then its effect on the image; raises BadZnode while foreign brokers are registered."""
         if self.over:
             raise NotController("the controller epoch has ended")
+        if self.metadata.guard.behind is not None:
+            self.end("ZooKeeper is older than what this broker has seen")
         if self.metadata.foreign is not None:
             raise BadZnode(*self.metadata.foreign.split(" ", 1))
         operations = list(write.operations)

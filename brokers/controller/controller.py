@@ -93,8 +93,9 @@ class Controller:
         self._jobs: dict[asyncio.Task[Any], None] = {}  # in order: a simulation must not depend on addresses
         self._auto = AutoCreation(self, metadata, peers, broker_id)
         self._election = ControllerElection(
-            store, broker_id, wall_ms=clock.wall_ms, on_elected=self._elected, on_resigned=self._resigned
-        )
+            store, broker_id, wall_ms=clock.wall_ms, on_elected=self._elected, on_resigned=self._resigned,
+            tree_is_current=metadata.guard.is_current,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ lifecycle
 

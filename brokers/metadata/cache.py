@@ -23,6 +23,7 @@ from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConf
 from brokers.metadata import foreign, znodes
 from brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
+from brokers.metadata.tree_guard import TreeGuard
 from brokers.metadata.watcher import ZnodeWatcher
 from brokers.metadata.znodes import BadZnode, Change, TopicDeleted
 from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
@@ -72,7 +73,8 @@ class MetadataCache:
     are the brokers whose registrations ended within the last ``DEPARTED_MS`` milliseconds.
     """
 
-    def __init__(self, store: Store, config: BrokerConfig, timers: Timers) -> None:
+    def __init__(self, store: Store, config: BrokerConfig, timers: Timers, guard: TreeGuard | None = None) -> None:
+        self.guard = guard or TreeGuard(store, config.broker_id)
         self._store = store
         self._timers = timers
         self.static = config
@@ -242,7 +244,12 @@ class MetadataCache:
         controller_id = await self._read_controller()
         if not self.cluster_id:
             self.cluster_id = await self._read_cluster_id()
+        newest = sequences[-1] if sequences else -1
+        whole = whole or self.guard.behind is not None
+        if whole or newest < self._sequence or controller_id != self.controller_id:
+            await self.guard.check()
         delta, reloaded = await self._read_changes(sequences, whole)
+        self.guard.note(change=self._sequence)
         others_changed = self._note_foreign()
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id

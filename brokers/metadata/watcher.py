@@ -115,6 +115,7 @@ class ZnodeWatcher:
                 self._whole = self._whole or whole
                 raise
             self._read_once.set()
+            self._latest_problem = None
 
     def _session_changed(self, event: SessionEvent) -> None:
         if event.state is SessionState.CONNECTED:
@@ -140,7 +141,8 @@ class ZnodeWatcher:
                 self._latest_problem = problem
                 pause = RETRY_SECONDS
             except StoreError as problem:
-                log.info("reading %s from ZooKeeper failed, retrying: %s", self._subject, problem)
+                if str(problem) != str(self._latest_problem):
+                    log.info("reading %s from ZooKeeper failed, retrying: %s", self._subject, problem)
                 self._latest_problem = problem
                 pause = RETRY_SECONDS
             except Exception as problem:  # outdated content on a live broker would be worse than any bug

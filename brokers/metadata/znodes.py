@@ -36,6 +36,10 @@ FEATURE: Final = "/feature"
 CHANGES: Final = "/fleetlog/changes"
 DELETED_TOPICS: Final = "/fleetlog/deleted_topics"
 """Those that a broker may still know: their names are taken until all have confirmed that they are gone."""
+GENERATION: Final = "/fleetlog/generation"
+"""How often the tree was repaired; missing before the first time."""
+INVENTORIES: Final = "/fleetlog/inventories"
+"""What the brokers have that find ZooKeeper older than their logs; ephemeral."""
 CHANGE_PREFIX: Final = "/fleetlog/changes/c_"
 
 DEFAULT_ENTITY: Final = "<default>"
@@ -120,6 +124,11 @@ def change_sequence(name: str) -> int:
     if not digits.isdigit():
         raise BadZnode(name, "not a change-log entry")
     return int(digits)
+
+
+def inventory_path(broker_id: int, generation: int, part: int) -> str:
+    """One part of what a broker has, while the tree of this generation is behind it."""
+    return f"{INVENTORIES}/{broker_id}-{generation}-{part}"
 
 
 # ---------------------------------------------------------------- ids
@@ -317,6 +326,14 @@ def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return Endpoint(listener, host, int(port), protocols.get(listener, listener))
+
+
+def decode_number(path: str, data: bytes) -> int:
+    """A znode that is a number as text; raises BadZnode."""
+    try:
+        return int(data)
+    except ValueError as problem:
+        raise BadZnode(path, f"not a number: {data[:40]!r}") from problem
 
 
 def decode_cluster_id(data: bytes) -> str:

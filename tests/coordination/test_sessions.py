@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ import pytest
 from kazoo.exceptions import ThrottledOpError
 
 from coordination import zookeeper_session
-from coordination.ensemble import ZooKeeperNode
-from coordination.store import SessionEvent, SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
+from coordination.ensemble import ZooKeeperNode, start_local
+from coordination.store import (
+    NodeExists,
+    SessionEvent,
+    SessionExpired,
+    SessionState,
+    StoreError,
+    UnknownOutcome,
+    WatchEvent,
+    WatchKind,
+)
 from coordination.zookeeper import ZookeeperStore
 from coordination.zookeeper_session import boot_ms
 from tests.support.ensemble import Ensemble
@@ -498,3 +508,39 @@ async def test_a_request_that_an_overloaded_server_has_not_admitted_is_sent_agai
         assert refusals == []
         refusals.append(ThrottledOpError())
         assert (await store.get("/throttled"))[0] == b"once"
+
+
+@on_loop
+async def test_a_session_finds_servers_that_were_restored_from_an_older_copy(tmp_path: Path) -> None:
+    """They drop clients that have seen more than they have: one that insists would never hear of them again."""
+    node = start_local(tmp_path / "zookeeper")
+    try:
+        store = ZookeeperStore(node.address, session_timeout_ms=2000)
+        await store.start(10_000)
+        await store.create("/before")
+        node.kill()
+        shutil.copytree(tmp_path / "zookeeper" / "data", tmp_path / "copy")
+        node.restart()
+        for number in range(50):
+            await _insist(lambda number=number: store.create(f"/after-{number}"))  # type: ignore[misc]
+        node.kill()
+        shutil.rmtree(tmp_path / "zookeeper" / "data")
+        shutil.copytree(tmp_path / "copy", tmp_path / "zookeeper" / "data")
+        node.restart()
+        assert await _insist(lambda: store.exists("/before")) is not None
+        assert await store.exists("/after-0") is None
+        await store.close()
+    finally:
+        node.close()
+
+
+async def _insist(request: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer, as soon as there is one."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await request()
+            except NodeExists:
+                return None
+            except StoreError:
+                await asyncio.sleep(0.1)

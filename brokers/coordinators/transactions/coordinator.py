@@ -104,7 +104,9 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         self._replicas = replicas
         self._groups = groups
         broker_id = config.broker_id
-        self.producer_ids = ProducerIdAllocator(store, broker_id, lambda: f"{broker_id}-{incarnation()}")
+        self.producer_ids = ProducerIdAllocator(
+            store, broker_id, lambda: f"{broker_id}-{incarnation()}", metadata.guard
+        )
         self.markers = MarkerSender(
             broker_id,
             metadata,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from brokers.metadata.tree_guard import TreeBehind, TreeGuard
 from coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, StoreError, UnknownOutcome
 from coordination.store import Store as StorePort
 from txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
@@ -22,10 +23,16 @@ MAX_WAITING = 10_000
 
 
 class ProducerIdAllocator:
-    """Producer ids for this broker. ``attempt_prefix`` names broker and incarnation, for the stamps."""
+    """Producer ids for this broker. ``attempt_prefix`` names broker and incarnation, for the stamps.
 
-    def __init__(self, store: StorePort, broker_id: int, attempt_prefix: Callable[[], str]) -> None:
+    No id is given twice: not while the tree is ``guard``ed as older than what was seen, and none below those seen.
+    """
+
+    def __init__(
+        self, store: StorePort, broker_id: int, attempt_prefix: Callable[[], str], guard: TreeGuard | None = None
+    ) -> None:
         self._store = store
+        self._guard = guard or TreeGuard(store, broker_id)
         self._broker_id = broker_id
         self._attempt_prefix = attempt_prefix
         self._attempts = 0
@@ -105,6 +112,8 @@ class ProducerIdAllocator:
 
     async def _try_once(self) -> Block | None:
         """One compare-and-set; None if another broker was faster or the outcome is unknown."""
+        if self._guard.behind is not None:
+            raise TreeBehind("ZooKeeper may have given these ids to others")
         if self._unresolved:
             await self._store.sync(PATH)
         try:
@@ -114,8 +123,9 @@ class ProducerIdAllocator:
         stored = decode_block(data) if data else None
         if stored is not None and self._unresolved.get(stored.stamp) == stored.block:
             self._unresolved.clear()
+            self._guard.note(producer_id=stored.block.last)
             return stored.block  # the write whose answer was lost
-        block = next_block(stored)
+        block = next_block(stored, self._guard.marks.producer_id)
         self._attempts += 1
         stamp = f"{self._attempt_prefix()}-{self._attempts}"
         written = encode_block(block, self._broker_id, stamp)
@@ -130,4 +140,5 @@ class ProducerIdAllocator:
         except (BadVersion, NodeExists, NoNode, SessionExpired):
             return None
         self._unresolved.clear()
+        self._guard.note(producer_id=block.last)
         return block

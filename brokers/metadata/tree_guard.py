@@ -1,0 +1,132 @@
+"""Whether ZooKeeper's tree is at least as new as what this broker has seen of it.
+
+A tree that was restored from an older copy knows nothing of later topics, elections and moves. A broker that followed
+it would give up logs with acknowledged records, and lead with epochs that were used before. So it compares the tree
+with its marks (:mod:`brokers.metadata.marks`) before it reads everything, registers, or takes part in an election, and
+refuses as long as the tree is behind: until the newer tree is back, or one of a later generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from brokers.metadata import znodes
+from brokers.metadata.loading import children_or_none, list_changes, read_or_none
+from brokers.metadata.marks import ClusterMarks, lower, newest
+from coordination.registration import incarnation_path
+from coordination.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+"""Before the tree is looked at again."""
+HELP = (
+    "This broker leads nothing and deletes nothing until the newer state of ZooKeeper is back"
+    " (docs/zookeeper-backup.md)"
+)
+
+
+class TreeBehind(StoreError):
+    """ZooKeeper is older than what this broker has seen."""
+
+
+class TreeGuard:
+    """See the module. ``marks`` are those from before the start. Loop thread only."""
+
+    def __init__(self, store: Store, broker_id: int, marks: ClusterMarks | None = None) -> None:
+        self.marks = marks or ClusterMarks()
+        self.behind: str | None = None
+        """Why ZooKeeper is older than what this broker has seen; None if it is not."""
+        self.repaired = False
+        """Whether the tree was repaired since this process, or the one before it, saw it."""
+        self.on_behind: Callable[[], None] = lambda: None
+        self._store = store
+        self._broker_id = broker_id
+        self._trusted = False
+        self._logs_ahead: str | None = None
+
+    def note(self, *, change: int = -1, producer_id: int = -1) -> None:
+        """This was seen in a tree that was found to be new enough."""
+        if change > self.marks.change or producer_id > self.marks.producer_id:
+            seen = ClusterMarks(self.marks.generation, change=change, producer_id=producer_id)
+            self.marks = newest((self.marks, seen))
+
+    def registered(self, incarnation: int) -> None:
+        """This broker has registered, for the first time since a repair if there was one."""
+        self.repaired = False
+        self.marks = self.marks._replace(incarnation=max(self.marks.incarnation, incarnation))
+
+    async def check(self) -> None:
+        """Compare the tree's numbers with those seen, and note higher ones. Raises TreeBehind (after a pause)."""
+        found, wrong = await self._look()
+        if wrong is not None:
+            await self._store.sync(znodes.CHANGES)  # the server that answered may lag behind the others
+            found, wrong = await self._look()
+        if wrong is None and not self._trusted:
+            wrong = await self._others(found.generation)
+        if wrong is not None:
+            self.refuse(wrong)
+            await asyncio.sleep(PAUSE_S)
+            raise TreeBehind(f"ZooKeeper is older than what this broker has seen: {wrong}")
+        if found.generation > self.marks.generation:
+            log.warning("ZooKeeper was repaired: generation %d", found.generation)
+            self.repaired = True
+            found = found._replace(producer_id=max(found.producer_id, self.marks.producer_id))
+        self.marks = newest((self.marks, found))
+        self._trusted = True
+        if self.behind is not None and self._logs_ahead is None:
+            log.warning("ZooKeeper is not older any more than what this broker has seen")
+        self.behind = self._logs_ahead
+
+    async def is_current(self) -> bool:
+        """Whether the tree is new enough now; if not, the answer takes a second."""
+        try:
+            await self.check()
+        except TreeBehind:
+            return False
+        return self._logs_ahead is None
+
+    def refuse(self, why: str) -> None:
+        """ZooKeeper is older than what this broker has seen."""
+        before, self.behind, self._trusted = self.behind, why, False
+        if before is not None:
+            return
+        log.error("ZooKeeper is older than what this broker has seen: %s. Was it restored from a copy? %s", why, HELP)
+        self.on_behind()
+
+    async def compare_logs(self, later: Callable[[], str | None]) -> None:
+        """Return when no log has leader epochs of elections that the tree does not know: ``later`` names such logs."""
+        while (ahead := later()) is not None:
+            self._logs_ahead = ahead
+            self.refuse(ahead)
+            await asyncio.sleep(PAUSE_S)
+        self._logs_ahead = None
+
+    async def _look(self) -> tuple[ClusterMarks, str | None]:
+        seen = self.marks  # more may be seen while the tree is read
+        found = await read_marks(self._store, self._broker_id)
+        return found, lower(seen, found)
+
+    async def _others(self, generation: int) -> str | None:
+        """Whether other brokers say that this tree is behind: this one may have been away when it was newer."""
+        for name in await children_or_none(self._store, znodes.INVENTORIES):
+            broker_id, tree = name.split("-")[:2]
+            if int(broker_id) != self._broker_id and int(tree) == generation:
+                return f"broker {broker_id} says so"
+        return None
+
+
+async def read_marks(store: Store, broker_id: int) -> ClusterMarks:
+    """The numbers of the tree as it is now."""
+    generation = await read_or_none(store, znodes.GENERATION)
+    controller_epoch = await read_or_none(store, znodes.CONTROLLER_EPOCH)
+    changes = await list_changes(store)
+    registrations = await store.exists(incarnation_path(broker_id))
+    return ClusterMarks(
+        znodes.decode_number(znodes.GENERATION, generation[0]) if generation is not None else 0,
+        znodes.decode_number(znodes.CONTROLLER_EPOCH, controller_epoch[0]) if controller_epoch is not None else -1,
+        changes[-1] if changes else -1,
+        registrations.version if registrations is not None else 0,
+    )

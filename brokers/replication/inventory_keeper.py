@@ -1,0 +1,163 @@
+"""What a broker keeps of ZooKeeper's tree beside its logs, and tells there of its logs while the tree is older."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from brokers.log import DiskPort, Log, LogStore
+from brokers.log.checkpoints import META_PROPERTIES, CleanStop, decode_properties
+from brokers.log.mark_files import MarkFiles, hold_partitions
+from brokers.metadata import znodes
+from brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
+from brokers.metadata.marks import MARKS_FILE, ClusterMarks, decode_marks, encode_marks, newest
+from brokers.metadata.tree_guard import TreeGuard
+from brokers.model import TopicInfo
+from coordination.store import NodeExists, NoNode, Store, StoreError
+from coordination.tree import ensure
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+NAMED_MAX = 3
+
+
+class InventoryKeeper:
+    """See the module. The znodes are ephemeral: they tell of brokers that live."""
+
+    def __init__(
+        self, store: Store, broker_id: int, disk: DiskPort, logs: LogStore, stopped: Mapping[str, CleanStop | None]
+    ) -> None:
+        """``stopped`` are the clean stops of the log directories."""
+        self._store = store
+        self._broker_id = broker_id
+        self._logs = logs
+        self._files = MarkFiles(disk, logs.directories, MARKS_FILE)
+        self.guard = TreeGuard(store, broker_id, marks_before(self._files, stopped, logs))
+        self._told: tuple[int, list[str]] | None = None
+        """Session and znodes of what was told."""
+
+    def save(self) -> None:
+        """Save what was seen of the tree; call it about every second."""
+        self._files.save(encode_marks(self.guard.marks))
+
+    def save_now(self) -> None:
+        """Save it before the process ends."""
+        self._files.save_now(encode_marks(self.guard.marks))
+
+    async def run(self) -> None:
+        """Tell and take back, until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except StoreError as problem:
+                logger.info("what this broker has is not told in ZooKeeper yet: %s", problem)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        session = self._store.session()
+        if session is None:
+            return
+        if self.guard.behind is None:
+            if self._told is not None:
+                await self._take_back(self._told[1])
+                self._told = None
+        elif self._told is None or self._told[0] != session.session_id:
+            self._told = session.session_id, await self._tell()
+
+    async def _tell(self) -> list[str]:
+        parts = encode_inventory(inventory_of(self._broker_id, self._logs, self.guard.marks))
+        generation = await self._generation()
+        await ensure(self._store, znodes.INVENTORIES)
+        paths = [znodes.inventory_path(self._broker_id, generation, number) for number in range(len(parts))]
+        await self._take_back(paths)  # of a session that has not ended yet
+        for path, part in zip(paths, parts, strict=True):
+            try:
+                await self._store.create(path, part, ephemeral=True)
+            except NodeExists:
+                pass  # an answer was lost
+        return paths
+
+    async def _generation(self) -> int:
+        try:
+            data, _ = await self._store.get(znodes.GENERATION)
+        except NoNode:
+            return 0
+        return znodes.decode_number(znodes.GENERATION, data)
+
+    async def _take_back(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                await self._store.delete(path)
+            except NoNode:
+                pass
+
+
+def inventory_of(broker_id: int, logs: LogStore, marks: ClusterMarks) -> Inventory:
+    """What the broker has. Nothing is appended meanwhile: it leads and follows nothing."""
+    listed = list(logs.all().values())
+    ids = [max(log.producers.entries) for log in listed if log.producers.entries]
+    return Inventory(
+        broker_id,
+        marks,
+        [_summary(log, log.topic_partition in logs.cleaner.progress()) for log in listed if log.topic_id is not None],
+        logs.offline_directories,
+        [log.directory for log in listed if log.topic_id is None],
+        max(ids, default=-1),
+    )
+
+
+def _summary(log: Log, compacted: bool) -> LogSummary:
+    assert log.topic_id is not None, "the caller leaves others out"
+    tp = log.topic_partition
+    return LogSummary(
+        tp.topic, tp.partition, log.topic_id, log.epochs.latest, log.log_start_offset, log.log_end_offset, compacted,
+        log.producers.positions is not None,
+    )  # fmt: skip
+
+
+def marks_before(files: MarkFiles, stopped: Mapping[str, CleanStop | None], logs: LogStore) -> ClusterMarks:
+    """What the process before this one has seen of the cluster. A directory without the file says little or nothing."""
+    seen = []
+    for path, data in files.read().items():
+        try:
+            seen.append(decode_marks(data))
+        except ValueError as wrong:
+            logger.warning("%s: %s; ignored", path, wrong)
+    if not seen and logs.all():
+        seen.append(ClusterMarks(controller_epoch=1))  # a tree that never had a controller knows of no log
+    marks = newest(seen)
+    if marks.generation == 0:
+        registrations = [stop.incarnation for stop in stopped.values() if stop is not None]
+        marks = marks._replace(incarnation=max(marks.incarnation, *registrations, 0))
+    return marks
+
+
+def later_epochs(topics: Mapping[str, TopicInfo], logs: LogStore) -> str | None:
+    """Logs with records of leader epochs that are later than their partitions' states; None if there are none.
+
+    Call before this broker leads or follows: what it read of ZooKeeper is newer than its logs then.
+    """
+    ahead = []
+    for tp, log in logs.all().items():
+        topic = topics.get(tp.topic)
+        if topic is None or topic.id != log.topic_id or tp.partition >= len(topic.partitions):
+            continue
+        epoch = topic.partitions[tp.partition].leader_epoch
+        if log.epochs.latest > epoch:
+            ahead.append(f"{tp} in leader epoch {epoch}, its log in {log.directory} has epoch {log.epochs.latest}")
+    if not ahead:
+        return None
+    named = "; ".join(ahead[:NAMED_MAX]) + ("; ..." if len(ahead) > NAMED_MAX else "")
+    return f"it has {len(ahead)} partition(s) in an older leader epoch than their logs: {named}"
+
+
+def cluster_id_of(disk: DiskPort, paths: Iterable[str]) -> str | None:
+    """The cluster id of the log directories that hold logs, if they agree; only for a tree that has none yet."""
+    ids = set()
+    for path in paths:
+        data = disk.read(f"{path}/{META_PROPERTIES}")
+        if data is not None and hold_partitions(disk, path):
+            ids.add(decode_properties(data).get("cluster.id"))
+    return ids.pop() if len(ids) == 1 else None

@@ -1,0 +1,132 @@
+"""ZooKeeper restored from an older copy: brokers notice, lead and delete nothing, and say so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.support.clients import Confluent, Message
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+client = Confluent()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, brokers=2, log_segment_delete_delay_ms=100)
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+class Copy:
+    """A copy of ZooKeeper's data, made and put back while ZooKeeper is down."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet = fleet
+        self._data = fleet.directory / "zookeeper" / "data"
+        self._copy = fleet.directory / name
+        fleet.zookeeper.kill()
+        shutil.copytree(self._data, self._copy)
+        fleet.zookeeper.restart()
+
+    def put_back(self) -> None:
+        self._fleet.zookeeper.kill()
+        shutil.rmtree(self._data)
+        shutil.copytree(self._copy, self._data)
+        self._fleet.zookeeper.restart()
+
+
+def _not_ready(broker: Broker) -> str:
+    try:
+        urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=5)
+    except HTTPError as refusal:
+        return refusal.read().decode()
+    except OSError:
+        return ""
+    return "ready"
+
+
+def _refuses(broker: Broker) -> bool:
+    return "older than what this broker has seen" in _not_ready(broker)
+
+
+def _fill(fleet: Fleet, topic: str) -> list[bytes]:
+    client.create_topic(fleet.bootstrap, topic, 1)
+    values = [b"%s-%d" % (topic.encode(), n) for n in range(50)]
+    client.produce(fleet.bootstrap, topic, [Message(value, partition=0) for value in values])
+    return values
+
+
+def _read(fleet: Fleet, topic: str, count: int) -> list[bytes | None]:
+    return [message.value for message in client.consume(fleet.bootstrap, topic, count, partition=0)]
+
+
+def _logs(fleet: Fleet, topic: str) -> list[str]:
+    return sorted(path.name for path in fleet.directory.glob(f"broker-*/data/{topic}-*"))
+
+
+@pytest.mark.parametrize("marks", ["with marks", "without"])
+def test_brokers_that_start_with_an_older_zookeeper_refuse(fleet: Fleet, marks: str) -> None:
+    """Without the marks, as directories of earlier versions are, the logs' epochs and clean stops tell."""
+    values = _fill(fleet, "old")
+    before = Copy(fleet, "before")
+    for broker in fleet.brokers:
+        eventually(broker.caught_up, f"broker {broker.id} is in sync", 60)
+        broker.kill()
+        broker.start()
+        broker.wait_ready()
+    client.produce(fleet.bootstrap, "old", [Message(value, partition=0) for value in values])
+    values_of_new = _fill(fleet, "new")
+    for broker in fleet.brokers:
+        assert broker.stop() == 0
+    now = Copy(fleet, "now")
+    files = sorted(fleet.directory.glob("broker-*/data/cluster-marks.json"))
+    assert len(files) == 2
+    if marks == "without":
+        for file in files:
+            file.unlink()
+    before.put_back()
+    for broker in fleet.brokers:
+        broker.start()
+    for broker in fleet.brokers:
+        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 60)  # type: ignore[misc]
+        said = broker.output()
+        assert "ERROR" in said
+        assert "ZooKeeper is older than what this broker has seen" in said
+        assert "is an older copy" not in said, "the log directory is not to blame"
+        assert broker.stop() == 0
+    assert len(_logs(fleet, "new")) >= 1
+    assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
+    now.put_back()
+    fleet.start()
+    assert _read(fleet, "old", 100) == values * 2
+    assert _read(fleet, "new", 50) == values_of_new
+
+
+def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> None:
+    values = _fill(fleet, "old")
+    before = Copy(fleet, "before")
+    eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
+    values_of_new = _fill(fleet, "new")
+    now = Copy(fleet, "now")
+    eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
+    before.put_back()
+    for broker in fleet.brokers:
+        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 90)  # type: ignore[misc]
+        assert "ZooKeeper is older than what this broker has seen" in broker.output()
+    assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
+    now.put_back()
+    for broker in fleet.brokers:
+        broker.wait_ready()
+    assert _read(fleet, "old", 50) == values
+    assert _read(fleet, "new", 50) == values_of_new
