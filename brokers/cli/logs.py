@@ -6,6 +6,7 @@ import click
 
 from brokers.cli.command_group import CommandGroup
 from brokers.cli.logdump import dump
+from brokers.cli.logstrays import log_strays
 from brokers.cli.logverify import verify_logs
 
 
@@ -16,3 +17,4 @@ def log() -> None:
 
 log.add_command(dump)
 log.add_command(verify_logs)
+log.add_command(log_strays)

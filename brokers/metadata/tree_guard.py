@@ -39,6 +39,8 @@ class TreeGuard:
         self.marks = marks or ClusterMarks()
         self.behind: str | None = None
         """Why ZooKeeper is older than what this broker has seen; None if it is not."""
+        self.proven = False
+        """Whether this broker has found that out by itself, and not only heard it from others."""
         self.repaired = False
         """Whether the tree was repaired since this process, or the one before it, saw it."""
         self.on_behind: Callable[[], None] = lambda: None
@@ -64,6 +66,7 @@ class TreeGuard:
         if wrong is not None:
             await self._store.sync(znodes.CHANGES)  # the server that answered may lag behind the others
             found, wrong = await self._look()
+        self.proven = wrong is not None or self._logs_ahead is not None
         if wrong is None and not self._trusted:
             wrong = await self._others(found.generation)
         if wrong is not None:
@@ -99,7 +102,7 @@ class TreeGuard:
     async def compare_logs(self, later: Callable[[], str | None]) -> None:
         """Return when no log has leader epochs of elections that the tree does not know: ``later`` names such logs."""
         while (ahead := later()) is not None:
-            self._logs_ahead = ahead
+            self._logs_ahead, self.proven = ahead, True
             self.refuse(ahead)
             await asyncio.sleep(PAUSE_S)
         self._logs_ahead = None
@@ -110,10 +113,13 @@ class TreeGuard:
         return found, lower(seen, found)
 
     async def _others(self, generation: int) -> str | None:
-        """Whether other brokers say that this tree is behind: this one may have been away when it was newer."""
+        """Whether other brokers have found this tree behind: this one may have been away when it was newer.
+
+        Those that only heard it do not count, else all would wait for each other when the newer tree is back.
+        """
         for name in await children_or_none(self._store, znodes.INVENTORIES):
-            broker_id, tree = name.split("-")[:2]
-            if int(broker_id) != self._broker_id and int(tree) == generation:
+            broker_id, tree, _part, proven = name.split("-")
+            if int(broker_id) != self._broker_id and int(tree) == generation and proven == znodes.PROVEN:
                 return f"broker {broker_id} says so"
         return None
 

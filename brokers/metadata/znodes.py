@@ -40,6 +40,7 @@ GENERATION: Final = "/fleetlog/generation"
 """How often the tree was repaired; missing before the first time."""
 INVENTORIES: Final = "/fleetlog/inventories"
 """What the brokers have that find ZooKeeper older than their logs; ephemeral."""
+PROVEN: Final = "proven"
 CHANGE_PREFIX: Final = "/fleetlog/changes/c_"
 
 DEFAULT_ENTITY: Final = "<default>"
@@ -126,9 +127,9 @@ def change_sequence(name: str) -> int:
     return int(digits)
 
 
-def inventory_path(broker_id: int, generation: int, part: int) -> str:
-    """One part of what a broker has, while the tree of this generation is behind it."""
-    return f"{INVENTORIES}/{broker_id}-{generation}-{part}"
+def inventory_path(broker_id: int, generation: int, part: int, *, proven: bool) -> str:
+    """One part of what a broker has while the tree of this generation is behind; ``proven`` by what it has itself."""
+    return f"{INVENTORIES}/{broker_id}-{generation}-{part}-{PROVEN if proven else 'heard'}"
 
 
 # ---------------------------------------------------------------- ids

@@ -35,8 +35,8 @@ class InventoryKeeper:
         self._logs = logs
         self._files = MarkFiles(disk, logs.directories, MARKS_FILE)
         self.guard = TreeGuard(store, broker_id, marks_before(self._files, stopped, logs))
-        self._told: tuple[int, list[str]] | None = None
-        """Session and znodes of what was told."""
+        self._told: tuple[int, bool, list[str]] | None = None
+        """Session of what was told, whether as proven, and its znodes."""
 
     def save(self) -> None:
         """Save what was seen of the tree; call it about every second."""
@@ -61,16 +61,19 @@ class InventoryKeeper:
             return
         if self.guard.behind is None:
             if self._told is not None:
-                await self._take_back(self._told[1])
+                await self._take_back(self._told[2])
                 self._told = None
-        elif self._told is None or self._told[0] != session.session_id:
-            self._told = session.session_id, await self._tell()
+        elif self._told is None or self._told[:2] != (session.session_id, self.guard.proven):
+            if self._told is not None:
+                await self._take_back(self._told[2])
+            proven = self.guard.proven
+            self._told = session.session_id, proven, await self._tell(proven=proven)
 
-    async def _tell(self) -> list[str]:
+    async def _tell(self, *, proven: bool) -> list[str]:
         parts = encode_inventory(inventory_of(self._broker_id, self._logs, self.guard.marks))
         generation = await self._generation()
         await ensure(self._store, znodes.INVENTORIES)
-        paths = [znodes.inventory_path(self._broker_id, generation, number) for number in range(len(parts))]
+        paths = [znodes.inventory_path(self._broker_id, generation, n, proven=proven) for n in range(len(parts))]
         await self._take_back(paths)  # of a session that has not ended yet
         for path, part in zip(paths, parts, strict=True):
             try:

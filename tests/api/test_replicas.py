@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from brokers.cli.main import cli
 from brokers.log import DiskFailed, RealDisk
 from brokers.log.failures import DiskFull
 from brokers.metadata.cache import MetadataChange
-from brokers.model import BrokerId
+from brokers.model import BrokerId, id_text
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import CHECK_MS
 from brokers.replication.serving import LeaderLease, Serve, not_led
@@ -149,6 +152,25 @@ def test_a_restart_deletes_only_logs_whose_deletion_was_seen(tmp_path: Path, see
     third = Stage(tmp_path)
     assert (third.report.logs, third.report.removed, third.report.recovered[0].changed) == (2, [], False)
     assert [path.name for path in data.glob("*-stray")] == left
+
+
+def test_what_lies_aside_is_listed_and_removed(stage: Stage, tmp_path: Path) -> None:
+    info = stage.topic("t")
+    stage.append("t", 3)
+    del stage.metadata._image.topics["t"]
+    stage.replicas.apply(MetadataChange(deleted=(info,), reloaded=True))
+    stage.topic("other")
+    data = tmp_path / "data"
+    (stray,) = json.loads(CliRunner().invoke(cli, ["log", "strays", str(data), "--json"]).output)
+    assert (stray["partition"], stray["topic_id"]) == ("t-0", id_text(info.id))
+    assert stray["bytes"] > 0
+    refused = CliRunner().invoke(cli, ["log", "strays", str(data), "--remove"])
+    assert refused.exit_code != 0
+    assert list(data.glob("*-stray"))
+    assert CliRunner().invoke(cli, ["log", "strays", str(data), "--remove", "--yes"]).exit_code == 0
+    assert not list(data.glob("*-stray"))
+    assert (data / "other-0").is_dir()
+    assert "no log lies aside" in CliRunner().invoke(cli, ["log", "strays", str(data)]).output
 
 
 def test_a_topic_that_is_missing_in_a_reload_is_put_aside(stage: Stage, tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""A broker compares ZooKeeper's tree with what it has seen of it, against a real ZooKeeper."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.metadata import tree_guard, znodes
+from brokers.metadata.marks import ClusterMarks
+from brokers.metadata.tree_guard import TreeBehind, TreeGuard
+from coordination.tree import adopt, ensure
+from tests.support.stores import Stores, on_loop
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_guard, "PAUSE_S", 0.01)
+
+
+@on_loop
+async def test_a_lower_number_is_refused_until_it_is_back(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        guard = TreeGuard(store, 1)
+        refusals: list[str | None] = []
+        guard.on_behind = lambda: refusals.append(guard.behind)
+        await guard.check()
+        await store.create(znodes.CONTROLLER_EPOCH, b"5")
+        await guard.check()
+        assert guard.marks == ClusterMarks(controller_epoch=5)
+        await store.set(znodes.CONTROLLER_EPOCH, b"4")
+        for _ in range(2):
+            with pytest.raises(TreeBehind, match="controller epoch 4, 5 was seen"):
+                await guard.check()
+        assert not await guard.is_current()
+        assert len(refusals) == 1
+        assert guard.proven
+        await store.set(znodes.CONTROLLER_EPOCH, b"6")
+        assert await guard.is_current()
+        assert guard.behind is None
+
+
+@on_loop
+async def test_logs_that_are_ahead_keep_a_broker_from_registering(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        guard = TreeGuard(store, 1)
+        answers = ["t-0 in leader epoch 3, its log has epoch 9", None]
+        seen: list[tuple[str | None, bool]] = []
+
+        def later() -> str | None:
+            seen.append((guard.behind, guard.proven))
+            return answers.pop(0)
+
+        await guard.compare_logs(later)
+        assert seen == [(None, False), ("t-0 in leader epoch 3, its log has epoch 9", True)]
+        assert await guard.is_current()
+
+
+@on_loop
+async def test_what_other_brokers_have_found_counts_and_what_they_heard_does_not(connect: str) -> None:
+    """Else brokers would wait for each other for ever when the newer tree is back."""
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        await ensure(store, znodes.INVENTORIES)
+        await store.create(znodes.inventory_path(2, 0, 0, proven=False), b"")
+        guard = TreeGuard(store, 1)
+        assert await guard.is_current()
+        await store.create(znodes.inventory_path(2, 0, 0, proven=True), b"")
+        assert await guard.is_current(), "it has found the tree new enough itself"
+        late = TreeGuard(store, 3)
+        assert not await late.is_current()
+        assert late.behind == "broker 2 says so"
+        assert not late.proven
+        await store.create(znodes.GENERATION, b"1")
+        assert await late.is_current()
+        assert late.repaired
+        assert late.marks.generation == 1
+        await store.set(znodes.GENERATION, b"0")
+        assert not await late.is_current()
