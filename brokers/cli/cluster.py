@@ -21,6 +21,7 @@ from brokers.cli.overview import (
     read_incarnations,
 )
 from brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
+from brokers.cli.repair import repair_cluster
 from brokers.controller.balance import propose
 from brokers.model import BrokerId
 
@@ -30,6 +31,9 @@ PROBLEMS_SHOWN = 50
 @click.group(cls=CommandGroup)
 def cluster() -> None:
     """The fleet: brokers, their load, problems, and moving load."""
+
+
+cluster.add_command(repair_cluster)
 
 
 @cluster.command("describe")

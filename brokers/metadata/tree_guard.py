@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 """Before the tree is looked at again."""
 HELP = (
-    "This broker leads nothing and deletes nothing until the newer state of ZooKeeper is back"
-    " (docs/zookeeper-backup.md)"
+    "This broker leads nothing and deletes nothing. If a newer state of ZooKeeper exists, bring it back; else run"
+    " 'fleetlog cluster repair' (docs/zookeeper-backup.md)"
 )
 
 

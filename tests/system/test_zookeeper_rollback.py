@@ -9,7 +9,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from click.testing import CliRunner
 
+from brokers.cli.main import cli
 from tests.support.clients import Confluent, Message
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually
@@ -103,6 +105,7 @@ def test_brokers_that_start_with_an_older_zookeeper_refuse(fleet: Fleet, marks: 
         said = broker.output()
         assert "ERROR" in said
         assert "ZooKeeper is older than what this broker has seen" in said
+        assert "fleetlog cluster repair" in said
         assert "is an older copy" not in said, "the log directory is not to blame"
         assert broker.stop() == 0
     assert len(_logs(fleet, "new")) >= 1
@@ -130,3 +133,47 @@ def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> Non
         broker.wait_ready()
     assert _read(fleet, "old", 50) == values
     assert _read(fleet, "new", 50) == values_of_new
+
+
+def _repair(fleet: Fleet, *options: str) -> str:
+    done = CliRunner().invoke(cli, ["cluster", "repair", str(fleet.brokers[0].config_file), *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_repair_brings_zookeeper_and_logs_together(fleet: Fleet) -> None:
+    values = _fill(fleet, "old")
+    before = Copy(fleet, "before")
+    for broker in fleet.brokers:
+        eventually(broker.caught_up, f"broker {broker.id} is in sync", 60)
+        broker.kill()
+        broker.start()
+        broker.wait_ready()
+    client.produce(fleet.bootstrap, "old", [Message(value, partition=0) for value in values])
+    values_of_new = _fill(fleet, "new")
+    for broker in fleet.brokers:
+        assert broker.stop() == 0
+    before.put_back()
+    for broker in fleet.brokers:
+        broker.start()
+    for broker in fleet.brokers:
+        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 60)  # type: ignore[misc]
+    plan = eventually(lambda: _told(fleet), "both have told what they have", 30)
+    assert "topic new (id " in plan
+    assert "old-0: leader epoch" in plan
+    assert "nothing was written" in plan
+    assert "done" in _repair(fleet, "--execute", "--yes")
+    for broker in fleet.brokers:
+        broker.wait_ready()
+        assert "is an older copy" not in broker.output()
+    assert _read(fleet, "old", 100) == values * 2
+    assert _read(fleet, "new", 50) == values_of_new
+    assert client.topic_config(fleet.bootstrap, "new")["retention.ms"] == "-1"
+    client.produce(fleet.bootstrap, "old", [Message(b"after", partition=0)])
+    assert _read(fleet, "old", 101)[-1] == b"after"
+    assert not list(fleet.directory.glob("broker-*/data/*-stray"))
+
+
+def _told(fleet: Fleet) -> str | None:
+    done = CliRunner().invoke(cli, ["cluster", "repair", str(fleet.brokers[0].config_file)])
+    return done.output if done.exit_code == 0 else None

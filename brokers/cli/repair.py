@@ -1,0 +1,140 @@
+"""``fleetlog cluster repair``: bring ZooKeeper and the brokers' logs together again after ZooKeeper went back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from brokers.cli.options import config_file_argument, numbers, override_option, settings_text
+from brokers.cli.output import CliError, confirm
+from brokers.config import BrokerConfig, ConfigError, load_config
+from brokers.metadata import znodes
+from brokers.metadata.inventories import Inventory, decode_inventory
+from brokers.metadata.loading import children_or_none, load_metadata, read_or_none
+from brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
+from brokers.metadata.tree_guard import read_marks
+from brokers.metadata.znodes import BadZnode
+from brokers.security.zookeeper_settings import ZookeeperSettings
+from coordination.changes import entry
+from coordination.registration import incarnation_path
+from coordination.store import Create, Operation, SetData, Store, StoreError
+from coordination.tree import INCARNATIONS, ensure
+from coordination.zookeeper import ZookeeperStore
+from txn.producer_ids import Block, decode_block, encode_block
+
+PRODUCER_IDS = "/latest_producer_id_block"
+AT_ONCE = 400
+
+
+@click.command("repair")
+@config_file_argument
+@override_option
+@click.option("--execute", is_flag=True, help="Write it.  [default: only show what would be written]")
+@click.option("--without", callback=numbers, metavar="4,5", help="Brokers that do not come back.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def repair_cluster(
+    config_file: Path, override: dict[str, str], *, execute: bool, without: tuple[int, ...] | None, yes: bool
+) -> None:
+    """Make ZooKeeper know again what the brokers have, after it was restored from an older copy or replaced.
+
+    CONFIG_FILE is the properties of any broker: where ZooKeeper is, and how to log in there. All brokers must run;
+    those that find ZooKeeper older than their logs tell there what they have. Topics, their ids, replicas and leader
+    epochs, the controller epoch and the producer ids are made from that. Settings, ACLs, users and quotas stay as they
+    are in ZooKeeper.
+
+    \b
+      fleetlog cluster repair broker.properties
+      fleetlog cluster repair broker.properties --execute
+    """
+    try:
+        config = load_config(settings_text(config_file), str(config_file), os.environ, override)
+        asyncio.run(_repair(config, execute=execute, without=without or (), yes=yes))
+    except (ConfigError, StoreError, CannotRepair, BadZnode) as error:
+        raise CliError(str(error)) from error
+
+
+async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int], yes: bool) -> None:
+    security = ZookeeperSettings.of(dict(config.given)).connection(time.time)
+    store = ZookeeperStore(
+        config.zookeeper_connect, session_timeout_ms=config.zookeeper_session_timeout_ms, security=security
+    )
+    await store.start(config.zookeeper_connection_timeout_ms)
+    try:
+        plan = await _plan(store, without)
+        for line in plan.lines:
+            click.echo(line)
+        click.echo(
+            f"{len(plan.topics)} topic(s) are written anew, each partition in a new leader epoch; controller epoch"
+            f" {plan.controller_epoch}, generation {plan.generation}"
+        )
+        if not execute:
+            click.echo("nothing was written; --execute writes it")
+            return
+        confirm("Write this to ZooKeeper?", yes)
+        await _write(store, plan)
+        click.echo("done: the brokers register again by themselves")
+    finally:
+        await store.close()
+
+
+async def _plan(store: Store, without: Sequence[int]) -> RepairPlan:
+    names = await children_or_none(store, znodes.INVENTORIES)
+    parts: dict[int, dict[int, bytes]] = {}
+    for name in names:
+        broker_id, _generation, number = map(int, name.split("-")[:3])
+        part = await read_or_none(store, f"{znodes.INVENTORIES}/{name}")
+        if part is not None and broker_id not in without:
+            parts.setdefault(broker_id, {})[number] = part[0]
+    inventories: list[Inventory] = [
+        decode_inventory(f"{znodes.INVENTORIES}/{broker_id}", found) for broker_id, found in sorted(parts.items())
+    ]
+    click.echo(f"brokers that have told what they have: {', '.join(map(str, sorted(parts))) or 'none'}")
+    loaded = await load_metadata(store)
+    if loaded.deleting:
+        raise CannotRepair(f"the deletion of topic {loaded.deleting[0]} is not finished in ZooKeeper: remove"
+                           f" {znodes.delete_topic_path(loaded.deleting[0])} first")  # fmt: skip
+    stored = await read_or_none(store, PRODUCER_IDS)
+    allocated = decode_block(stored[0]).block.last if stored is not None and stored[0] else -1
+    return plan_repair(
+        loaded.image, inventories, {one.broker_id: await read_marks(store, one.broker_id) for one in inventories},
+        known_brokers=[int(name) for name in await children_or_none(store, INCARNATIONS)], without=without,
+        allocated_id=allocated,
+    )  # fmt: skip
+
+
+async def _write(store: Store, plan: RepairPlan) -> None:
+    """The generation comes last: until then brokers refuse, and the command may be given again."""
+    for path in znodes.PERSISTENT_PATHS:
+        await ensure(store, path)
+    for operations in plan.topics.values():
+        for start in range(0, len(operations), AT_ONCE):
+            await store.multi(operations[start : start + AT_ONCE])
+    if plan.producer_id >= 0:
+        await ensure(store, PRODUCER_IDS)
+        block = Block(max(0, plan.producer_id - 999), plan.producer_id)
+        await store.set(PRODUCER_IDS, encode_block(block, -1, "repair"))
+    for broker_id, incarnation in plan.incarnations.items():
+        await ensure(store, incarnation_path(broker_id))
+        present = await store.exists(incarnation_path(broker_id))
+        behind = incarnation - (present.version if present is not None else 0)
+        for count in _runs(behind):
+            await store.multi([SetData(incarnation_path(broker_id), b"{}")] * count)
+    await ensure(store, znodes.CONTROLLER_EPOCH)
+    last: list[Operation] = [SetData(znodes.CONTROLLER_EPOCH, str(plan.controller_epoch).encode())]
+    generation = str(plan.generation).encode()
+    if await store.exists(znodes.GENERATION) is None:
+        last.append(Create(znodes.GENERATION, generation))
+    else:
+        last.append(SetData(znodes.GENERATION, generation))
+    await store.multi([*last, entry(znodes.encode_changes([], "repair"))])
+
+
+def _runs(count: int) -> Iterator[int]:
+    while count > 0:
+        yield min(count, AT_ONCE)
+        count -= AT_ONCE
