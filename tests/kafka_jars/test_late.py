@@ -1,4 +1,4 @@
-"""The Java producer (protocol 2) whose transaction timed out: it gets the errors that it gets from Apache Kafka, but for one."""
+"""The Java producer (protocol 2) whose transaction timed out: it gets the errors of Apache Kafka, but for one."""
 
 from __future__ import annotations
 
