@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import click
 from brokers.cli.client import Target, admin, client_options
 from brokers.cli.command_group import CommandGroup
 from brokers.cli.moves import moves_to
-from brokers.cli.options import numbers
+from brokers.cli.options import config_file_argument, numbers, override_option
 from brokers.cli.output import CliError, Output, bytes_text, table
 from brokers.cli.overview import (
     BrokerOverview,
@@ -21,7 +22,6 @@ from brokers.cli.overview import (
     read_incarnations,
 )
 from brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
-from brokers.cli.repair import repair_cluster
 from brokers.controller.balance import propose
 from brokers.model import BrokerId
 
@@ -31,9 +31,6 @@ PROBLEMS_SHOWN = 50
 @click.group(cls=CommandGroup)
 def cluster() -> None:
     """The fleet: brokers, their load, problems, and moving load."""
-
-
-cluster.add_command(repair_cluster)
 
 
 @cluster.command("describe")
@@ -268,3 +265,28 @@ def _words(counted: dict[str, int]) -> str:
         "moving": "moving",
     }
     return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key]) or "no problems"
+
+
+@cluster.command("repair")
+@config_file_argument
+@override_option
+@click.option("--execute", is_flag=True, help="Write it.  [default: only show what would be written]")
+@click.option("--without", callback=numbers, metavar="4,5", help="Brokers that do not come back.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def repair_cluster(
+    config_file: Path, override: dict[str, str], *, execute: bool, without: tuple[int, ...] | None, yes: bool
+) -> None:
+    """Make ZooKeeper know again what the brokers have, after it was restored from an older copy or replaced.
+
+    CONFIG_FILE is the properties of any broker: where ZooKeeper is, and how to log in there. All brokers must run;
+    those that find ZooKeeper older than their logs tell there what they have. Topics, their ids, replicas and leader
+    epochs, the controller epoch and the producer ids are made from that. Settings, ACLs, users and quotas stay as they
+    are in ZooKeeper.
+
+    \b
+      fleetlog cluster repair broker.properties
+      fleetlog cluster repair broker.properties --execute
+    """
+    from brokers.cli.repair import repair
+
+    repair(config_file, override, execute=execute, without=without or (), yes=yes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from brokers.cli.options import config_file_argument, numbers, override_option, settings_text
+from brokers.cli.options import settings_text
 from brokers.cli.output import CliError, confirm
 from brokers.config import BrokerConfig, ConfigError, load_config
 from brokers.metadata import znodes
@@ -31,29 +31,11 @@ PRODUCER_IDS = "/latest_producer_id_block"
 AT_ONCE = 400
 
 
-@click.command("repair")
-@config_file_argument
-@override_option
-@click.option("--execute", is_flag=True, help="Write it.  [default: only show what would be written]")
-@click.option("--without", callback=numbers, metavar="4,5", help="Brokers that do not come back.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def repair_cluster(
-    config_file: Path, override: dict[str, str], *, execute: bool, without: tuple[int, ...] | None, yes: bool
-) -> None:
-    """Make ZooKeeper know again what the brokers have, after it was restored from an older copy or replaced.
-
-    CONFIG_FILE is the properties of any broker: where ZooKeeper is, and how to log in there. All brokers must run;
-    those that find ZooKeeper older than their logs tell there what they have. Topics, their ids, replicas and leader
-    epochs, the controller epoch and the producer ids are made from that. Settings, ACLs, users and quotas stay as they
-    are in ZooKeeper.
-
-    \b
-      fleetlog cluster repair broker.properties
-      fleetlog cluster repair broker.properties --execute
-    """
+def repair(config_file: Path, override: dict[str, str], *, execute: bool, without: Sequence[int], yes: bool) -> None:
+    """The command. Raises CliError."""
     try:
         config = load_config(settings_text(config_file), str(config_file), os.environ, override)
-        asyncio.run(_repair(config, execute=execute, without=without or (), yes=yes))
+        asyncio.run(_repair(config, execute=execute, without=without, yes=yes))
     except (ConfigError, StoreError, CannotRepair, BadZnode) as error:
         raise CliError(str(error)) from error
 
