@@ -539,6 +539,8 @@ class ReplicaManager:
             return True
         if state.leader == NO_LEADER and state.leader_epoch <= 0 and counted_on == -1:
             return True  # no replica of it has ever been alive
+        if counted_on == isr.FAILED_INCARNATION and state.leader != NO_LEADER and self._broker_id not in state.isr:
+            return True  # known to have lost it, so never elected for it: it follows a leader that has everything
         if counted_on == isr.FAILED_INCARNATION or self._continues:
             return False
         return not self._logs.may_have_had(tp)
