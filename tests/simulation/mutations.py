@@ -471,10 +471,6 @@ MUTATIONS = (
     ), 18, ("slow", "pause", "kill", "cut")),
     Mutation("logs are not compared by epoch", (instead(PartitionReader.diverging, _finds_no_divergence),), 21, ("kill", "cut", "isolate")),
     Mutation("a new follower truncates to its high watermark", (instead(Partition.become_follower, _truncates_to_its_high_watermark),), 5, ("kill", "stop", "slow")),
-    Mutation("a fetch of a broker's previous incarnation counts", (
-        instead(fetch._replica_error, _takes_any_broker_epoch),
-        instead(InSyncSet.expand, _joins_with_any_broker_epoch),
-    ), 289, ("power", "cut")),
     Mutation("a broker counts as intact after an unclean restart", (instead(LiveBroker.continues, lambda self, incarnation: incarnation <= self.incarnation),), 1, ("power", "isolate")),
     # One of the two is enough: a mark that stays names an incarnation that is over.
     Mutation("the mark of a clean stop stays, and its incarnation is not compared", (
@@ -483,8 +479,6 @@ MUTATIONS = (
     ), 8, ("stop", "power")),
     Mutation("the clean stop of a previous incarnation counts", (instead(continuity._is_stale, lambda stop, last: False),), 35,
         ("disk put back", "isolate", "cut")),
-    Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 217,
-        ("disk put back", "isolate", "cut", "stop")),
     Mutation("a clean stop counts without the log directories that are gone", (instead(DirectoryOwner.look_for_missing, lambda self, directories, registered: None),), 16, (DIRECTORIES, "stop")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
     Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
@@ -502,7 +496,7 @@ MUTATIONS = (
     Mutation("acks=all is answered before the record is committed", (instead(Partition.wait_for, _takes_all_for_committed),), 0),
     Mutation("consumers read up to the log's end", (instead(PartitionReader.read, _reads_up_to_the_end),), 2),
     Mutation("read_committed reads up to the high watermark", (instead(PartitionReader.read, _reads_open_transactions),), 0),
-    Mutation("the lease is not checked", (instead(Confirmations.when_confirmed, _confirms_without_lease),), 243, ("pause", "cut from zookeeper")),
+    Mutation("the lease is not checked", (instead(Confirmations.when_confirmed, _confirms_without_lease),), 269, ("pause", "cut from zookeeper")),
     Mutation("duplicates are appended", (instead(ProducerState._check_data, _accepts_duplicates),), 0, ("reset", "client cut", "slow")),
     # ---- what consumers are served
     Mutation("a fetch that waited is answered from behind the record it asked for", (instead(fetch.Fetch._look, _looks_behind_what_was_asked),), 1),
@@ -580,6 +574,12 @@ MUTATIONS = (
 
 
 RARE: tuple[Mutation, ...] = (
+    Mutation("a fetch of a broker's previous incarnation counts", (
+        instead(fetch._replica_error, _takes_any_broker_epoch),
+        instead(InSyncSet.expand, _joins_with_any_broker_epoch),
+    ), 289, ("power", "cut")),
+    Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 217,
+        ("disk put back", "isolate", "cut", "stop")),
     Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
     Mutation("replicas are removed though those that stay do not answer", (instead(RemainingReplicas.unconfirmed, lambda self, tp, staying: []),), 52,
         ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
