@@ -4,7 +4,7 @@
 on the broker's event loop thread. Watches fire once, on the loop, and are lost with a changed session: after a
 :class:`SessionEvent` with a new session id, read again everything that was watched.
 
-Source: ZooKeeper's programmer's guide (watches, multi); docs/INVARIANTS.md (12 to 14) has the rules of writes.
+Source: ZooKeeper's programmer's guide (watches, multi); docs/INVARIANTS.md (Z3 to Z5) has the rules of writes.
 """
 
 from __future__ import annotations

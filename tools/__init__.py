@@ -1,0 +1,1 @@
+"""Generators and counters that people and CI run; no part of the product."""
