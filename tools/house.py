@@ -168,9 +168,12 @@ def private_accesses_of_tests() -> Iterator[str]:
     """Where a test reaches for a name of another object that begins with an underscore."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
-                if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
-                    yield f"{name_of(path)}:{node.lineno} {node.attr}"
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and not _is_own(node.value):
+                yield f"{name_of(path)}:{node.lineno} {node.attr}"
+
+
+def _is_own(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 COUNTERS: dict[Callable[[], Iterator[str]], tuple[int, int]] = {

@@ -50,15 +50,15 @@ class FollowingReplica(Protocol):
 class FollowerRole:
     """See the module. It acts only while its replica follows in the epoch of the call."""
 
-    __slots__ = ("_clock", "_replica", "lost_commits", "stopped")
+    __slots__ = ("_clock", "_replica", "_stopped", "lost_commits")
 
-    def __init__(self, replica: FollowingReplica, clock: Clock) -> None:
+    def __init__(self, replica: FollowingReplica, clock: Clock, stopped: dict[TopicPartition, str]) -> None:
+        """``stopped``: why replicas of this broker do not follow their leaders, kept by their roles."""
         self._replica = replica
         self._clock = clock
         self.lost_commits = 0
         """The number of truncations below the high watermark: only an unclean election may cause one."""
-        self.stopped: str | None = None
-        """Why it does not follow its leader: it would lose committed records, and no unclean election allows that."""
+        self._stopped = stopped
 
     def fetch_position(self) -> Position:
         """The position of the next fetch. Its log start is one that this replica's directory has stored."""
@@ -102,7 +102,7 @@ class FollowerRole:
         starts_later = log.log_start_offset < log_start_offset <= log.log_end_offset
         if starts_later:  # before anything counts as committed: below the leader's start other records may lie here
             error = self._guarded(lambda: log.truncation.raise_start(log_start_offset))
-        self.stopped = None
+        self.goes_on()
         if rises:
             log.appender.set_high_watermark(watermark)
         if rises or starts_later:
@@ -201,7 +201,7 @@ class FollowerRole:
         if offset < log.high_watermark and not self._may_lose():
             self._stop(offset, why)
             return ErrorCode.OFFSET_OUT_OF_RANGE
-        self.stopped = None
+        self.goes_on()
         if offset < log.high_watermark:
             self.lost_commits += 1
             if replica.figures is not None:
@@ -225,7 +225,10 @@ class FollowerRole:
         return state.leader_recovery_state != 0 or log.epochs.epoch_at(log.high_watermark - 1) < state.unclean_epoch
 
     def _stop(self, offset: int, why: str) -> None:
-        """Keep what is committed here and not at the leader, and say so; the next fetch asks again."""
+        """Keep what is committed here and not at the leader, and say so; the next fetch asks again.
+
+        It would lose committed records, and no unclean election allows that.
+        """
         tp, log, leader = self._replica.tp, self._replica.log, self._replica.state.leader
         stopped = (
             f"{tp}: does not follow broker {leader}: {why}, and committed records {max(0, offset)} to"
@@ -233,9 +236,14 @@ class FollowerRole:
             f" {tp.topic} --partition {tp.partition} --unclean. To give them up stop this broker, move {log.directory}"
             " away, and start it"
         )
-        if stopped != self.stopped:
+        if stopped != self._stopped.get(tp):
             logger.error("%s", stopped)
-        self.stopped = stopped
+        self._stopped[tp] = stopped
+
+    def goes_on(self) -> None:
+        """It follows its leader, leads, or is gone: nothing that was said of it is true any more."""
+        if self._stopped:
+            self._stopped.pop(self._replica.tp, None)
 
     def _guarded(self, action: Callable[[], object]) -> ErrorCode:
         try:

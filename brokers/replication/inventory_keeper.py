@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
-from brokers.log import DiskPort, Log, LogStore
+from brokers.log import DiskError, DiskPort, Log, LogStore
 from brokers.log.checkpoints import META_PROPERTIES, CleanStop, decode_properties
 from brokers.log.mark_files import MarkFiles, hold_partitions
 from brokers.metadata import znodes
@@ -157,10 +158,14 @@ def later_epochs(topics: Mapping[str, TopicInfo], logs: LogStore) -> str | None:
 
 
 def cluster_id_of(disk: DiskPort, paths: Iterable[str]) -> str | None:
-    """The cluster id of the log directories that hold logs, if they agree; only for a tree that has none yet."""
+    """The cluster id of the log directories that hold logs, if they agree; only for a tree that has none yet.
+
+    One that cannot be read has no say: the broker starts without it.
+    """
     ids = set()
     for path in paths:
-        data = disk.read(f"{path}/{META_PROPERTIES}")
-        if data is not None and hold_partitions(disk, path):
-            ids.add(decode_properties(data).get("cluster.id"))
+        with contextlib.suppress(DiskError):
+            data = disk.read(f"{path}/{META_PROPERTIES}")
+            if data is not None and hold_partitions(disk, path):
+                ids.add(decode_properties(data).get("cluster.id"))
     return ids.pop() if len(ids) == 1 else None

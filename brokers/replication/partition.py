@@ -61,6 +61,9 @@ class Watcher(Protocol):
 class Surroundings(Protocol):
     """The cluster state that a partition needs."""
 
+    stopped: dict[TopicPartition, str]
+    """Why replicas of this broker do not follow their leaders."""
+
     def lease_valid(self) -> bool:
         """Whether this broker's lease is valid (``BrokerLease``)."""
         ...
@@ -106,7 +109,7 @@ class Partition:
         self.lease_valid = self.lease.valid
         """Whether no other broker can lead now."""
         broker = surroundings.broker
-        self.follower_role = FollowerRole(self, clock)
+        self.follower_role = FollowerRole(self, clock, surroundings.stopped)
         self.followers = Followers(self, broker_id, broker)
         self.in_sync = InSyncSet(self, self.followers, self.lease, isr_writer, broker_id=broker_id, broker=broker)
         self.confirmations = Confirmations(self, self.followers, self.in_sync, self.lease, clock)
@@ -324,6 +327,7 @@ class Partition:
         if self.log.lacks_positions:
             self._do_without_positions()
         self.is_leader = True
+        self.follower_role.goes_on()
         self.state = state
         self.followers.begin_epoch(state.replicas, self._clock.mono_ms())
         self._tell_changed()

@@ -77,6 +77,8 @@ class ReplicaManager:
         """This broker's replica, whatever its role."""
         self._unopened: dict[TopicPartition, UnopenedReplica] = {}
         """Replicas whose log could not be opened, retried with every change and tick."""
+        self.stopped: dict[TopicPartition, str] = {}
+        """Why replicas do not follow their leaders."""
         self._leader_listeners: list[Callable[[Partition], None]] = []
         self._resigned_listeners: list[Callable[[TopicPartition], None]] = []
         self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
@@ -223,12 +225,7 @@ class ReplicaManager:
     def faults(self) -> list[str]:
         """Replicas that must not do what would lose committed records, as texts that say what to do; some of many."""
         lost = [f"{tp}: {one.why}" for tp, one in self._unopened.items() if one.lost]
-        stopped = [
-            one.follower_role.stopped
-            for one in self._partitions.values()
-            if one.follower_role.stopped is not None and not one.is_leader
-        ]
-        return [*heapq.nsmallest(UNOPENED_NAMED, lost), *heapq.nsmallest(UNOPENED_NAMED, stopped)]
+        return [*heapq.nsmallest(UNOPENED_NAMED, lost), *heapq.nsmallest(UNOPENED_NAMED, self.stopped.values())]
 
     def troubles(self) -> list[str]:
         """Problems of this broker's replicas and log directories, as texts for the health check; empty if none."""
@@ -571,6 +568,7 @@ class ReplicaManager:
             return False
         del self._partitions[tp]
         partition.deleted = True
+        partition.follower_role.goes_on()
         if partition.is_leader:
             self._resign(partition, None)
         else:

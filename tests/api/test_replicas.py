@@ -18,6 +18,7 @@ from brokers.replication.partition import Partition
 from brokers.replication.replicas import CHECK_MS
 from brokers.replication.serving import LeaderLease, Serve, not_led
 from tests.support.stage import ME, OTHER, Stage
+from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -145,7 +146,10 @@ def test_a_restart_deletes_only_logs_whose_deletion_was_seen(tmp_path: Path, see
     kind = "delete" if seen else "stray"
     assert sorted(path.name.partition(".")[0] for path in data.glob(f"*-{kind}")) == ["again-0", "gone-0"]
     second.clock.now_ms += 2 * second.config.log_segment_delete_delay_ms
-    second.logs.tick(second.clock.wall_ms())
+    eventually(
+        lambda: (second.logs.tick(second.clock.wall_ms()), list(data.glob("*-delete")))[1],
+        "the deleted logs are gone", good=lambda left: not left,
+    )  # fmt: skip
     second.logs.close()
     left = [path.name for path in data.glob("*-stray")]
     assert len(left) == (0 if seen else 2), "what lies aside stays"

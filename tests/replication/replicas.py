@@ -36,7 +36,7 @@ class Replica:
         self.tp, self.topic_id, self.log, self.state = TP, ID, self._open(), state_of(-1, 0)
         self.is_leader, self.leader_epoch, self.deleted = False, -1, False
         self.figures: TopicFigures | None = None
-        self.follower_role = FollowerRole(self, ManualClock())
+        self.follower_role = FollowerRole(self, ManualClock(), {})
         self.broker_id = broker_id
         self.counts = Counts()
         self.plan: FetchPlan | None = None

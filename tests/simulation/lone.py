@@ -34,7 +34,9 @@ class LoneMember:
         old = await self.copy_of(self.leader)
         await self.until(lambda: len(self.state.isr) == 3, "all are in sync again")
         leader, before = self.leader, self.acknowledged
-        await self.until(lambda: self.acknowledged > before + 5, "more is acknowledged")
+        await self.until(
+            lambda: self.acknowledged > before + 5 and len(self.state.isr) == 3, "more is acknowledged by all"
+        )
         followers = [self.brokers[b] for b in self.state.isr if b != leader.id]
         self.on_states(lambda: self.fail_alone(leader))
         for follower in followers:
