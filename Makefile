@@ -13,7 +13,7 @@ SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
+.PHONY: help quickstart test test-all house test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,8 +21,13 @@ help: ## list the targets
 quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker and a broker; exactly once (SECURE=1: with TLS, logins, ACLs)
 	@$(BIN)/python -m examples.flights $(if $(SECURE),--secure)
 
-test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15 $(PYTEST_ARGS)
+TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15
+
+test: $(READY) ## ten minutes of tests: all short ones, of the longer ones a draw by the commit (PYTEST_ARGS="tests/log -k recovery" runs some)
+	@FLEETLOG_SAMPLE=$(or $(FLEETLOG_SAMPLE),$(SAMPLE_SEED)) $(TESTS) $(PYTEST_ARGS)
+
+test-all: $(READY) ## all of them: three quarters of an hour
+	@FLEETLOG_SAMPLE= $(TESTS) $(PYTEST_ARGS)
 
 test-jars: $(READY) ## tests with Apache Kafka's own jars, from Maven
 	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars $(PYTEST_ARGS)
@@ -40,6 +45,9 @@ test-containers: $(READY) ## tests in containers; installs and starts a Docker e
 test-operations: $(READY) ## docs/operations.md, each command as printed, in an empty Debian that boots in a container (as root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
 	  $(BIN)/python -m pytest -m containers tests/containers/operations.py $(PYTEST_ARGS)
+
+house: $(READY) ## count what makes the house hard to hold in the head (docs/adr); CI holds each figure below its limit
+	@$(BIN)/python -m tools.house
 
 alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync", MINUTE=2)
 	@$(BIN)/python -m tests.deploy.alerts $(if $(PROMETHEUS),--prometheus $(PROMETHEUS)) --minute $(or $(MINUTE),1) $(FAULTS)

@@ -14,7 +14,7 @@ from hypothesis import settings
 import _native
 from coordination.ensemble import ZooKeeperNode, start_local
 from tests.support import stage
-from tests.support.draw import is_drawn
+from tests.support.draw import drawn_files, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
 
@@ -24,6 +24,8 @@ settings.load_profile("fleetlog")
 
 
 SAMPLE = os.environ.get("FLEETLOG_SAMPLE", "")
+DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 700)
+"""So many seconds of the longer files, of one worker."""
 TICK_MS = 250
 """The tick of ZooKeeper servers under test."""
 _numbers = itertools.count()
@@ -42,25 +44,31 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    half = [f"slow tests: those of half of their files, drawn by {SAMPLE}"] if SAMPLE else []
-    return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *half]
+    drawn = [f"{DRAWN_S} s of the longer files of tests, drawn by {SAMPLE}: the others run in make test-all"]
+    return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *(drawn if SAMPLE else [])]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a seed in FLEETLOG_SAMPLE (CI: the commit) only half of the files with slow tests keep these.
+    """With a seed in FLEETLOG_SAMPLE (``make test``: the commit) a share of the longer files runs (tests/seconds.tsv).
 
-    With FLEETLOG_LATE half of the deliberate bugs are tried, too.
+    Files that the command line names run whole. With FLEETLOG_LATE half of the deliberate bugs are tried.
     """
     if not SAMPLE:
         return
     late = bool(os.environ.get("FLEETLOG_LATE"))
+    named = config.args_source == pytest.Config.ArgsSource.ARGS
+    seconds = read_seconds()
+    chosen = drawn_files(seconds, SAMPLE, DRAWN_S)
 
     def stays(item: pytest.Item) -> bool:
         if item.get_closest_marker("mutations"):
             return not late or is_drawn(item.name, SAMPLE)
-        return is_drawn(item.path.relative_to(config.rootpath).as_posix(), SAMPLE)
+        file = item.path.relative_to(config.rootpath).as_posix()
+        if named or file not in seconds:
+            return True
+        return is_drawn(f"{file} {item.name}", SAMPLE, chosen.get(file, 0))
 
-    left = [item for item in items if item.get_closest_marker("slow") and not stays(item)]
+    left = [item for item in items if not stays(item)]
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]

@@ -1,13 +1,17 @@
-"""Tests that take turns: each commit runs one of several, by a draw that the commit decides."""
+"""Tests that take turns: each commit runs some of them, by a draw that the commit decides."""
 
 from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SECONDS = ROOT / "tests" / "seconds.tsv"
+"""What the longer files of tests take (``tools/test_seconds.py``); the others always run."""
+SHARE_S = 60
+"""Of a file that takes longer so much is drawn."""
 
 
 def drawn(names: Iterable[str], asked: str, commit: str | None = None) -> list[str]:
@@ -18,9 +22,30 @@ def drawn(names: Iterable[str], asked: str, commit: str | None = None) -> list[s
     return asked.split() or [random.Random(_commit() if commit is None else commit).choice(known)]
 
 
-def is_drawn(name: str, seed: str) -> bool:
-    """Whether it is in the half that this seed draws."""
-    return random.Random(f"{seed} {name}").random() < 0.5
+def is_drawn(name: str, seed: str, share: float = 0.5) -> bool:
+    """Whether it is in the share that this seed draws."""
+    return random.Random(f"{seed} {name}").random() < share
+
+
+def read_seconds() -> dict[str, int]:
+    """Seconds by file."""
+    rows = (line.split("\t") for line in SECONDS.read_text().splitlines())
+    return {file: int(seconds) for file, seconds in rows}
+
+
+def drawn_files(seconds: Mapping[str, int], seed: str, budget_s: int) -> dict[str, float]:
+    """The files that this seed draws, with the share of their tests: one of each folder, then others to the budget."""
+    shuffled = sorted(seconds)
+    random.Random(seed).shuffle(shuffled)
+    firsts = {file.split("/")[1]: file for file in reversed(shuffled)}
+    chosen: dict[str, float] = {}
+    spent = 0
+    for file in (*firsts.values(), *shuffled):
+        cost = min(seconds[file], SHARE_S)
+        if file not in chosen and (file in firsts.values() or spent + cost <= budget_s):
+            chosen[file] = cost / seconds[file]
+            spent += cost
+    return chosen
 
 
 def _commit() -> str:

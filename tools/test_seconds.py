@@ -1,0 +1,39 @@
+"""Writes tests/seconds.tsv, by which `make test` draws: what the longer files of tests take.
+
+    make test-all PYTEST_ARGS=--junitxml=build/tests.xml && python -m tools.test_seconds build/tests.xml
+
+Seconds are those of one worker of two. A file that was not in the run keeps its row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.support.draw import ROOT, SECONDS, read_seconds
+
+LONG_S = 8
+
+
+def measured(report: Path) -> Counter[str]:
+    """Seconds by file, of pytest's JUnit report."""
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        parts = [part for part in case.attrib["classname"].split(".") if not part[0].isupper()]
+        seconds["/".join(parts) + ".py"] += float(case.attrib["time"])
+    return seconds
+
+
+def main() -> None:
+    seconds = read_seconds()
+    for file, taken in measured(Path(sys.argv[1])).items():
+        seconds[file] = round(taken)
+    long = {file: taken for file, taken in sorted(seconds.items()) if taken >= LONG_S and (ROOT / file).exists()}
+    SECONDS.write_text("".join(f"{file}\t{taken}\n" for file, taken in long.items()))
+    print(f"{SECONDS.relative_to(ROOT)}: {len(long)} files take {LONG_S} s and more")
+
+
+if __name__ == "__main__":
+    main()
