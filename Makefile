@@ -46,7 +46,7 @@ test-operations: $(READY) ## docs/operations.md, each command as printed, in an 
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
 	  $(BIN)/python -m pytest -m containers tests/containers/operations.py $(PYTEST_ARGS)
 
-house: $(READY) ## count what makes the house hard to hold in the head (docs/adr); CI holds each figure below its limit
+house: $(READY) ## count what makes the house hard to hold in the head, beside the goals
 	@$(BIN)/python -m tools.house
 
 alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync", MINUTE=2)

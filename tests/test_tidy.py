@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.house import imported_by
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("wire", "_native", "coordination", "txn", "brokers", "spark_udfs")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -67,20 +69,6 @@ def _imports(tree: ast.Module) -> set[str]:
             found.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module.split(".")[0])
-    return found
-
-
-def _modules_imported(path: Path) -> set[str]:
-    """Full names; what follows ``from x import`` may be a module of the package x, and counts too."""
-    found: set[str] = set()
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
     return found
 
 
@@ -189,7 +177,7 @@ TEST_MODULES = {_module(path) for path in TESTS if path.match("test_*.py")}
 
 
 def _test_modules_imported(path: Path) -> list[str]:
-    return sorted(_modules_imported(path) & TEST_MODULES - {_module(path)})
+    return sorted(imported_by(path) & TEST_MODULES - {_module(path)})
 
 
 @pytest.mark.parametrize("path", TESTS, ids=_relative)
@@ -210,7 +198,7 @@ def test_tests_and_measurements_stand_apart(path: Path) -> None:
     if name.startswith("tests/") and "/perf/" in name:
         return
     others = {"perf/": {"tests"}, "tests/": {"perf"}}.get(name[: name.index("/") + 1], {"tests", "perf"})
-    assert not others & {module.split(".")[0] for module in _modules_imported(path)}
+    assert not others & {module.split(".")[0] for module in imported_by(path)}
 
 
 def test_kernels_have_twins() -> None:
