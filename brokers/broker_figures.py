@@ -127,10 +127,16 @@ def _watch_disks(services: Services) -> None:
                 ("usable_bytes", "Free bytes of it for this broker; 0 while it refuses appends, -1 if unknown."),
                 ("offline", "1 if the log directory's disk failed."),
                 ("logs", "Replicas in the log directory."),
+                (
+                    "stray_logs",
+                    "Logs that lie aside in the log directory: `fleetlog log strays` shows and removes them.",
+                ),
+                ("stray_bytes", "Bytes of their segments."),
             )
         ]
         for directory, total, usable in services.replicas.logs.room():
-            numbers = (total, usable, int(directory.offline), directory.logs)
+            strays = directory.strays
+            numbers = (total, usable, int(directory.offline), directory.logs, len(strays), sum(strays.values()))
             for family, number in zip(families, numbers, strict=True):
                 family.add_metric([directory.path], number)
         yield from families

@@ -17,7 +17,8 @@ from wire.errors import ErrorCode
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
     """DescribeLogDirs v1-v4: every directory, with those of its partitions that were asked for (null: all).
 
-    From v2 on a process that lacks something says so in a tagged field of ours, for ``cluster describe``.
+    Logs that were put aside (-stray) are not among them, as in Kafka. From v2 on a tagged field of ours, for ``cluster
+    describe`` and the doctor, names them and what the process lacks.
     """
     response = messages.response_class(api_keys.DESCRIBE_LOG_DIRS)
     version = context.api_version
@@ -41,7 +42,9 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
     top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
     services = context.services
-    troubles = services.process_troubles() + services.replicas.logs.verify.troubles() + services.replicas.faults()
+    store = services.replicas.logs
+    troubles = services.process_troubles() + store.verify.troubles() + services.replicas.faults()
+    troubles += [text for one in store.directories if (text := one.strays_text()) is not None]
     if troubles and version >= 2:
         top["troubles"] = troubles
     return Done(response(version=version, results=rows, **top))

@@ -161,6 +161,12 @@ _TROUBLES = (
     ("more segments are damaged", Severity.ERROR, "segment", "fleetlog log verify LOGDIR names all of them"),
     ("does not follow broker", Severity.ERROR, "replica", "decide which records stay, as it says; runbook.md"),
     ("the log is", Severity.ERROR, "replica", "bring the log directory back and restart the broker; runbook.md"),
+    (
+        "lie aside in",
+        Severity.WARNING,
+        "stray",
+        "if nobody misses the records, on its machine: fleetlog log strays LOGDIR --remove (docs/zookeeper-backup.md)",
+    ),
     ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +11,12 @@ import click
 
 from brokers.cli.output import CliError, bytes_text, confirm, table
 from brokers.log.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
+from brokers.log.directories import STRAY_DIRECTORY
 from brokers.model import id_text
-
-_STRAY = re.compile(r"(?P<partition>.+)\.[0-9a-f]{32}-stray")
 
 
 class Stray(NamedTuple):
-    """A directory that was put aside; ``topic_id`` is None where its file does not tell it."""
+    """A directory that was put aside, with the bytes of its segments; ``topic_id`` is None where no file tells it."""
 
     path: Path
     partition: str
@@ -68,9 +66,9 @@ def strays_in(directory: Path) -> list[Stray]:
     """Those of one log directory, by name."""
     found = []
     for path in sorted(directory.iterdir()):
-        match = _STRAY.fullmatch(path.name)
+        match = STRAY_DIRECTORY.fullmatch(path.name)
         if match and path.is_dir():
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            size = sum(file.stat().st_size for file in path.glob("*.log"))
             found.append(Stray(path, match["partition"], _topic_id(path), size))
     return found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import uuid
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from brokers.log import checkpoints
@@ -22,12 +24,17 @@ logger = logging.getLogger(__name__)
 
 PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
 """Names of the directories that hold the log of a partition."""
+STRAY_DIRECTORY = re.compile(r"(?P<partition>.+)\.[0-9a-f]{32}-stray")
+"""Names of those that were put aside: nothing but a person removes them."""
+_STRAYS_PER_LOOK = 100
+_STRAYS_NAMED = 5
 
 
 class LogDirectory:
     """One entry of ``log.dirs``."""
 
-    __slots__ = ("checkpoint", "doomed", "fresh", "id", "lock", "logs", "offline", "path", "room", "stopped", "syncs")
+    __slots__ = ("checkpoint", "doomed", "fresh", "id", "lock", "logs", "offline", "path", "room", "stopped", "strays",
+                 "syncs")  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -47,6 +54,32 @@ class LogDirectory:
         """Of the directory itself, after renames that nothing waits for."""
         self.doomed: list[tuple[int, str]] = []
         """Renamed partition directories and the time at which they go."""
+        self.strays: dict[str, int] = {}
+        """What was put aside, by path, with the bytes of its segments."""
+
+    def found_stray(self, disk: DiskPort, path: str) -> None:
+        """Such a directory was there at the start; one that cannot be read has no bytes."""
+        self.strays[path] = 0
+        with contextlib.suppress(DiskError):
+            for name in disk.names(path):
+                self.strays[path] += (disk.size(f"{path}/{name}") or 0) if name.endswith(".log") else 0
+
+    def forget_removed_strays(self, disk: DiskPort) -> None:
+        """Forget what a person has removed; each call looks at some."""
+        for path in list(islice(self.strays, _STRAYS_PER_LOOK)):
+            size = self.strays.pop(path)
+            if disk.is_directory(path):
+                self.strays[path] = size
+
+    def strays_text(self) -> str | None:
+        """What lies aside and how large it is, for a person; None if nothing does."""
+        if self.offline or not self.strays:
+            return None
+        matches = (STRAY_DIRECTORY.fullmatch(path.rsplit("/", 1)[1]) for path in self.strays)
+        names = sorted(match["partition"] for match in matches if match)
+        more = f" and {len(names) - _STRAYS_NAMED} more" if len(names) > _STRAYS_NAMED else ""
+        size = sum(self.strays.values())
+        return f"{len(names)} log(s), {size} bytes, lie aside in {self.path}: {', '.join(names[:_STRAYS_NAMED])}{more}"
 
 
 class DirectoryUsage(NamedTuple):

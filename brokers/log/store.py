@@ -23,7 +23,14 @@ from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import loss_message, lost_since_stop
 from brokers.log.cleaner import Cleaner
 from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds, space_of
+from brokers.log.directories import (
+    PARTITION_DIRECTORY,
+    STRAY_DIRECTORY,
+    DirectoryUsage,
+    LogDirectory,
+    TopicIds,
+    space_of,
+)
 from brokers.log.directory_owner import DirectoryOwner
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
@@ -153,6 +160,9 @@ class LogStore:
                 disk.remove_tree(child)
                 report.removed.append(child)
                 continue
+            if STRAY_DIRECTORY.fullmatch(name):
+                directory.found_stray(disk, child)
+                continue
             match = PARTITION_DIRECTORY.fullmatch(name)
             if match and disk.is_directory(child):
                 partitions[child] = TopicPartition(match["topic"], int(match["partition"]))
@@ -245,6 +255,8 @@ class LogStore:
         ending = f".{unique}-{suffix}"
         path = f"{directory.path}/{str(log.topic_partition)[: _DIRECTORY_NAME_MAX - len(ending)]}{ending}"
         self._disk.rename(log.directory, path)
+        if suffix == "stray":
+            directory.strays[path] = log.size_bytes
         return path
 
     def _unlock(self) -> None:

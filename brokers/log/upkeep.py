@@ -145,3 +145,5 @@ class Upkeep:
         for directory in self._directories:
             while not directory.offline and directory.doomed and directory.doomed[0][0] <= now_ms:
                 self._disk.remove_tree(directory.doomed.pop(0)[1], later=True)
+            if not directory.offline and directory.strays:
+                self._quietly(lambda directory=directory: directory.forget_removed_strays(self._disk))  # type: ignore[misc]

@@ -708,6 +708,10 @@ def test_what_the_process_lacks_stands_in_a_tagged_field(services: Services, log
     services.replicas = cast(Any, SimpleNamespace(logs=logs, faults=lambda: ["t-0: does not follow broker 2"]))
     found = ask(services, 35, version, asked, log_dirs.handle_describe_log_dirs)
     assert list(found.troubles or ())[1:] == (["t-0: does not follow broker 2"] if version >= 2 else [])
+    logs.directories[0].strays = {f"/d/u-{n}.{n:032x}-stray": 10 for n in range(7)}
+    found = ask(services, 35, version, asked, log_dirs.handle_describe_log_dirs)
+    text = f"7 log(s), 70 bytes, lie aside in {logs.directories[0].path}: u-0, u-1, u-2, u-3, u-4 and 2 more"
+    assert list(found.troubles or ())[2:] == ([text] if version >= 2 else [])
 
 
 @pytest.mark.parametrize("version", versions(34))

@@ -165,14 +165,23 @@ def test_what_lies_aside_is_listed_and_removed(stage: Stage, tmp_path: Path) -> 
     stage.replicas.apply(MetadataChange(deleted=(info,), reloaded=True))
     stage.topic("other")
     data = tmp_path / "data"
+    (aside,) = data.glob("*-stray")
+    size = sum(file.stat().st_size for file in aside.glob("*.log"))
+    told = f"1 log(s), {size} bytes, lie aside in {data}: t-0"
+    assert [directory.strays_text() for directory in stage.logs.directories] == [told]
+    stage.logs.close()
+    again = Stage(tmp_path)
+    assert [directory.strays_text() for directory in again.logs.directories] == [told], "the next start finds it"
     (stray,) = json.loads(CliRunner().invoke(cli, ["log", "strays", str(data), "--json"]).output)
     assert (stray["partition"], stray["topic_id"]) == ("t-0", id_text(info.id))
-    assert stray["bytes"] > 0
+    assert stray["bytes"] == size > 0
     refused = CliRunner().invoke(cli, ["log", "strays", str(data), "--remove"])
     assert refused.exit_code != 0
     assert list(data.glob("*-stray"))
     assert CliRunner().invoke(cli, ["log", "strays", str(data), "--remove", "--yes"]).exit_code == 0
     assert not list(data.glob("*-stray"))
+    again.logs.tick(again.clock.wall_ms())
+    assert [directory.strays_text() for directory in again.logs.directories] == [None]
     assert (data / "other-0").is_dir()
     assert "no log lies aside" in CliRunner().invoke(cli, ["log", "strays", str(data)]).output
 

@@ -97,6 +97,20 @@ def test_a_lack_of_descriptors_is_one_finding(examined: bool) -> None:
     assert one.why == "without one no connection is accepted and no segment opened" or not examined
 
 
+def test_what_lies_aside_is_named_with_the_command_that_removes_it() -> None:
+    broker = BrokerOverview(
+        1, host="h", port=9092, directories=[], lacks=["2 log(s), 9 bytes, lie aside in /d: u-0, u-1"]
+    )
+    (told,) = [
+        one
+        for one in findings_of(FleetFacts(Overview("f", 1, {1: broker}), NOW_MS), Thresholds())
+        if one.where == "broker 1"
+    ]
+    assert (told.severity.name, told.check, told.why) == ("WARNING", "stray", "u-0, u-1")
+    assert told.what == "2 log(s), 9 bytes, lie aside in /d"
+    assert "fleetlog log strays LOGDIR --remove" in told.todo
+
+
 def test_a_move_to_a_broker_that_is_away_is_named() -> None:
     facts = FleetFacts(Overview("fleet", 1), NOW_MS)
     facts.overview.brokers[1] = BrokerOverview(1, "h", 9092)
