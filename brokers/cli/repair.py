@@ -22,7 +22,7 @@ from brokers.metadata.znodes import BadZnode
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from coordination.changes import entry
 from coordination.registration import incarnation_path
-from coordination.store import Create, Operation, SetData, Store, StoreError
+from coordination.store import Create, Delete, Operation, SetData, Store, StoreError
 from coordination.tree import INCARNATIONS, ensure
 from coordination.zookeeper import ZookeeperStore
 from txn.producer_ids import Block, decode_block, encode_block
@@ -50,6 +50,8 @@ async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int]
         plan = await _plan(store, without)
         for line in plan.lines:
             click.echo(line)
+        if plan.done:
+            click.echo(f"{plan.done} topic(s) are right already: a repair that was broken off wrote them")
         click.echo(
             f"{len(plan.topics)} topic(s) are written anew, each partition in a new leader epoch; controller epoch"
             f" {plan.controller_epoch}, generation {plan.generation}"
@@ -80,12 +82,14 @@ async def _plan(store: Store, without: Sequence[int]) -> RepairPlan:
     if loaded.deleting:
         raise CannotRepair(f"the deletion of topic {loaded.deleting[0]} is not finished in ZooKeeper: remove"
                            f" {znodes.delete_topic_path(loaded.deleting[0])} first")  # fmt: skip
+    chosen = await read_or_none(store, znodes.REPAIR)
     stored = await read_or_none(store, PRODUCER_IDS)
     allocated = decode_block(stored[0]).block.last if stored is not None and stored[0] else -1
     return plan_repair(
         loaded.image, inventories, {one.broker_id: await read_marks(store, one.broker_id) for one in inventories},
         known_brokers=[int(name) for name in await children_or_none(store, INCARNATIONS)], without=without,
         allocated_id=allocated,
+        chosen=znodes.decode_topic_ids(znodes.REPAIR, chosen[0]) if chosen is not None else {},
     )  # fmt: skip
 
 
@@ -93,27 +97,47 @@ async def _write(store: Store, plan: RepairPlan) -> None:
     """The generation comes last: until then brokers refuse, and the command may be given again."""
     for path in znodes.PERSISTENT_PATHS:
         await ensure(store, path)
+    if plan.chosen:
+        await store.multi([await _put(store, znodes.REPAIR, znodes.encode_topic_ids(plan.chosen))])
     for operations in plan.topics.values():
-        for start in range(0, len(operations), AT_ONCE):
-            await store.multi(operations[start : start + AT_ONCE])
+        for some in pieces(operations):
+            await store.multi(some)
     if plan.producer_id >= 0:
-        await ensure(store, PRODUCER_IDS)
         block = Block(max(0, plan.producer_id - 999), plan.producer_id)
-        await store.set(PRODUCER_IDS, encode_block(block, -1, "repair"))
+        await store.multi([await _put(store, PRODUCER_IDS, encode_block(block, -1, "repair"))])
     for broker_id, incarnation in plan.incarnations.items():
         await ensure(store, incarnation_path(broker_id))
         present = await store.exists(incarnation_path(broker_id))
         behind = incarnation - (present.version if present is not None else 0)
         for count in _runs(behind):
             await store.multi([SetData(incarnation_path(broker_id), b"{}")] * count)
-    await ensure(store, znodes.CONTROLLER_EPOCH)
-    last: list[Operation] = [SetData(znodes.CONTROLLER_EPOCH, str(plan.controller_epoch).encode())]
-    generation = str(plan.generation).encode()
-    if await store.exists(znodes.GENERATION) is None:
-        last.append(Create(znodes.GENERATION, generation))
-    else:
-        last.append(SetData(znodes.GENERATION, generation))
+    last = [
+        await _put(store, znodes.CONTROLLER_EPOCH, str(plan.controller_epoch).encode()),
+        await _put(store, znodes.GENERATION, str(plan.generation).encode()),
+    ]
+    if await store.exists(znodes.REPAIR) is not None:
+        last.append(Delete(znodes.REPAIR))
     await store.multi([*last, entry(znodes.encode_changes([], "repair"))])
+
+
+async def _put(store: Store, path: str, data: bytes) -> Operation:
+    """Write that data whether or not the znode is there."""
+    return Create(path, data) if await store.exists(path) is None else SetData(path, data)
+
+
+def pieces(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+    """Each is written at once. None ends between a znode and its parent: a plan can be made of what is there then."""
+    start = 0
+    while start < len(operations):
+        end = start + AT_ONCE
+        while end < len(operations) and _are_kin(operations[end - 1].path, operations[end].path):
+            end += 1
+        yield operations[start:end]
+        start = end
+
+
+def _are_kin(path: str, other: str) -> bool:
+    return path.startswith(other + "/") or other.startswith(path + "/")
 
 
 def _runs(count: int) -> Iterator[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from brokers.metadata import znodes
 from brokers.metadata.image import MetadataImage
@@ -37,6 +38,10 @@ class RepairPlan:
 
     lines: list[str] = field(default_factory=list)
     """For a person, one line for each change."""
+    done: int = 0
+    """Topics that are right already: an earlier run of the same repair wrote them."""
+    chosen: dict[str, uuid.UUID] = field(default_factory=dict)
+    """The ids of topics of which there are logs with several, by name: once written, the tree does not tell why."""
     topics: dict[str, list[Operation]] = field(default_factory=dict)
     generation: int = 1
     controller_epoch: int = 1
@@ -53,10 +58,12 @@ def plan_repair(
     known_brokers: Iterable[int] = (),
     without: Iterable[int] = (),
     allocated_id: int = -1,
+    chosen: Mapping[str, uuid.UUID] = MappingProxyType({}),
 ) -> RepairPlan:
     """``tree`` has the tree's numbers for each broker. Raises CannotRepair if a broker or a directory is missing.
 
-    ``without`` are brokers that do not come back; ``allocated_id`` is the highest producer id that the tree has given.
+    ``without`` are brokers that do not come back; ``allocated_id`` is the highest producer id that the tree has given,
+    ``chosen`` what a run that was broken off has chosen.
     """
     _insist_on_all(image, inventories, known_brokers, without)
     plan = RepairPlan()
@@ -68,6 +75,7 @@ def plan_repair(
         seen = max(inventory.marks.incarnation, tree[inventory.broker_id].incarnation)
         plan.incarnations[inventory.broker_id] = seen
     held = _by_topic(inventories)
+    plan.chosen = {name: topic_id for name, topic_id in chosen.items() if topic_id in held.get(name, {})}
     for name in sorted(held.keys() | image.topics.keys()):
         _plan_topic(plan, image, name, held.get(name, {}))
     return plan
@@ -118,13 +126,16 @@ def _plan_topic(plan: RepairPlan, image: MetadataImage, name: str, held: _Held) 
     known = image.topics.get(name)
     later = {topic_id: logs for topic_id, logs in held.items() if known is None or topic_id != known.id}
     if later:  # a topic id that the tree does not know is later than the one that it knows
-        topic_id = max(later, key=lambda one: (sum(map(len, later[one].values())), one.int))
-        for other in later.keys() - {topic_id}:
-            plan.lines.append(f"topic {name}: the logs of id {other} are put aside; id {topic_id} has more of them")
+        most = max(later, key=lambda one: (sum(map(len, later[one].values())), one.int))
+        topic_id = plan.chosen.setdefault(name, most) if len(held) > 1 else most
+        for other in sorted(later.keys() - {topic_id}):
+            plan.lines.append(f"topic {name}: the logs of id {other} are put aside; id {topic_id} was chosen")
         if known is None:
             plan.topics[name] = _created(plan, name, topic_id, later[topic_id])
             if (znodes.CONFIG_TOPICS, name) in image.config_versions:  # left over: it is replaced
                 plan.topics[name].insert(0, Delete(znodes.config_path(znodes.CONFIG_TOPICS, name)))
+        elif known.id == topic_id:
+            _mend(plan, image, name, held[topic_id])
         else:
             plan.lines.append(f"topic {name}: id {known.id} was deleted and the topic was made again: id {topic_id}")
             plan.topics[name] = [*_removed(image, name), *_created(plan, name, topic_id, later[topic_id])]
@@ -132,19 +143,18 @@ def _plan_topic(plan: RepairPlan, image: MetadataImage, name: str, held: _Held) 
         plan.lines.append(f"topic {name}: no broker has a log of it: it was deleted, and is removed")
         plan.topics[name] = _removed(image, name)
     elif known is not None:
-        plan.topics[name] = _mended(plan, image, name, held[known.id])
+        _mend(plan, image, name, held[known.id])
 
 
 def _removed(image: MetadataImage, name: str) -> list[Operation]:
     operations: list[Operation] = []
+    if (znodes.CONFIG_TOPICS, name) in image.config_versions:
+        operations.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, name)))
     for index, state in enumerate(image.topics[name].partitions):
         if state.partition_epoch >= 0:
             tp = TopicPartition(name, index)
             operations += [Delete(znodes.state_path(tp)), Delete(znodes.partition_path(tp))]
-    operations += [Delete(znodes.partitions_path(name)), Delete(znodes.topic_path(name))]
-    if (znodes.CONFIG_TOPICS, name) in image.config_versions:
-        operations.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, name)))
-    return operations
+    return [*operations, Delete(znodes.partitions_path(name)), Delete(znodes.topic_path(name))]
 
 
 def _created(
@@ -176,11 +186,10 @@ def _created(
     return operations
 
 
-def _mended(
-    plan: RepairPlan, image: MetadataImage, name: str, held: Mapping[int, Mapping[int, LogSummary]]
-) -> list[Operation]:
+def _mend(plan: RepairPlan, image: MetadataImage, name: str, held: Mapping[int, Mapping[int, LogSummary]]) -> None:
     topic = image.topics[name]
     assignment: list[tuple[BrokerId, ...]] = []
+    changed = False
     operations: list[Operation] = []
     for index in range(max(len(topic.partitions), *(partition + 1 for partition in held))):
         tp, logs = TopicPartition(name, index), held.get(index, {})
@@ -192,6 +201,7 @@ def _mended(
         replicas += [broker for broker in before if broker not in replicas][: max(0, len(before) - len(replicas))]
         assignment.append(tuple(map(BrokerId, replicas)))
         state = _state(plan, replicas, logs, known.leader_epoch if known is not None else -1)
+        changed |= known is None or not _is_written(plan, known, state)
         if tuple(replicas) != before:
             plan.lines.append(f"{tp}: replicas {list(before)} become {replicas}")
         if logs:
@@ -202,8 +212,17 @@ def _mended(
             operations.append(SetData(znodes.state_path(tp), znodes.encode_state(state)))
         else:
             operations += [Create(znodes.partition_path(tp)), Create(znodes.state_path(tp), znodes.encode_state(state))]
+    if not changed:
+        plan.done += 1
+        return
     head = SetData(znodes.topic_path(name), znodes.encode_topic(TopicZnode(topic.id, tuple(assignment))))
-    return [head, *operations]
+    plan.topics[name] = [head, *operations]
+
+
+def _is_written(plan: RepairPlan, known: PartitionState, state: PartitionState) -> bool:
+    """Whether an earlier run of this repair has written the state: nobody else writes with its controller epoch."""
+    ours = replace(state, leader_epoch=known.leader_epoch, partition_epoch=known.partition_epoch)
+    return known.controller_epoch == plan.controller_epoch and known == ours
 
 
 def _ordered(logs: Mapping[int, LogSummary], before: Sequence[int] = ()) -> list[int]:

@@ -38,6 +38,8 @@ DELETED_TOPICS: Final = "/fleetlog/deleted_topics"
 """Those that a broker may still know: their names are taken until all have confirmed that they are gone."""
 GENERATION: Final = "/fleetlog/generation"
 """How often the tree was repaired; missing before the first time."""
+REPAIR: Final = "/fleetlog/repair"
+"""The topic ids that a repair which is under way has chosen among several."""
 INVENTORIES: Final = "/fleetlog/inventories"
 """What the brokers have that find ZooKeeper older than their logs; ephemeral."""
 PROVEN: Final = "proven"
@@ -327,6 +329,19 @@ def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return Endpoint(listener, host, int(port), protocols.get(listener, listener))
+
+
+def encode_topic_ids(ids: Mapping[str, uuid.UUID]) -> bytes:
+    """The content of :data:`REPAIR`, by the names of the topics."""
+    return _dump({"version": 1, "topics": {name: id_text(topic_id) for name, topic_id in ids.items()}})
+
+
+def decode_topic_ids(path: str, data: bytes) -> dict[str, uuid.UUID]:
+    """Inverse of :func:`encode_topic_ids`; raises BadZnode."""
+    try:
+        return {str(name): topic_id_from(text) for name, text in _load(path, data)["topics"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as problem:
+        raise BadZnode(path, f"not topic ids by name ({problem!r})") from problem
 
 
 def decode_number(path: str, data: bytes) -> int:
