@@ -105,7 +105,7 @@ def test_retention_that_cannot_rename_a_file_goes_on_the_next_time(tmp_path, ski
     again.close()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 def test_an_fsync_that_failed_is_not_believed_the_next_time(tmp_path, monkeypatch, code):
     """The system dropped what it could not write, and says that once."""
     once = Once(monkeypatch, "fsync")
