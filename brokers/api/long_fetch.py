@@ -241,15 +241,22 @@ def _answer(fetch: SlicedFetch) -> Generator[None, None, Encoded]:
         return answer
     session, found = fetch.session, fetch.found or []
     pairs = []
+    shares: list[SessionPart] = []
     counts = fetch.context.services.replicas.topic_figures is not None
     for some in slices_of(found):
         if counts:
             fetch.count(some)
         for part, outcome in some:
-            if part.tell(outcome) and not session.closed:
+            if not part.tell(outcome) or session.closed:
+                pass
+            elif outcome.size:
+                shares.append(part)
+            else:  # its turn is to come
                 session.served(part)
             pairs.append((part.asked, outcome))
         yield
+    for part in shares if not session.closed else ():
+        session.served(part)
     pairs += [(asked, FetchOutcome(ErrorCode.INVALID_REQUEST)) for asked in session.twice or ()]
     answer = yield from encoded_in_slices(fetch.context, pairs, session.id)
     fetch.found = None

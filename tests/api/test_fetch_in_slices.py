@@ -308,3 +308,19 @@ def test_a_fetch_that_waits_has_read_its_partition_once(stage: Stage, monkeypatc
     stage.append("t")
     stage.wait(5)
     assert delayed.done
+
+
+def test_no_partition_starves_while_all_of_them_grow(stage: Stage) -> None:
+    """An answer tells of those, too, whose turn is to come: they keep their place before those that had theirs."""
+    stage.topic("t", PARTITIONS)
+    client = Client(stage, VERSION, max_bytes=1)
+    positions, order = [0] * PARTITIONS, []
+    named = everything()
+    for _ in range(5 * PARTITIONS):
+        for index in range(PARTITIONS):
+            stage.append("t", size=1000, index=index)
+        ((index, seen),) = [(key[1], seen) for key, seen in client.fetch(*named).parts.items() if seen.records]
+        order.append(index)
+        positions[index] = offsets_in(seen.records)[-1] + 1
+        named = [part("t", positions[index], index)]
+    assert order == [*range(PARTITIONS)] * 5
