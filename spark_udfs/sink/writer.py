@@ -32,6 +32,7 @@ from spark_udfs.sink.fence import decide
 from spark_udfs.sink.handover import hand_over_figures
 from spark_udfs.sink.modes import refuse_driver_fence
 from spark_udfs.sink.options import WriteOptions
+from spark_udfs.sink.writes import refuse_other_target, target_of
 from spark_udfs.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 
 SINKS_KEPT = 64
@@ -95,7 +96,7 @@ def _kept_transactions(client: Client, sink_id: str) -> BatchTransactions:
 
 def commit_task_results(
     transactions: BatchTransactions, batch: OpenBatch, messages: Sequence[Any], query_id: str, batch_id: int,
-    digest: str = "",
+    digest: str,
 ) -> bool:  # fmt: skip
     """Make the tasks' rows visible; True if the batch had been committed before. Any failure is raised."""
     results = [message for message in messages if isinstance(message, TaskResult)]
@@ -107,7 +108,7 @@ def commit_task_results(
     return transactions.commit(batch, query_id, batch_id, digest, members)
 
 
-def _commit(options: WriteOptions, messages: Sequence[Any], query_id: str, batch_id: int, digest: str = "") -> None:
+def _commit(options: WriteOptions, messages: Sequence[Any], query_id: str, batch_id: int, digest: str) -> None:
     """Commit in the process that Spark keeps for it, and say so there."""
     keep_loaded()
     batch, began = _written_batch(options, messages), time.monotonic()
@@ -172,7 +173,7 @@ class StreamWriter(_BatchHolder, StreamArrowWriter):
         batch, query_id = self.batch, _local_property("sql.streaming.queryId")
         number = _local_property("streaming.sql.batchId")  # not a documented property: commit() is given the number
         if number:
-            self._check_missing_fence(batch, query_id, int(number))
+            self._check_fence(batch, query_id, int(number))
         return write_task(self._options, batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -182,14 +183,21 @@ class StreamWriter(_BatchHolder, StreamArrowWriter):
             raise FenceError("the tasks returned no id of their query, or different ones")
         query_id = ids.pop()
         batch = _written_batch(self._options, messages)
-        self._check_missing_fence(batch, query_id, batchId)
-        is_replay = batch.fence == (query_id, batchId)  # perhaps of a batch that a function of foreachBatch committed
-        _commit(self._options, messages, query_id, batchId, batch.digest if is_replay else "")
+        self._check_fence(batch, query_id, batchId)
+        is_replay = batch.fence == (query_id, batchId)  # brokers know it by the digest that it was committed with
+        digest = batch.digest if is_replay else target_of(self._options.rows.topic)
+        _commit(self._options, messages, query_id, batchId, digest)
 
-    def _check_missing_fence(self, batch: OpenBatch, query_id: str, batch_id: int) -> None:
-        """Raises FenceLost where batches were written before and there is no fence. Brokers accept any first batch."""
+    def _check_fence(self, batch: OpenBatch, query_id: str, batch_id: int) -> None:
+        """Raises FenceLost where batches were written before and there is no fence: brokers accept any first batch.
+
+        FenceConflict for a batch that a write with another target has committed.
+        """
         if batch.fence is None:
             decide(None, query_id, batch_id, adopt=self._options.adopt)
+        elif batch.fence == (query_id, batch_id):
+            what = f"sink {self._options.sink_id}: batch {batch_id} of query {query_id}"
+            refuse_other_target(what, batch.digest, target_of(self._options.rows.topic))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Runs on the driver. Harmless after an ambiguous commit: a committed batch stays committed."""
@@ -202,7 +210,7 @@ class BatchWriter(_BatchHolder, ArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """Runs in a task."""
         batch = self.batch
-        if _is_done(batch, self._options.token):
+        if self._is_done(batch):
             return TaskResult(batch, None, 0, 0, BATCH_JOB)
         if batch.fence is not None and batch.fence.query_id != BATCH_JOB:
             raise FenceConflict(
@@ -214,19 +222,30 @@ class BatchWriter(_BatchHolder, ArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver."""
         batch = _written_batch(self._options, messages)
-        if _is_done(batch, self._options.token):
+        if self._is_done(batch):
             log.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
             return
         number = 0 if batch.fence is None else batch.fence.batch_id + 1
-        _commit(self._options, messages, BATCH_JOB, number, self._options.token)
+        token = self._options.token
+        digest = f"{token}\n{target_of(self._options.rows.topic)}" if token else ""
+        _commit(self._options, messages, BATCH_JOB, number, digest)
+
+    def _is_done(self, batch: OpenBatch) -> bool:
+        """Raises FenceConflict where the job of this token went to another target."""
+        token, target = self._options.token, target_of(self._options.rows.topic)
+        if not token or batch.fence is None or batch.fence.query_id != BATCH_JOB:
+            return False
+        if batch.digest == token:  # of a version that kept no target
+            return True
+        committed, _, there = batch.digest.rpartition("\n")
+        if committed != token:
+            return False
+        refuse_other_target(f"sink {self._options.sink_id}: the job with batchToken {token}", there, target)
+        return True
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver: none of the job's rows becomes visible."""
         _abort(self._options, messages)
-
-
-def _is_done(batch: OpenBatch, token: str) -> bool:
-    return bool(token) and batch.fence is not None and (batch.fence.query_id, batch.digest) == (BATCH_JOB, token)
 
 
 def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:

@@ -25,6 +25,25 @@ SINKS_MAX = 1000
 TOPICS_OF_ROWS = "*"
 """What a fence names as the topic of a write whose rows name theirs."""
 
+
+def target_of(topic: str | None) -> str:
+    """What a fence keeps of a write. ``topic`` of None: the rows name theirs."""
+    return TOPICS_OF_ROWS if topic is None else topic
+
+
+def refuse_other_target(what: str, committed: str, target: str) -> None:
+    """Raises FenceConflict where ``what``, found in the fence, was committed by a write with another target.
+
+    ``committed`` is empty in a fence that names no write, of an earlier version or of an operator.
+    """
+    if committed not in ("", target):
+        raise FenceConflict(
+            f"{what} was committed by a write {_to(committed)}, and this write goes {_to(target)}: a sinkId takes one "
+            f"write. Give this one a sinkId of its own; where it is the same one, whose topic was changed, let it run "
+            f"{_to(committed)} once more"
+        )
+
+
 _lock = threading.Lock()
 _open: dict[tuple[str, str], Write] = {}
 _last: OrderedDict[tuple[str, str], Write] = OrderedDict()
@@ -45,7 +64,7 @@ class Write:
     @property
     def target(self) -> str:
         """What the fence keeps of the write."""
-        return TOPICS_OF_ROWS if self.topic is None else self.topic
+        return target_of(self.topic)
 
     @property
     def _sink(self) -> tuple[str, str]:

@@ -16,7 +16,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from spark_udfs import Fence, FenceConflict, move_sink, reset_fence
+from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.settings import kafka_python_settings
+from spark_udfs.sink.batch_transactions import BatchTransactions
 from spark_udfs.sink.events import SinkEvent
 from tests.spark.conftest import Cluster, run_to_end, run_while
 from tests.spark.sink.job import FOREACH, FORMAT, Job, Read, committed, replicated
@@ -113,7 +116,7 @@ def test_replayed_batch_counts_once(job: Job, way: str) -> None:
 
 @pytest.mark.parametrize(("way", "other"), [(FOREACH, FORMAT), (FORMAT, FOREACH)])
 def test_a_batch_that_is_replayed_in_the_other_way_counts_once(job: Job, way: str, other: str) -> None:
-    """Only functions keep in the fence which write set it: a query has one write by its format."""
+    """Both keep the target of their write in the fence."""
     job.send("a")
     query = job.run(way=way)
     job.forget_commit(0)
@@ -121,6 +124,27 @@ def test_a_batch_that_is_replayed_in_the_other_way_counts_once(job: Job, way: st
     assert job.run(way=other) == query
     assert job.values(2) == ["a", "b"]
     assert job.fence() == Fence(query, 1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("way", [FORMAT, FOREACH])
+def test_a_batch_that_is_replayed_to_another_topic_is_refused_by_the_format(job: Job, way: str, named: bool) -> None:
+    """Whichever of the two committed it: skipped in silence, it would be missing from the other topic."""
+    job.send("a")
+    query, target, other = job.run(way=way), job.target, replicated(job.cluster)
+    job.forget_commit(0)
+    job.target = other if named else ""
+    rows = job.rows() if named else job.rows().selectExpr("value", f"'{other}' as topic")
+    there = f"to topic {other}" if named else "to the topics that its rows name"
+    with pytest.raises(Exception, match=f"was committed by a write to topic {target}, and this write goes {there}"):
+        job.run(rows)
+    job.target = target
+    assert job.run() == query
+    job.send("b")
+    job.target = other
+    job.run()
+    assert job.values(1) == ["b"]
+    assert committed(job.cluster, target, 1) == ["a"]
 
 
 def test_replay_with_other_rows_counts_once(job: Job) -> None:
@@ -324,8 +348,22 @@ def test_a_batch_token_names_a_jobs_content(job: Job, cluster: Cluster, spark: A
     for token in ("monday", "monday", "tuesday"):
         write(rows, batchToken=token, **common)
     assert committed(cluster, job.target, 10) == sorted([*"01234"] * 2)
+    other = replicated(cluster)
+    with pytest.raises(Exception, match=f"batchToken tuesday was committed by a write to topic {job.target}, and"):
+        write(rows, **{**common, "topic": other}, batchToken="tuesday")
+    with pytest.raises(Exception, match="and this write goes to the topics that its rows name"):
+        write(rows.selectExpr("value", f"'{other}' as topic"), sinkId=job.sink_id, batchToken="tuesday")
+    assert cluster.values(other) == []
     write(rows, **common)
     assert committed(cluster, job.target, 15) == sorted([*"01234"] * 3)
+    client = Client(kafka_python_settings({"bootstrap.servers": cluster.bootstrap}))
+    transactions = BatchTransactions(client, job.sink_id)
+    batch = transactions.begin(60_000)
+    assert batch.fence is not None
+    transactions.commit(batch, "batch", batch.fence.batch_id + 1, "wednesday", [])  # as earlier versions did
+    client.close()
+    write(rows, batchToken="wednesday", **common)
+    assert len(job.values(15)) == 15
     job.send("a")
     with pytest.raises(Exception, match="query batch"):
         job.run()

@@ -222,16 +222,22 @@ def test_one_sink_id_on_two_clusters_is_two_sinks(pipeline: Pipeline) -> None:
 def test_a_job_beside_the_stream_needs_a_sink_of_its_own(pipeline: Pipeline) -> None:
     """Whichever of the two writes first."""
     problem = "belongs to driver mode" if pipeline.mode == "driver" else "belongs to streaming query"
+    other_problem = "belongs to executor mode" if pipeline.mode == "driver" else "the fence belongs to query batch"
 
-    def save(df: Any) -> None:
-        named = {"kafka.bootstrap.servers": pipeline.cluster.bootstrap, "sinkId": pipeline.sink_id}
+    def save(df: Any, sink_id: str, token: str) -> None:
+        named = {"kafka.bootstrap.servers": pipeline.cluster.bootstrap, "sinkId": sink_id, "batchToken": token}
         df.write.format("fleetlog").options(topic=pipeline.second, **named).mode("append").save()
 
     pipeline.send("a")
     write = pipeline.function(pipeline.first)
     with pytest.raises(Exception, match=problem):
-        pipeline.run(lambda df, number: write(df, number) or save(df))
+        pipeline.run(lambda df, number: write(df, number) or save(df, pipeline.sink_id, "once"))
     pipeline.holds(["a"], [])
+    other = pipeline.sink_id + "-other"
+    late = pipeline.function(pipeline.first, other)
+    with pytest.raises(Exception, match=other_problem):
+        pipeline.run(lambda df, number: save(df, other, "once") or late(df, number))
+    pipeline.holds(["a"], ["a"])
 
 
 _SCRIPT = """
