@@ -56,6 +56,7 @@ class TransactionSettings:
     max_timeout_ms: int = 900_000
     id_expiration_ms: int = 7 * 24 * 3_600_000
     sweep_ms: int = 3_600_000
+    abort_interval_ms: int = 1
     value_version: int = 1
     last_epoch: int = LAST_CLIENT_EPOCH
     """The last epoch before a new producer id. Tests use a small one."""
@@ -221,7 +222,7 @@ class TransactionShard:
         after = t.with_partitions(added, client_version, now.wall_ms)
         effects: tuple[Effect, ...] = ()
         if not open_already:
-            effects = (Schedule(_TIMEOUT + transactional_id, t.timeout_ms),)
+            effects = (self.abort_later(transactional_id, t.timeout_ms, now),)
         return Result(
             AddPartitionsAnswer(ErrorCode.NONE),
             records=(self.record(transactional_id, after),),
@@ -455,6 +456,14 @@ class TransactionShard:
         """The name of the timer that aborts the id's open transaction."""
         return _TIMEOUT + transactional_id
 
+    def abort_later(self, transactional_id: str, left_ms: int, now: Now) -> Schedule:
+        """Abort the id's open transaction at the first look after its time has run out.
+
+        As Kafka, which looks once in each ``transaction.abort.timed.out.transaction.cleanup.interval.ms``.
+        """
+        rest_ms = -(now.mono_ms + left_ms) % self.settings.abort_interval_ms
+        return Schedule(_TIMEOUT + transactional_id, left_ms + rest_ms)
+
     def timer_key(self, name: str) -> str:
         """The transactional id in a timer's name (empty for the sweep)."""
         return name.partition("/")[2]
@@ -511,7 +520,7 @@ class TransactionShard:
                 # Heartbeats extend a batch but are not logged: it gets its whole timeout again.
                 left_ms = t.timeout_ms if t.batch is not None else t.start_ms + t.timeout_ms - now.wall_ms
                 # The wall clock may have jumped: never wait longer than the timeout itself.
-                effects.append(Schedule(_TIMEOUT + transactional_id, min(max(left_ms, 0), t.timeout_ms)))
+                effects.append(self.abort_later(transactional_id, min(max(left_ms, 0), t.timeout_ms), now))
         return Result(effects=tuple(effects))
 
     # ---- inspection ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from txn.batches import BatchFence, BatchMember, SinkBatch
-from txn.commands import Cancel, Effect, Now, Result, Schedule
+from txn.commands import Cancel, Effect, Now, Result
 from txn.states import PREPARED, TransactionState
 from txn.transaction import Transaction
 from wire.errors import ErrorCode
@@ -151,7 +151,7 @@ def enlist_members(
     answers = [EnlistAnswer(ErrorCode.NONE, tuple(next(members) for _ in range(count))) for count in counts]
     effects: tuple[Effect, ...] = ()
     if t.state is not TransactionState.ONGOING:
-        effects = (Schedule(shard.timeout_timer(sink_id), t.timeout_ms),)
+        effects = (shard.abort_later(sink_id, t.timeout_ms, now),)
     return Result(answers, records=(shard.record(sink_id, after),), effects=effects)
 
 
@@ -258,13 +258,13 @@ def abort_batch(shard: TransactionShard, sink_id: str, producer: Producer, now: 
     return Result(SinkAnswer(error, fence))
 
 
-def batch_heartbeat(shard: TransactionShard, sink_id: str, producer: Producer) -> Result:
+def batch_heartbeat(shard: TransactionShard, sink_id: str, producer: Producer, now: Now) -> Result:
     """Restart the batch's timeout."""
     error = _refusal(shard, sink_id, producer)
     t = shard.transactions.get(sink_id)
     fence = t.batch.fence if t is not None and t.batch is not None else None
     if error is ErrorCode.NONE and t is not None and t.state is TransactionState.ONGOING:
-        return Result(SinkAnswer(error, fence), effects=(Schedule(shard.timeout_timer(sink_id), t.timeout_ms),))
+        return Result(SinkAnswer(error, fence), effects=(shard.abort_later(sink_id, t.timeout_ms, now),))
     return Result(SinkAnswer(error, fence))
 
 

@@ -190,7 +190,10 @@ def handle_heartbeat_batch(request: HeartbeatBatchRequest, context: Context) -> 
     """HeartbeatBatch: the batch's time starts anew."""
     sink_id, producer = request.sink_id, _producer(request)
     return _sink_command(
-        context, m.HeartbeatBatchResponse, sink_id, lambda shard, now: sinks.batch_heartbeat(shard, sink_id, producer)
+        context,
+        m.HeartbeatBatchResponse,
+        sink_id,
+        lambda shard, now: sinks.batch_heartbeat(shard, sink_id, producer, now),
     )
 
 

@@ -23,6 +23,7 @@ from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import ME, OTHER, Stage
 from tests.support.waiting import PATIENCE_S
+from txn.commands import Now
 from txn.states import PREPARED, TransactionState
 from wire.apis import APIS
 from wire.errors import ErrorCode as E
@@ -492,6 +493,23 @@ def test_ids_expire_at_the_configured_interval(tmp_path: Path, znode: OneZnode) 
         assert (await broker.init()).error_code == 0
         async with asyncio.timeout(PATIENCE_S):
             while (await describe(broker, "x")).error_code != E.TRANSACTIONAL_ID_NOT_FOUND:
+                await asyncio.sleep(0.01)
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_transactions_are_aborted_at_the_configured_looks(tmp_path: Path, znode: OneZnode) -> None:
+    async def scenario() -> None:
+        broker = await Broker(
+            tmp_path, znode, **{"transaction.abort.timed.out.transaction.cleanup.interval.ms": "700"}
+        ).ready()
+        _, shard = broker.transactions.shard_for("x")
+        assert [shard.abort_later("x", left, Now(0, 600)).delay_ms for left in (0, 100, 101)] == [100, 100, 800]
+        pid = (await broker.init(timeout=1)).producer_id
+        assert await broker.add_offsets(pid, 0, "group") == 0
+        async with asyncio.timeout(PATIENCE_S):
+            while (await describe(broker, "x")).transaction_state != "CompleteAbort":
                 await asyncio.sleep(0.01)
         await broker.stop()
 

@@ -35,8 +35,11 @@ class Broker(Stage):
     """Use inside a running loop. ``disk`` may be a directory another (crashed) Broker used before."""
 
     def __init__(self, directory: Path, znode: Any, epoch: int = 0, **settings: str) -> None:
-        few = {"offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2"}
-        super().__init__(directory, RealClock(), **few, **settings)
+        few = {
+            "offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2",
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1",
+        }  # fmt: skip
+        super().__init__(directory, RealClock(), **{**few, **settings})
         loop = asyncio.get_running_loop()
         self.services.timers = Timers(loop, self.clock)
         group_settings = GroupSettings.of(self.config)

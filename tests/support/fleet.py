@@ -56,6 +56,7 @@ class Broker:
             "offsets.topic.num.partitions": 4,
             "offsets.topic.replication.factor": min(3, fleet.size),
             "transaction.state.log.num.partitions": 4,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
             "transaction.state.log.replication.factor": min(3, fleet.size),
             "transaction.state.log.min.isr": min(2, fleet.size),
             **fleet.settings,

@@ -609,6 +609,24 @@ def test_a_restart_keeps_the_rest_of_the_timeout(m: Machine) -> None:
     assert m.timers["timeout/app"] == 60_000, "a wall clock that went back does not make it wait for hours"
 
 
+@pytest.mark.parametrize(("began", "restarted", "aborted"), [
+    (0, 0, 60_000), (1, 0, 70_000), (9_999, 0, 70_000), (10_000, 0, 70_000), (3, 59_999, 70_000), (3, 65_000, 70_000),
+    (3, 71_000, 80_000),
+])  # fmt: skip
+def test_a_transaction_whose_time_ran_out_is_aborted_at_the_next_look(began: int, restarted: int, aborted: int) -> None:
+    """As in Kafka, which looks once in each interval; in whichever coordinator."""
+    m = Machine(TransactionSettings(abort_interval_ms=10_000))
+    m.advance(began)
+    ongoing(m)
+    if restarted:
+        m.advance(restarted - began)
+        m.restart()
+    assert m.now.mono_ms + m.timers["timeout/app"] == aborted
+    m.advance(m.timers["timeout/app"])
+    m.timer("timeout/app")
+    assert m.t.state is S.PREPARE_ABORT
+
+
 # ---- expiry --------------------------------------------------------------------------------------------------------
 
 

@@ -254,11 +254,11 @@ def test_time_runs_out_without_heartbeats_of_the_driver(m: Sink) -> None:
     driver = m.driver()
     m.members(driver)
     timer = m.shard.timeout_timer(SINK)
-    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver)).error is E.NONE
+    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver, m.now)).error is E.NONE
     assert m.effects == [Schedule(timer, 60_000)]
     m.perform(m.shard.on_timer(timer, m.now))
     assert m.sink.state is TransactionState.PREPARE_ABORT
-    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver)).error is E.PRODUCER_FENCED
+    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver, m.now)).error is E.PRODUCER_FENCED
     m.finish()
     assert m.commit(driver, 0).error is E.PRODUCER_FENCED
 
@@ -268,7 +268,8 @@ def test_ids_belong_to_one_kind_of_producer(m: Sink) -> None:
     assert m.init(name=SINK).error is E.INVALID_REQUEST
     ordinary = m.init(name="app")
     assert m.begin(sink="app").error is E.NOT_A_SINK
-    assert m.perform(sinks.batch_heartbeat(m.shard, "app", Producer(ordinary.producer_id, 0))).error is E.NOT_A_SINK
+    other = Producer(ordinary.producer_id, 0)
+    assert m.perform(sinks.batch_heartbeat(m.shard, "app", other, m.now)).error is E.NOT_A_SINK
     assert m.begin(sink="").error is E.INVALID_REQUEST
     assert m.begin(timeout_ms=0).error is E.INVALID_TRANSACTION_TIMEOUT
 

@@ -47,6 +47,7 @@ def settings_of(config: BrokerConfig) -> TransactionSettings:
         max_timeout_ms=config.transaction_max_timeout_ms,
         id_expiration_ms=config.transactional_id_expiration_ms,
         sweep_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
+        abort_interval_ms=config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
         last_epoch=config.transaction_last_producer_epoch,
     )
 

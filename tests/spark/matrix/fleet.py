@@ -30,6 +30,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": 4,
     "offsets.topic.replication.factor": 3,
     "transaction.state.log.num.partitions": 4,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
     "transaction.state.log.replication.factor": 3,
     "transaction.state.log.min.isr": 2,
     "default.replication.factor": 3,
