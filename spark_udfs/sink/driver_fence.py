@@ -9,18 +9,24 @@ commit). A query that rests longer than that finds no fence and stops with Fence
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from spark_udfs.client.failures import FenceError
 from spark_udfs.client.settings import connection_settings, librdkafka_settings
 from spark_udfs.sink.fence import FENCE_TOPIC, Fence, target_in, transactional_name
 
 CALL_TIMEOUT_S = 60.0
+LATE_S = 5.0
+"""How far beyond its timeout a call may go on."""
 _RETRY_PAUSE_S = 0.1
 _COORDINATOR_MOVES = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -42,6 +48,30 @@ def retrying(call: Callable[[float], T], timeout_s: float = CALL_TIMEOUT_S) -> T
             if not (isinstance(error, KafkaError) and _is_retryable(error)) or time.monotonic() > deadline:
                 raise
         time.sleep(_RETRY_PAUSE_S)
+
+
+def within(call: Callable[[], T], timeout_s: float) -> T:
+    """What a call returns or raises; FenceError where it goes on after that time, in a thread that is left to it.
+
+    ``send_offsets_to_transaction`` does: librdkafka can wait in it without end after the group's coordinator was away
+    for a moment, whatever timeout it is given (librdkafka issue 5511).
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as problem:
+            outcome.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return outcome.result(timeout_s)
+    except TimeoutError:
+        raise FenceError(
+            f"librdkafka has not sent the fence in {timeout_s:.0f} s and waits without end (its issue 5511, after the "
+            "group's coordinator was away): nothing of this batch is committed, start the query again"
+        ) from None
 
 
 def _is_retryable(error: KafkaError) -> bool:
@@ -101,11 +131,12 @@ def committed_write(consumer: Consumer) -> tuple[Fence | None, str]:
 
 
 def send_fence(producer: Producer, consumer: Consumer, fence: Fence, target: str) -> None:
-    """Add the fence to the producer's open transaction."""
+    """Add the fence to the producer's open transaction. Raises FenceError, KafkaException."""
     offset, metadata = fence.encode(target)
     position = [TopicPartition(FENCE_TOPIC, 0, offset, metadata)]
     group = consumer.consumer_group_metadata()
-    retrying(lambda timeout: producer.send_offsets_to_transaction(position, group, timeout))
+    send = producer.send_offsets_to_transaction
+    retrying(lambda timeout: within(partial(send, position, group, timeout), timeout + LATE_S))
 
 
 def begin_with_fence(

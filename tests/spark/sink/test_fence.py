@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from spark_udfs.client.failures import FenceConflict, FenceError, FenceLost, OptionError
-from spark_udfs.sink.driver_fence import begin_with_fence
+from spark_udfs.sink.driver_fence import begin_with_fence, within
 from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
 
 
@@ -87,6 +89,16 @@ def test_moving_coordinator_is_waited_for() -> None:
         with pytest.raises(KafkaException):
             begin_with_fence(stub, stub, Fence("q", 0))
         assert stub.calls == ["begin", "send"]
+
+
+def test_a_call_that_waits_without_end_is_left_after_its_time() -> None:
+    assert within(lambda: 5, 60) == 5
+    with pytest.raises(ZeroDivisionError):
+        within(lambda: 1 // 0, 60)
+    never = threading.Event()
+    with pytest.raises(FenceError, match=r"issue 5511.*start the query again"):
+        within(never.wait, 0.05)
+    never.set()
 
 
 def test_sink_ids() -> None:
