@@ -1,7 +1,7 @@
 """The API table: one row per API, from which dispatch, ApiVersions, docs/apis.md and the test that each row has a
 handler and a test are derived. ``brokers.api.handlers`` binds each row to what serves it.
 
-Version ranges are what Kafka 4.1 advertises; DescribeConfigs has 0, too, for clients of Kafka 0.11. Produce says 0
+Version ranges are what Kafka 4.4 advertises; DescribeConfigs has 0, too, for clients of Kafka 0.11. Produce says 0
 although only 3 and up work: librdkafka before 2.11 turns compression off unless version 0 is advertised (KAFKA-18659);
 a Produce below 3 is answered UNSUPPORTED_VERSION. WriteTxnMarkers 2 is from Kafka 4.2: the coordinators need its
 transaction version (KIP-1228).
@@ -44,11 +44,11 @@ class Api(NamedTuple):
 _ROWS = (
     Api(api_keys.PRODUCE, "Produce", 0, 13, Cost.DATA, 3, large=True),
     Api(api_keys.FETCH, "Fetch", 4, 18, Cost.DATA),
-    Api(api_keys.LIST_OFFSETS, "ListOffsets", 1, 10, Cost.CHEAP),
+    Api(api_keys.LIST_OFFSETS, "ListOffsets", 1, 11, Cost.CHEAP),
     Api(api_keys.METADATA, "Metadata", 0, 13, Cost.CHEAP),
     Api(api_keys.CONTROLLED_SHUTDOWN, "ControlledShutdown", 3, 3, Cost.CHEAP, internal=True),
-    Api(api_keys.OFFSET_COMMIT, "OffsetCommit", 2, 9, Cost.CHEAP),
-    Api(api_keys.OFFSET_FETCH, "OffsetFetch", 1, 9, Cost.CHEAP),
+    Api(api_keys.OFFSET_COMMIT, "OffsetCommit", 2, 10, Cost.CHEAP),
+    Api(api_keys.OFFSET_FETCH, "OffsetFetch", 1, 10, Cost.CHEAP),
     Api(api_keys.FIND_COORDINATOR, "FindCoordinator", 0, 6, Cost.CHEAP),
     Api(api_keys.JOIN_GROUP, "JoinGroup", 0, 9, Cost.CHEAP),
     Api(api_keys.HEARTBEAT, "Heartbeat", 0, 4, Cost.CHEAP),
@@ -57,7 +57,7 @@ _ROWS = (
     Api(api_keys.DESCRIBE_GROUPS, "DescribeGroups", 0, 6, Cost.ADMIN),
     Api(api_keys.LIST_GROUPS, "ListGroups", 0, 5, Cost.ADMIN),
     Api(api_keys.SASL_HANDSHAKE, "SaslHandshake", 0, 1, Cost.CHEAP),
-    Api(api_keys.API_VERSIONS, "ApiVersions", 0, 4, Cost.CHEAP),
+    Api(api_keys.API_VERSIONS, "ApiVersions", 0, 5, Cost.CHEAP),
     Api(api_keys.CREATE_TOPICS, "CreateTopics", 2, 7, Cost.ADMIN),
     Api(api_keys.DELETE_TOPICS, "DeleteTopics", 1, 6, Cost.ADMIN),
     Api(api_keys.DELETE_RECORDS, "DeleteRecords", 0, 2, Cost.ADMIN),
@@ -67,21 +67,21 @@ _ROWS = (
     Api(api_keys.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", 0, 4, Cost.CHEAP),
     Api(api_keys.END_TXN, "EndTxn", 0, 5, Cost.CHEAP),
     Api(api_keys.WRITE_TXN_MARKERS, "WriteTxnMarkers", 1, 2, Cost.CHEAP),
-    Api(api_keys.TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 5, Cost.CHEAP),
+    Api(api_keys.TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 6, Cost.CHEAP),
     Api(api_keys.DESCRIBE_ACLS, "DescribeAcls", 1, 3, Cost.CHEAP),
     Api(api_keys.CREATE_ACLS, "CreateAcls", 1, 3, Cost.ADMIN),
     Api(api_keys.DELETE_ACLS, "DeleteAcls", 1, 3, Cost.ADMIN),
     Api(api_keys.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, Cost.ADMIN),
     Api(api_keys.ALTER_CONFIGS, "AlterConfigs", 0, 2, Cost.ADMIN),
     Api(api_keys.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 1, 2, Cost.ADMIN),
-    Api(api_keys.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 4, Cost.ADMIN),
+    Api(api_keys.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, Cost.ADMIN),
     Api(api_keys.SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, Cost.CHEAP),
     Api(api_keys.CREATE_PARTITIONS, "CreatePartitions", 0, 3, Cost.ADMIN),
     Api(api_keys.CREATE_DELEGATION_TOKEN, "CreateDelegationToken", 1, 3, Cost.ADMIN),
     Api(api_keys.RENEW_DELEGATION_TOKEN, "RenewDelegationToken", 1, 2, Cost.ADMIN),
     Api(api_keys.EXPIRE_DELEGATION_TOKEN, "ExpireDelegationToken", 1, 2, Cost.ADMIN),
     Api(api_keys.DESCRIBE_DELEGATION_TOKEN, "DescribeDelegationToken", 1, 3, Cost.ADMIN),
-    Api(api_keys.DELETE_GROUPS, "DeleteGroups", 0, 2, Cost.ADMIN),
+    Api(api_keys.DELETE_GROUPS, "DeleteGroups", 0, 3, Cost.ADMIN),
     Api(api_keys.ELECT_LEADERS, "ElectLeaders", 0, 2, Cost.ADMIN),
     Api(api_keys.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, Cost.ADMIN),
     Api(api_keys.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 1, Cost.ADMIN),

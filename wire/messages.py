@@ -132,6 +132,30 @@ class WriteTxnMarkersRequest(_ApiMessage, load_json=wire.schemas):  # type: igno
     """Key 27, with a tagged field of fleetlog's: how many markers of the same batch follow (``txn.batches``)."""
 
 
+class ApiVersionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 18, with version 5 (KIP-1242)."""
+
+
+class ApiVersionsResponse(_metadata.ApiVersionsResponse, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 18, with version 5 (KIP-1242). The library asks the class of this key how a refusal is read."""
+
+
+class TxnOffsetCommitRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 28, with version 6: topic ids (KIP-1319)."""
+
+
+class TxnOffsetCommitResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 28, with version 6 (KIP-1319)."""
+
+
+class DeleteGroupsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 42, with version 3."""
+
+
+class DeleteGroupsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 42, with version 3: a message for each group."""
+
+
 class DescribeLogDirsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing."""
 
@@ -265,6 +289,12 @@ class DescribeCompactionResponse(_ApiMessage, load_json=wire.schemas):  # type: 
 
 
 _OWN = (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
     RenewDelegationTokenRequest,

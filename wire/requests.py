@@ -157,6 +157,8 @@ class SaslHandshakeRequest(Protocol):
 class ApiVersionsRequest(Protocol):
     client_software_name: str
     client_software_version: str
+    cluster_id: str | None
+    node_id: int
 
 
 class InitProducerIdRequest(Protocol):
@@ -255,6 +257,7 @@ class TxnOffsetCommitTopicsPartitions(Protocol):
 
 class TxnOffsetCommitTopics(Protocol):
     name: str
+    topic_id: uuid.UUID | None
     partitions: list[TxnOffsetCommitTopicsPartitions]
 
 
@@ -263,7 +266,7 @@ class TxnOffsetCommitRequest(Protocol):
     group_id: str
     producer_id: int
     producer_epoch: int
-    generation_id: int
+    generation_id_or_member_epoch: int
     member_id: str
     group_instance_id: str | None
     topics: list[TxnOffsetCommitTopics]

@@ -18,13 +18,15 @@ from brokers.api.waiting import when_done
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
 from txn.commands import CommandFailed
-from wire import admin_requests, requests
+from wire import admin_requests, api_keys, requests
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 Errors = dict[TopicPartition, ErrorCode]
 Rows = Generator[None, None, Any]
 Committing = requests.OffsetCommitRequest | requests.TxnOffsetCommitRequest
+TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_keys.TXN_OFFSET_COMMIT: 6}
+"""From which version on a topic is named by its id alone (KIP-848, KIP-1319)."""
 
 
 def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context) -> Paced:
@@ -62,10 +64,11 @@ def split_partitions(
 ) -> Generator[None, None, tuple[tuple[tuple[TopicPartition, CommittedOffset], ...], Errors]]:
     """The offsets of an OffsetCommit or TxnOffsetCommit for partitions that exist, and the errors of the others.
 
-    A version without ``leader_epochs`` has none to be kept.
+    A version without ``leader_epochs`` has none to be kept. A topic whose id is unknown gets the name "".
     """
     metadata = context.services.metadata
-    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
+    yield from _name_topics(request.topics, context)
+    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics if topic.name))
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
     for topic in request.topics:
@@ -76,7 +79,10 @@ def split_partitions(
                 refused[partition] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
             present = metadata.topics.get(topic.name)
-            if present is None or metadata.partition(partition) is None:
+            if present is None or (by_id(context) and present.id != topic.topic_id):
+                refused[partition] = unknown_topic(context)
+                continue
+            if metadata.partition(partition) is None:
                 refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             leader_epoch = asked.committed_leader_epoch if leader_epochs else -1
@@ -85,6 +91,24 @@ def split_partitions(
             )
             known.append((partition, committed))
     return tuple(known), refused
+
+
+def by_id(context: Context) -> bool:
+    """Whether the request names topics by their ids."""
+    return context.api_version >= TOPIC_IDS_VERSION.get(context.api_key, 2**15)
+
+
+def unknown_topic(context: Context) -> ErrorCode:
+    """The error of a topic that is not there."""
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id(context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _name_topics(topics: Iterable[Any], context: Context) -> Generator[None, None, None]:
+    """Give topics that are named by their ids the names of today; "" without one."""
+    if by_id(context):
+        for topic in topics:
+            yield
+            topic.name = context.services.metadata.topic_names.get(topic.topic_id, "")
 
 
 def of_present_topics(
@@ -98,7 +122,7 @@ def of_present_topics(
     gone = {partition for partition, committed in offsets if committed.outlives(topics.get(partition.topic))}
     if not gone:
         return offsets
-    refused.update(dict.fromkeys(gone, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    refused.update(dict.fromkeys(gone, unknown_topic(context)))
     return tuple(row for row in offsets if row[0] not in gone)
 
 
@@ -120,7 +144,7 @@ def commit_response(
     topic_class, partition_class = getattr(response, f"{name}Topic"), getattr(response, f"{name}Partition", None)
     if partition_class is None:
         partition_class = getattr(topic_class, f"{name}Partition")
-    topics = []
+    topics, first_by_id = [], TOPIC_IDS_VERSION.get(response.API_KEY, 2**15)
     for topic in request.topics:
         partitions = []
         for asked in topic.partitions:
@@ -129,7 +153,8 @@ def commit_response(
             partitions.append(
                 partition_class(version=version, partition_index=asked.partition_index, error_code=int(error))
             )
-        topics.append(topic_class(version=version, name=topic.name, partitions=partitions))
+        named = {"topic_id": topic.topic_id} if version >= first_by_id else {"name": topic.name}
+        topics.append(topic_class(version=version, partitions=partitions, **named))
     return response(version=version, throttle_time_ms=0, topics=topics)
 
 
@@ -160,10 +185,12 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
     for group in request.groups:
         yield
         answer = GroupOffsets(ErrorCode.INVALID_REQUEST)
+        yield from _name_topics(group.topics or (), context)
         if group.group_id not in seen:
-            answer = yield from _fetch_one(context, group.group_id, group.topics, request.require_stable)
+            known = None if group.topics is None else [topic for topic in group.topics if topic.name or version < 10]
+            answer = yield from _fetch_one(context, group.group_id, known, request.require_stable)
         seen.add(group.group_id)
-        groups.append((yield from _fetched_group(group.group_id, answer, version)))
+        groups.append((yield from _fetched_group(group, answer, context)))
     return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, groups=groups))
 
 
@@ -227,11 +254,25 @@ def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list
     return failed
 
 
-def _fetched_group(group_id: str, answer: GroupOffsets, version: int) -> Rows:
+def _fetched_group(asked: requests.OffsetFetchGroups, answer: GroupOffsets, context: Context) -> Rows:
+    version = context.api_version
     group = m.OffsetFetchResponse.OffsetFetchResponseGroup
     topic = group.OffsetFetchResponseTopics
-    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartitions, answer.offsets, version)
-    return group(version=version, group_id=group_id, error_code=int(answer.error), topics=topics)
+    part = topic.OffsetFetchResponsePartitions
+    topics = yield from _fetched_topics(topic, part, answer.offsets, version)
+    if by_id(context):
+        present = context.services.metadata.topics
+        topics = [row for row in topics if row.name in present]  # a topic without an id cannot be named
+        for row in topics:
+            row.topic_id = present[row.name].id
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        for missing in asked.topics or () if answer.error is ErrorCode.NONE else ():
+            if not missing.name and missing.partition_indexes:
+                rows = [FetchedOffset(TopicPartition("", i), None, unknown) for i in missing.partition_indexes]
+                (row,) = yield from _fetched_topics(topic, part, rows, version)
+                row.topic_id = missing.topic_id
+                topics.append(row)
+    return group(version=version, group_id=asked.group_id, error_code=int(answer.error), topics=topics)
 
 
 def _fetched_topics(

@@ -15,10 +15,10 @@ from wire.errors import ErrorCode
 
 
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
-    """DescribeLogDirs v1-v4: every directory, with those of its partitions that were asked for (null: all).
+    """DescribeLogDirs v1-v5: every directory, with those of its partitions that were asked for (null: all).
 
     Logs that were put aside (-stray) are not among them, as in Kafka. From v2 on a tagged field of ours, for ``cluster
-    describe`` and the doctor, names them and what the process lacks.
+    describe`` and the doctor, names them and what the process lacks. No directory is cordoned (v5, KIP-1066).
     """
     response = messages.response_class(api_keys.DESCRIBE_LOG_DIRS)
     version = context.api_version

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-_FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 HIGH_WATERMARK = -1
 NOT_AVAILABLE_VERSION = 5
 REPLICA_ID_VERSION = 3
@@ -160,7 +160,7 @@ class _Listing:
             return Found(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if tp in self._twice:
             return Found(ErrorCode.INVALID_REQUEST)
-        if version < _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= 0 else 32767):
+        if version < _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= EARLIEST else 32767):
             return Found(ErrorCode.UNSUPPORTED_VERSION)
         if tp in self._refused:
             return Found(self._refused[tp])
@@ -220,7 +220,7 @@ def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[obje
     partition, log = view.partition, view.partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
-    if timestamp == LATEST_TIERED:
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return Found()  # nothing is tiered
     if timestamp == LATEST:
         if view.behind:

@@ -436,10 +436,11 @@ def handle_txn_offset_commit(
     member = version >= 3
     commit = OffsetCommitRequest(
         group_id=request.group_id,
-        generation=request.generation_id if member else -1,
+        generation=request.generation_id_or_member_epoch if member else -1,
         member_id=request.member_id if member else "",
         instance_id=request.group_instance_id if member else None,
         offsets=tuple(dict(known).items()),
+        knows_missing_groups=version >= 6,
     )
 
     def render(answer: Any) -> Generator[None, None, Any]:

@@ -17,12 +17,17 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
-    """Every row of the table that is for clients; a client whose name or version has other characters is refused."""
+    """Every row of the table that is for clients; a client whose name or version has other characters is refused.
+
+    REBOOTSTRAP_REQUIRED where the client means another cluster or node than this one (KIP-1242).
+    """
     version = context.api_version
     if version >= 3 and not (
         _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         return Done(ApiVersionsResponse(version=version, error_code=ErrorCode.INVALID_REQUEST))
+    if (refusal := _means_another(request, context)) is not ErrorCode.NONE:
+        return Done(ApiVersionsResponse(version=version, error_code=refusal))
     if version >= 3 and context.source is not None:
         context.source.software = request.client_software_name, request.client_software_version
         context.source.client_id = context.client_id
@@ -53,3 +58,14 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
                 for name, level in sorted(finalized.items())
             ]
     return Done(response)
+
+
+def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
+    if (request.cluster_id is None) != (request.node_id == -1):
+        return ErrorCode.INVALID_REQUEST  # both, or neither
+    services = context.services
+    if request.cluster_id is None or (request.cluster_id, request.node_id) == (
+        services.metadata.cluster_id, services.config.broker_id,
+    ):  # fmt: skip
+        return ErrorCode.NONE
+    return ErrorCode.REBOOTSTRAP_REQUIRED

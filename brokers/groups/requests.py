@@ -144,7 +144,7 @@ class OffsetCommitRequest(NamedTuple):
     instance_id: str | None
     offsets: tuple[tuple[TopicPartition, CommittedOffset], ...]
     retention_ms: int = -1
-    knows_missing_groups: bool = False  # OffsetCommit v9: GROUP_ID_NOT_FOUND instead of ILLEGAL_GENERATION
+    knows_missing_groups: bool = False  # GROUP_ID_NOT_FOUND, not ILLEGAL_GENERATION (OffsetCommit 9, TxnOffsetCommit 6)
 
 
 CommitAnswer = dict[TopicPartition, ErrorCode]

@@ -694,6 +694,8 @@ def test_describe_log_dirs(services: Services, logs: LogStore, tmp_path: Path, v
     assert len(good.topics) == 1
     if version >= 4:
         assert (bad.total_bytes, bad.usable_bytes) == (-1, -1)
+    if version >= 5:
+        assert (bad.is_cordoned, good.is_cordoned) == (False, False)
 
 
 @pytest.mark.parametrize("version", versions(35))

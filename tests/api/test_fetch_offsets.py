@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def ask_offsets(
-    stage: Stage, timestamp: int, *, version: int = 10, isolation: int = 0, epoch: int = -1, replica: int = -1,
+    stage: Stage, timestamp: int, *, version: int = 11, isolation: int = 0, epoch: int = -1, replica: int = -1,
     timeout_ms: int = 0,
 ) -> Done | DelayedResponse:  # fmt: skip
     topic = m.ListOffsetsRequest.ListOffsetsTopic
@@ -46,14 +46,14 @@ def ask_offsets(
     return stage.start(offsets.handle_list_offsets, 2, version, message)
 
 
-def offsets_of(response: Any, version: int = 10) -> Any:
+def offsets_of(response: Any, version: int = 11) -> Any:
     if inspect.isgenerator(response):  # paced, as the server does it
         response = through(response)
     body = m.encode_response(response, 2, version)
     return m.decode_response(2, version, body).topics[0].partitions[0]
 
 
-def list_offsets(stage: Stage, timestamp: int, *, version: int = 10, **fields: Any) -> Any:
+def list_offsets(stage: Stage, timestamp: int, *, version: int = 11, **fields: Any) -> Any:
     outcome = ask_offsets(stage, timestamp, version=version, **fields)
     assert isinstance(outcome, Done)
     return offsets_of(outcome.response, version)
@@ -66,6 +66,7 @@ def test_offsets_by_name_and_by_time(stage: Stage) -> None:
         stage.append("t", 2, timestamp=timestamp)
     answers = {
         -1: (6, -1, 3), -2: (0, -1, 3), -3: (3, now - 99, 3), -4: (0, -1, 3), -5: (-1, -1, -1),
+        -6: (-1, -1, -1),
         0: (0, now - 500, 3), now - 499: (1, now - 499, 3), now - 498: (2, now - 100, 3), now: (-1, -1, -1),
     }  # fmt: skip
     for timestamp, expected in answers.items():
@@ -87,7 +88,7 @@ def test_the_largest_timestamp_is_that_of_the_first_record_that_has_it(stage: St
             assert (found.offset, found.timestamp) == (offset, now), (start, timestamp)
 
 
-@pytest.mark.parametrize(("timestamp", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 99), (-99, 99)])
+@pytest.mark.parametrize(("timestamp", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99), (-99, 99)])
 def test_special_offsets_have_their_first_version(stage: Stage, timestamp: int, first: int) -> None:
     stage.topic("t")
     for version in range(1, APIS[2].max_version + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,16 +144,20 @@ def test_offsets_are_committed_for_partitions_that_exist(api: Api, version: int)
         (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
     (unknown,) = api.commit(version, topic="gone").topics
-    assert {p.error_code for p in unknown.partitions} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if version < 10 else ErrorCode.UNKNOWN_TOPIC_ID
+    assert {p.error_code for p in unknown.partitions} == {missing}
+    if version >= 10:
+        assert topic.topic_id == api.services.metadata.topics["t"].id
     (fenced,) = api.commit(version, 3, "stranger").topics
     assert fenced.partitions[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def fetch(version: int, partitions: list[int] | None, group: str = "g") -> Any:
+def fetch(api: Api, version: int, partitions: list[int] | None, group: str = "g") -> Any:
     request = m.OffsetFetchRequest
     if version >= 8:
         topic = request.OffsetFetchRequestGroup.OffsetFetchRequestTopics
-        wanted = None if partitions is None else [topic(version=version, name="t", partition_indexes=partitions)]
+        named: dict[str, Any] = {"name": "t"} if version < 10 else {"topic_id": api.topic_id("t")}
+        wanted = None if partitions is None else [topic(version=version, partition_indexes=partitions, **named)]
         one = request.OffsetFetchRequestGroup(version=version, group_id=group, topics=wanted)
         return request(version=version, groups=[one], require_stable=True)
     topic = request.OffsetFetchRequestTopic
@@ -163,7 +168,7 @@ def fetch(version: int, partitions: list[int] | None, group: str = "g") -> Any:
 @pytest.mark.parametrize("version", versions(9))
 def test_committed_offsets_are_fetched(api: Api, version: int) -> None:
     api.commit(9)
-    answer = api.call(9, version, fetch(version, [0, 1]))
+    answer = api.call(9, version, fetch(api, version, [0, 1]))
     body = answer.groups[0] if version >= 8 else answer
     (topic,) = body.topics
     assert [(p.partition_index, p.committed_offset, p.metadata, p.error_code) for p in topic.partitions] == [
@@ -172,7 +177,7 @@ def test_committed_offsets_are_fetched(api: Api, version: int) -> None:
     ]
     if version >= 2:
         assert body.error_code == 0
-        answer = api.call(9, version, fetch(version, None))
+        answer = api.call(9, version, fetch(api, version, None))
         body = answer.groups[0] if version >= 8 else answer
         assert [[p.partition_index for p in t.partitions] for t in body.topics] == [[0]]
 
@@ -182,7 +187,7 @@ def test_offsets_of_a_deleted_topic_are_not_a_later_ones(api: Api, version: int)
     """Also those that its coordinator could not drop: of commits under way, or before it was elected."""
 
     def offsets(partitions: list[int] | None) -> list[int]:
-        answer = api.call(9, version, fetch(version, partitions))
+        answer = api.call(9, version, fetch(api, version, partitions))
         body = answer.groups[0] if version >= 8 else answer
         return [part.committed_offset for topic in body.topics for part in topic.partitions]
 
@@ -197,10 +202,26 @@ def test_offsets_of_a_deleted_topic_are_not_a_later_ones(api: Api, version: int)
     assert offsets([0]) == [40]
 
 
+def test_topics_are_named_by_their_ids_alone(api: Api) -> None:
+    """Version 10 (KIP-848): one whose id is unknown is answered beside the others."""
+    api.commit(10)
+    kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
+    here, gone = api.topic_id("t"), uuid.uuid4()
+    named = [kind.OffsetFetchRequestTopics(version=10, topic_id=each, partition_indexes=[0]) for each in (gone, here)]
+    request = m.OffsetFetchRequest(version=10, groups=[kind(version=10, group_id="g", topics=named)])
+    (group,) = api.call(9, 10, request).groups
+    assert group.error_code == 0
+    answers = {topic.topic_id: topic.partitions[0] for topic in group.topics}
+    assert (answers[here].committed_offset, answers[here].error_code) == (40, 0)
+    assert (answers[gone].committed_offset, answers[gone].error_code) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
+    (group,) = api.call(9, 10, fetch(api, 10, None)).groups
+    assert [topic.topic_id for topic in group.topics] == [here]
+
+
 @pytest.mark.parametrize("version", versions(9))
 def test_fetch_refused(api: Api, version: int) -> None:
     api.services.groups = SimpleNamespace(shard_for=lambda group: (ErrorCode.NOT_COORDINATOR, None))
-    answer = api.call(9, version, fetch(version, [0]))
+    answer = api.call(9, version, fetch(api, version, [0]))
     if version >= 8:
         assert answer.groups[0].error_code == ErrorCode.NOT_COORDINATOR
     elif version >= 2:
@@ -300,7 +321,7 @@ def test_what_names_many_partitions_may_be_interrupted_between_them(api: Api, ke
         ]
         request = m.OffsetCommitRequest(
             version=version, group_id="g", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-            topics=[kind(name="t", partitions=parts)],
+            topics=[kind(topic_id=api.topic_id("t"), partitions=parts)],
         )  # fmt: skip
     else:
         kind = m.OffsetDeleteRequest.OffsetDeleteRequestTopic
@@ -339,7 +360,7 @@ def test_offsets_with_a_retention_are_not_a_later_topics_either(api: Api) -> Non
     )  # fmt: skip
 
     def told() -> tuple[int, str]:
-        (topic,) = api.call(9, 7, fetch(7, [0])).topics
+        (topic,) = api.call(9, 7, fetch(api, 7, [0])).topics
         return topic.partitions[0].committed_offset, topic.partitions[0].metadata
 
     api.call(8, 3, request)

@@ -14,15 +14,20 @@ from wire.apis import APIS
 from wire.errors import ErrorCode
 
 
-def ask(version: int, features: dict[str, int], name: str = "client", software: str = "1.2-x") -> Any:
-    services: Any = SimpleNamespace(metadata=SimpleNamespace(features=features, features_epoch=3 if features else -1))
+def ask(
+    version: int, features: dict[str, int], name: str = "client", software: str = "1.2-x", **meant: str | int | None
+) -> Any:
+    metadata = SimpleNamespace(features=features, features_epoch=3 if features else -1, cluster_id="ours")
+    services: Any = SimpleNamespace(metadata=metadata, config=SimpleNamespace(broker_id=7))
     context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), 18, version, 1, "c")
-    request = m.ApiVersionsRequest(version=version, client_software_name=name, client_software_version=software)
+    request = m.ApiVersionsRequest(
+        version=version, client_software_name=name, client_software_version=software, **meant
+    )
     response = handle_api_versions(request, context).response
     return m.decode_response(18, version, m.encode_response(response, 18, version))
 
 
-@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("version", range(6))
 def test_the_table_is_advertised(version: int) -> None:
     answer = ask(version, {})
     assert {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys} == {
@@ -51,3 +56,22 @@ def test_only_features_of_the_cluster_are_finalized(version: int) -> None:
 def test_a_software_name_that_is_no_word_is_refused(name: str, software: str) -> None:
     assert ask(4, {}, name, software).error_code == ErrorCode.INVALID_REQUEST
     assert ask(2, {}, name, software).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("cluster_id", "node_id", "error"),
+    [
+        (None, -1, ErrorCode.NONE),
+        ("ours", 7, ErrorCode.NONE),
+        ("theirs", 7, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("ours", 8, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("ours", -1, ErrorCode.INVALID_REQUEST),
+        (None, 7, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_a_client_that_means_another_cluster_or_node_must_bootstrap_again(
+    cluster_id: str | None, node_id: int, error: ErrorCode
+) -> None:
+    """Of one that is alone Kafka 4.4 says INVALID_REQUEST, too."""
+    answer = ask(5, {}, cluster_id=cluster_id, node_id=node_id)
+    assert (answer.error_code, bool(answer.api_keys)) == (error, error is ErrorCode.NONE)

@@ -90,7 +90,7 @@ WORK: dict[int, Entry] = {
     25: _entry(),
     26: _entry(),
     27: _entry(producer_epoch=0),
-    28: _entry(generation_id=-1, member_id="", group_instance_id=None),
+    28: _entry(generation_id_or_member_epoch=-1, member_id="", group_instance_id=None),
     29: _entry(resource_type_filter=2, pattern_type_filter=3, operation=2, permission_type=3),
     30: _entry(resource_type=2, resource_pattern_type=3, operation=2, permission_type=3),
     31: _entry(resource_type_filter=2, pattern_type_filter=3, operation=2, permission_type=3),

@@ -397,7 +397,7 @@ class TransactionalProducer(Producer):
         )  # fmt: skip
         request = m.TxnOffsetCommitRequest(
             version=version, transactional_id=self.name, group_id=self.group, producer_id=producer_id,
-            producer_epoch=epoch, generation_id=-1, member_id="", group_instance_id=None,
+            producer_epoch=epoch, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
             topics=[topic(version=version, name=self.source.topic, partitions=[part])],
         )  # fmt: skip
         self.world.oracle.committing(self.group, self.source, number)

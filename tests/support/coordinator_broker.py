@@ -191,6 +191,8 @@ class Broker(Stage):
     ) -> int:
         kind = m.TxnOffsetCommitRequest
         inner = kind.TxnOffsetCommitRequestTopic
+        ids = {known: topic_id for topic_id, known in self.metadata.topic_names.items()}
+        named = {"name": topic} if version < 6 else {"topic_id": ids.get(topic, uuid.uuid4())}
         request = kind(
             version=version,
             transactional_id=name,
@@ -200,7 +202,7 @@ class Broker(Stage):
             topics=[
                 inner(
                     version=version,
-                    name=topic,
+                    **named,
                     partitions=[
                         inner.TxnOffsetCommitRequestPartition(
                             version=version, partition_index=0, committed_offset=offset, committed_metadata="m"

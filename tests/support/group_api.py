@@ -27,6 +27,10 @@ class View:
     def create(self) -> None:
         self.topics["t"] = SimpleNamespace(id=uuid.uuid4())
 
+    @property
+    def topic_names(self) -> dict[uuid.UUID, str]:
+        return {topic.id: name for name, topic in self.topics.items()}
+
     def partition(self, partition: TopicPartition) -> object | None:
         return object() if partition.topic in self.topics and partition.partition < 3 else None
 
@@ -83,9 +87,15 @@ class Api:
         assert answer.done
         return self.wire(11, version, answer.response)
 
+    def topic_id(self, topic: str) -> uuid.UUID:
+        """Of a topic that is gone, one that nobody knows."""
+        present = self.services.metadata.topics.get(topic)
+        return present.id if present is not None else uuid.uuid4()
+
     def commit(self, version: int, generation: int = -1, member_id: str = "", topic: str = "t") -> Any:
         request = m.OffsetCommitRequest
         topics = request.OffsetCommitRequestTopic
+        named: dict[str, Any] = {"name": topic} if version < 10 else {"topic_id": self.topic_id(topic)}
         part = topics.OffsetCommitRequestPartition
         return self.call(
             8,
@@ -99,7 +109,7 @@ class Api:
                 topics=[
                     topics(
                         version=version,
-                        name=topic,
+                        **named,
                         partitions=[
                             part(version=version, partition_index=i, committed_offset=40 + i, committed_metadata="note")
                             for i in (0, 5)
