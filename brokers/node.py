@@ -146,6 +146,7 @@ class Node:
         self._keeper: InventoryKeeper | None = None
         self._process = ports.new_id().hex
         self._session_changed = asyncio.Event()
+        self._cut_off = False
         self._failed: asyncio.Future[None] = ports.loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -393,10 +394,15 @@ class Node:
         return None
 
     def troubles(self) -> list[str]:
-        """Problems of its disks and replicas as texts; the broker serves nevertheless."""
-        return [] if self.services is None else self.services.replicas.troubles()
+        """Problems of its disks and replicas, and a lost ZooKeeper, as texts; the broker serves nevertheless."""
+        if self.services is None:
+            return []
+        left_ms = self.services.store.lease.remaining_ms()
+        cut_off = f"ZooKeeper does not answer this broker: its lease runs out in {left_ms} ms"
+        return [*([cut_off] if self._cut_off else ()), *self.services.replicas.troubles()]
 
     def _on_session(self, event: SessionEvent) -> None:
+        self._cut_off = event.state is not SessionState.CONNECTED
         if event.state is SessionState.EXPIRED:
             logger.warning("ZooKeeper session expired: resigned all leaderships until registered again")
             self._registered = None

@@ -10,6 +10,7 @@ import click
 
 from brokers.cli.client import Target, admin, client_options
 from brokers.cli.command_group import CommandGroup
+from brokers.cli.diagnosis import Verdict
 from brokers.cli.moves import moves_to
 from brokers.cli.options import config_file_argument, numbers, override_option
 from brokers.cli.output import CliError, Output, bytes_text, table
@@ -38,18 +39,21 @@ def cluster() -> None:
 def describe_cluster(target: Target, out: Output) -> None:
     """Show brokers, their replicas and leaderships, partitions with problems, moves under way and log directories.
 
-    Each broker is asked, so full or failed log directories, replicas without a log and a lack of file descriptors
-    are shown, too.
+    Each broker is asked, and what doctor finds of brokers, disks, ZooKeeper and partitions is shown; doctor itself
+    looks at more, and says what to do.
 
     A dead or paused broker is not waited for; what only it knows is left out.
     """
+    from brokers.cli.doctor import judged
+
     with admin(target) as client:
         overview = fetch_overview(client)
         read_incarnations(client, overview)
+        _, health = judged(client, overview)
     if out.as_json:
-        out.value(overview_value(overview))
+        out.value(overview_value(overview, health))
         return
-    _print(overview)
+    _print(overview, health)
 
 
 @cluster.command("rebalance")
@@ -132,9 +136,11 @@ def _load(overview: Overview, broker: BrokerOverview) -> dict[str, int]:
     }
 
 
-def overview_value(overview: Overview) -> dict[str, Any]:
-    """The fleet as JSON: counts, brokers with their log directories, troubles, partitions with problems, moves."""
+def overview_value(overview: Overview, health: Verdict) -> dict[str, Any]:
+    """The fleet as JSON: health, counts, brokers with their log directories, troubles, partitions with problems,
+    moves."""
     return {
+        "health": health._asdict(),
         "cluster_id": overview.cluster_id,
         "controller": overview.controller,
         "topics": len({p.topic for p in overview.partitions.values()}),
@@ -143,6 +149,7 @@ def overview_value(overview: Overview) -> dict[str, Any]:
             {
                 "id": broker.id,
                 "alive": broker.alive,
+                "state": broker.state,
                 "address": broker.address,
                 "rack": broker.rack,
                 "incarnation": broker.incarnation,
@@ -195,20 +202,24 @@ def _troubled(overview: Overview) -> list[PartitionOverview]:
     return sorted(found, key=lambda p: (order.index(p.problem or ""), p.tp))
 
 
-def _print(overview: Overview) -> None:
+def _print(overview: Overview, health: Verdict) -> None:
     counted = _counts(overview.partitions.values())
     topics = len({p.topic for p in overview.partitions.values() if not p.internal})
     internal = len({p.topic for p in overview.partitions.values() if p.internal})
-    alive = f"{len(overview.live_brokers())} of {len(overview.brokers)} brokers alive"
+    live = overview.live_brokers()
+    alive = f"{len(live)} of {len(overview.brokers)} brokers alive"
+    if cut_off := sum(broker.cut_off for broker in live):
+        alive = f"{alive} when last known: ZooKeeper answers {cut_off} of them nothing"
     click.echo(f"cluster {overview.cluster_id}, controller {overview.controller}, {alive}")
-    troubles = len(overview.troubles())
-    words = _words(counted) if any(counted.values()) or not troubles else "no partition has a problem"
-    suffix = f"; {troubles} broker problem(s), see below" if troubles else ""
+    good = health.level == "good"
+    words = _words(counted) or ("no problems" if good else "no partition has a problem")
+    suffix = "" if good else f"; {len(health.words)} problem(s), see below"
     click.echo(
         f"{topics} topics and {internal} internal ones with {counted['partitions']} partitions: {words}{suffix}\n"
     )
     _print_brokers(overview)
-    _print_troubles(overview)
+    if not good:
+        click.echo("\n" + "\n".join([*health.words, "fleetlog doctor says more, and what to do"]))
     troubled = _troubled(overview)
     if troubled:
         click.echo()
@@ -225,18 +236,11 @@ def _print(overview: Overview) -> None:
         table(["topic", "partition", "adding", "removing", "copied"], moves)
 
 
-def _print_troubles(overview: Overview) -> None:
-    lines = [f"broker {broker_id}: {text}" for broker_id, text in overview.troubles()]
-    if lines:
-        click.echo("\n" + "\n".join(lines))
-
-
 def _print_brokers(overview: Overview) -> None:
     rows: list[list[Any]] = []
     for broker_id, broker in sorted(overview.brokers.items()):
-        state = "down" if not broker.alive else "up" if broker.directories is not None else "no answer"
         load = _load(overview, broker).values()
-        rows.append([broker_id, broker.address, broker.rack, state, broker.incarnation, *load])
+        rows.append([broker_id, broker.address, broker.rack, broker.state, broker.incarnation, *load])
     columns = ["broker", "address", "rack", "state", "incarnation"]
     table([*columns, "replicas", "leads", "first replica of", "not in sync"], rows)
     rows = [
@@ -264,7 +268,7 @@ def _words(counted: dict[str, int]) -> str:
         "not_led_by_preferred": "not led by their preferred replica",
         "moving": "moving",
     }
-    return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key]) or "no problems"
+    return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key])
 
 
 @cluster.command("repair")

@@ -119,6 +119,27 @@ def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
     return sorted(found, key=lambda one: -one.severity)
 
 
+class Verdict(NamedTuple):
+    """How a fleet is: ``level`` is good, warning or bad; ``words`` say why, the worst first."""
+
+    level: str
+    words: list[str]
+
+
+def verdict(facts: FleetFacts) -> Verdict:
+    """The judgement of what was examined, by the rules of doctor; its notes don't count, nor what could not be asked.
+
+    The first page of the console and ``cluster describe`` show this.
+    """
+    found = [one for one in findings_of(facts, Thresholds()) if one.severity > Severity.NOTE and one.check != "unknown"]
+    if found:
+        level = "bad" if found[0].severity is Severity.ERROR else "warning"
+        where = [f"{one.where}: " if one.where.startswith("broker ") else "" for one in found]
+        return Verdict(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, found, strict=True)])
+    brokers, partitions = len(facts.overview.brokers), len(facts.overview.partitions)
+    return Verdict("good", [f"all {brokers} brokers answer, all {partitions} partitions have their replicas in sync"])
+
+
 def _listed(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
@@ -343,7 +364,7 @@ def _files(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             )  # fmt: skip
         elif 0 < limit < FEW_FILES:
             yield Finding(
-                Severity.WARNING, "files", f"broker {broker_id}", f"it may open {limit} files only",
+                Severity.NOTE, "files", f"broker {broker_id}", f"it may open {limit} files only",
                 "each segment takes three and each connection one", todo,
             )  # fmt: skip
 

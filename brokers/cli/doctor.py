@@ -28,12 +28,14 @@ from brokers.cli.diagnosis import (
     OpenTransaction,
     Severity,
     Thresholds,
+    Verdict,
     findings_of,
+    verdict,
 )
 from brokers.cli.group_lags import lag_of_groups
 from brokers.cli.options import at_least
 from brokers.cli.output import CliError, Output, visible
-from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
+from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from brokers.model import TopicPartition
 from wire import api_keys, messages
 
@@ -118,6 +120,13 @@ def gathered(client: AdminClient) -> FleetFacts:
     return facts
 
 
+def judged(client: AdminClient, overview: Overview) -> tuple[FleetFacts, Verdict]:
+    """How the fleet is, by the part of doctor's checks that takes one more request to each broker."""
+    facts = FleetFacts(overview, time.time_ns() // 1_000_000)
+    _health(client, facts)
+    return facts, verdict(facts)
+
+
 def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
     """How fast partitions have grown since the overview was read; a log that shrinks meanwhile does not grow."""
     time.sleep(max(0.0, began_s + LEAST_SPAN_S - time.monotonic()))
@@ -145,6 +154,7 @@ def _health(client: AdminClient, facts: FleetFacts) -> None:
         elif row.error_code:
             facts.untold.append((f"broker {broker_id}", "this needs the right to describe the cluster"))
         else:
+            facts.overview.brokers[broker_id].cut_off = row.zoo_keeper_micros < 0
             facts.health[broker_id] = BrokerHealth(
                 row.wall_ms, row.zoo_keeper_micros, row.lease_ms, row.open_files, row.file_limit,
                 tuple(ListenerCertificate(one.listener, one.valid_until_ms, one.refusal) for one in row.certificates),

@@ -135,7 +135,7 @@ class BrokerOverview:
     """One broker; ``host`` is None when it is only known as a replica. ``directories`` is None if it did not
     answer.
 
-    ``lacks`` names what its process lacks: file descriptors.
+    ``lacks`` names what its process lacks: file descriptors. ``cut_off``: it said that ZooKeeper answers it nothing.
     """
 
     id: int
@@ -146,6 +146,16 @@ class BrokerOverview:
     incarnation: int | None = None
     directories: list[Directory] | None = None
     lacks: list[str] = field(default_factory=list)
+    cut_off: bool = False
+
+    @property
+    def state(self) -> str:
+        """The state in one or two words."""
+        if not self.alive:
+            return "down"
+        if self.directories is None:
+            return "no answer"
+        return "no ZooKeeper" if self.cut_off else "up"
 
     @property
     def alive(self) -> bool:

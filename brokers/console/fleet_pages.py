@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from brokers.cli.cluster import overview_value
-from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_incarnations
+from brokers.cli.doctor import judged
+from brokers.cli.overview import fetch_overview, read_incarnations
 from brokers.cli.reassign import describe_moves
 from brokers.console.asking import Answer, Asking
 from brokers.console.timeline import read_timeline
-from wire import api_keys, messages
 
 ELECTIONS_SHOWN: Final = 100
 
@@ -19,63 +18,17 @@ def fleet_page(asking: Asking) -> Answer:
     """Health in words, brokers, disks, loops, partitions with problems."""
     overview = fetch_overview(asking.client)
     read_incarnations(asking.client, overview)
-    value = overview_value(overview)
-    late = loop_lags(asking, [broker.id for broker in overview.live_brokers()])
+    facts, health = judged(asking.client, overview)
+    value = overview_value(overview, health)
     for broker in value["brokers"]:
-        broker["loop_lag_ms"], broker["loop_lag_max_ms"] = late.get(broker["id"], (None, None))
-        broker["state"] = "down" if not broker["alive"] else "no answer" if broker["log_dirs"] is None else "up"
-    return {"health": health(overview), **value}
-
-
-def health(overview: Overview) -> dict[str, Any]:
-    """``level`` is good, warning or bad; ``words`` say what a user of the fleet feels, the worst first."""
-    partitions = list(overview.partitions.values())
-    words, level = [], "good"
-    offline = sum(p.offline for p in partitions)
-    too_few = sum(p.under_min_in_sync and not p.offline for p in partitions)
-    behind = sum(p.under_replicated and not p.offline and not p.under_min_in_sync for p in partitions)
-    if offline:
-        words.append(f"{_count(offline, 'partition')} without a leader: nothing can be written there or read")
-    if too_few:
-        words.append(f"{_count(too_few, 'partition')} below min.insync.replicas: acks=all is refused there")
-    if words:
-        level = "bad"
-    if behind:
-        words.append(
-            f"{_count(behind, 'partition')} with replicas that are not in sync: one more failure may stop them"
-        )
-    if overview.controller < 0:
-        words.append("no controller is elected: no leader moves until there is one")
-    words += [f"broker {broker_id}: {text}" for broker_id, text in overview.troubles()]
-    if words and level == "good":
-        level = "warning"
-    if not words:
-        words.append(
-            f"all {len(overview.brokers)} brokers answer, all {len(partitions)} partitions have their replicas in sync"
-        )
-    return {"level": level, "words": words}
-
-
-def loop_lags(asking: Asking, brokers: Sequence[int]) -> dict[int, tuple[float | None, float | None]]:
-    """How late each broker's loop ran in the last minute: all but one in a hundred of its timers, and the latest.
-
-    In milliseconds; None, or no row, where the broker does not say.
-    """
-    request = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0, read_store=False)
-    answers = asking.client.ask_each(dict.fromkeys(brokers, request), PATIENCE_S)
-    return {
-        broker_id: (_milliseconds(row.loop_lag_micros), _milliseconds(row.loop_lag_max_micros))
-        for broker_id, row in answers.items()
-        if row is not None and not row.error_code
-    }
+        told = facts.health.get(broker["id"])
+        broker["loop_lag_ms"] = None if told is None else _milliseconds(told.loop_micros)
+        broker["loop_lag_max_ms"] = None if told is None else _milliseconds(told.loop_max_micros)
+    return value
 
 
 def _milliseconds(micros: int) -> float | None:
     return None if micros < 0 else micros / 1000
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def controller_page(asking: Asking) -> Answer:

@@ -143,7 +143,7 @@ FINE = BrokerHealth(NOW_MS, 1_000, 6_000, 50, -1, ())
         (FINE._replace(sync_micros=500_001), [("disk", "WARNING")]),
         (FINE._replace(file_limit=0), []),
         (FINE._replace(file_limit=4_096), []),
-        (FINE._replace(file_limit=4_095), [("files", "WARNING")]),
+        (FINE._replace(file_limit=4_095), [("files", "NOTE")]),
         (FINE._replace(open_files=79_999, file_limit=100_000), []),
         (FINE._replace(open_files=80_000, file_limit=100_000), [("files", "ERROR")]),
         (FINE._replace(certificates=certified(14 * DAY_MS)), []),

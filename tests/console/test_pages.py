@@ -39,8 +39,7 @@ def test_the_fleet_page_and_its_twin_say_the_same(visitor: Visitor, topic: str) 
     assert [broker["state"] for broker in value["brokers"]] == ["up"] * 3
     assert value["controller"] in {1, 2, 3}
     assert all(0 <= broker["loop_lag_ms"] <= broker["loop_lag_max_ms"] < 60_000 for broker in value["brokers"])
-    html = visitor.page("/")
-    assert "Healthy" in html
+    html = eventually(lambda: visitor.page("/"), "health", good=lambda page: "Healthy" in page)
     assert html.split("<h2>Loops</h2>")[1].split("</table>")[0].count(" ms</td>") >= 3
     assert value["cluster_id"] in html
     assert visitor.get("/?format=json").value["cluster_id"] == value["cluster_id"]
