@@ -116,6 +116,8 @@ class BrokerInfo:
     """Whether it can be asked to act as without a lease for a partition that is about to move (ReplicaEnds v1)."""
     tells_positions: bool = False
     """Whether a follower can ask it what a topic that drops duplicates has accepted (AcceptedPositions)."""
+    matches_ranges: bool = False
+    """Whether ACLs with ranges of addresses count there."""
 
     @property
     def domain(self) -> str:

@@ -425,6 +425,7 @@ class Node:
                 "failure_domain": self.config.failure_domain or self._ports.host,
                 "waives_leases": True,
                 "tells_positions": True,
+                "matches_ranges": True,
             },
         )
         try:

@@ -58,6 +58,7 @@ class AclRefusal(NamedTuple):
 
 
 Outcome = EditedEntries | AclRefusal
+_OLD_BROKERS = "CIDR ranges as the host of an ACL do not count on brokers of the version before: first upgrade {}."
 _UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, "The ACLs could not be written to ZooKeeper in time; try again.")
 
 
@@ -196,7 +197,8 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
 async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
     """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too.
 
-    One whose host no client has is created, and its message says so.
+    One whose host no client has is created, and its message says so. Ranges of addresses are refused
+    (UNSUPPORTED_VERSION) as long as a registered broker does not know them: there a Deny would not count.
     """
     response = messages.response_class(api_keys.CREATE_ACLS)
     version = context.api_version
@@ -215,6 +217,9 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
             binding = _binding(creation)
         except InvalidAcl as problem:
             asked.append(AclRefusal(ErrorCode.INVALID_REQUEST, str(problem)))
+            continue
+        if "/" in binding.entry.host and (old := _brokers_without_ranges(context)):
+            asked.append(AclRefusal(ErrorCode.UNSUPPORTED_VERSION, _OLD_BROKERS.format(", ".join(map(str, old)))))
             continue
         asked.append(binding)
         wanted.setdefault(binding.pattern, set()).add(binding.entry)
@@ -242,6 +247,10 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     if useless:
         log.warning("of the ACLs that were made %d never count; the first of them: %s", len(useless), useless[0])
     return Done(response(version=version, results=rows))
+
+
+def _brokers_without_ranges(context: Context) -> list[int]:
+    return sorted(one.id for one in context.services.metadata.brokers.values() if not one.matches_ranges)
 
 
 def _with(present: Entries, created: Entries) -> Entries:

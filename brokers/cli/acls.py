@@ -69,7 +69,9 @@ def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _
             callback=_principals,
             help="For example User:alice; User:* for all. Repeatable.",
         ),
-        click.option("--host", multiple=True, metavar="ADDRESS", help="The client's address. Repeatable."),
+        click.option(
+            "--host", multiple=True, metavar="ADDRESS", help="The client's address, or a range: 10.0.0.0/8. Repeatable."
+        ),
         click.option(
             "--operation",
             multiple=True,
@@ -100,8 +102,9 @@ class Wanted(NamedTuple):
     permission: Permission
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Wanted:
-        """From click's."""
+    def of(cls, options: dict[str, Any], *, found: bool = False) -> Wanted:
+        """From click's; hosts as ACLs should have them. What is to be ``found`` may be spelled as given, too."""
+        hosts = [host_as_acls_have_it(host) for host in options["host"]]
         resources = [NamedResource(kind, name) for option, kind in _KINDS.items() for name in options[option]]
         if options["cluster"]:
             resources.append(NamedResource(ResourceType.CLUSTER, CLUSTER_NAME))
@@ -110,7 +113,7 @@ class Wanted(NamedTuple):
             resources,
             _PATTERNS[options["pattern"]],
             options["principal"],
-            tuple(host_as_acls_have_it(host) for host in options["host"]),
+            tuple(dict.fromkeys([*hosts, *options["host"]] if found else hosts)),
             [_OPERATIONS[name] for name in options["operation"]],
             Permission.ANY if given is None else _PERMISSIONS[given],
         )
@@ -146,7 +149,7 @@ def acls() -> None:
 def list_acls(target: Target, out: Output, **options: Any) -> None:
     """List ACLs: all, or those that the options name. --pattern match: all that apply to a resource of that name."""
     with admin(target) as client:
-        out.rows(COLUMNS, acl_rows(client, Wanted.of(options)))
+        out.rows(COLUMNS, acl_rows(client, Wanted.of(options, found=True)))
 
 
 @acls.command("add")
@@ -200,7 +203,7 @@ def add_acls(target: Target, out: Output, **options: Any) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
     """Remove the ACLs that the options name; what is not given matches everything."""
-    wanted = Wanted.of(options)
+    wanted = Wanted.of(options, found=True)
     if not any((wanted.resources, wanted.principals, wanted.hosts, wanted.operations)):
         raise click.UsageError("name a resource, a principal, a host or an operation: without one all ACLs would go")
     kind = request_class(DELETE_ACLS)

@@ -6,7 +6,7 @@ Pure. Readers ignore unknown fields, so Kafka's own tools can read the tree and 
   ``elr``, ``elr_incarnations``, ``last_known_leader`` (KIP-966, which Kafka has without ZooKeeper only),
   ``unclean_epoch``;
 * broker registration: ``incarnation``, ``intact_since``, ``failure_domain``, ``waives_leases``,
-  ``tells_positions``, ``session_timeout_ms``;
+  ``tells_positions``, ``matches_ranges``, ``session_timeout_ms``;
 * ``/fleetlog/changes/c_<seq>``: the change log. Each multi that changes topics, states or configs creates one entry
   with the *new* contents and znode versions, so that readers need not read the znodes again.
 
@@ -316,6 +316,7 @@ def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> Broke
             failure_domain=None if domain is None else str(domain),
             waives_leases=document.get("waives_leases") is True,
             tells_positions=document.get("tells_positions") is True,
+            matches_ranges=document.get("matches_ranges") is True,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise BadZnode(path, f"not a broker registration of version 5 ({problem!r})") from problem

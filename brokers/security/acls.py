@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
+from brokers.security.hosts import BadRange, address_of, network_of, range_of
 from brokers.security.principals import BadPrincipal, granted_principal, parse_principal
 
 
@@ -93,7 +94,7 @@ IMPLIED_BY: Final[Mapping[AclOperation, frozenset[AclOperation]]] = {
 
 
 class AccessControlEntry(NamedTuple):
-    """What a principal may or may not do from a host: ``*`` or the text of one address."""
+    """What a principal may or may not do from a host: ``*``, the text of one address, or a range (10.0.0.0/8)."""
 
     principal: str
     host: str
@@ -145,7 +146,7 @@ def check_binding(binding: AclBinding) -> None:
 
 
 def check_entry(entry: AccessControlEntry) -> None:
-    """Raises InvalidAcl for an entry with an unknown code or one of filters, no host, or a bad principal."""
+    """Raises InvalidAcl for an entry with an unknown code or one of filters, no host or a bad one, a bad principal."""
     if entry.operation not in OPERATIONS:
         raise InvalidAcl(f"The operation {entry.operation.name} cannot be given in an ACL.")
     if entry.permission not in {Permission.ALLOW, Permission.DENY}:
@@ -153,8 +154,9 @@ def check_entry(entry: AccessControlEntry) -> None:
     if not entry.host:
         raise InvalidAcl("The host is empty.")
     try:
+        range_of(entry.host)
         parse_principal(entry.principal)
-    except BadPrincipal as problem:
+    except (BadRange, BadPrincipal) as problem:
         raise InvalidAcl(str(problem)) from None
 
 
@@ -206,8 +208,6 @@ def check_filter(asked: AclFilter) -> None:
 
 
 Entries = frozenset[AccessControlEntry]
-_Rule = tuple[AclOperation, str]
-_NO_RULES: Final[tuple[_Rule, ...]] = ()
 
 
 class Verdict(Enum):
@@ -218,28 +218,67 @@ class Verdict(Enum):
     NO_ACL = "no acl"
 
 
+_Operations = set[AclOperation]
+
+
+class _Hosts:
+    """One principal's operations by host. However many ranges there are, an address is looked up once for each length
+    of them."""
+
+    __slots__ = ("_hosts", "_ranges")
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, _Operations] = {}
+        self._ranges: dict[tuple[int, int], dict[int, _Operations]] = {}
+
+    def add(self, host: str, operation: AclOperation) -> None:
+        """A range that cannot be read, which another program may have written, has no address."""
+        self._hosts.setdefault(host, set()).add(operation)
+        try:
+            found = range_of(host)
+        except BadRange:
+            return
+        if found is not None:
+            same_length = self._ranges.setdefault((found.version, found.bits), {})
+            same_length.setdefault(found.first, set()).add(operation)
+
+    def has_one_of(self, operations: frozenset[AclOperation], host: str) -> bool:
+        """Whether one of the operations is among those of the client's address."""
+        for name in (WILDCARD, host):
+            found = self._hosts.get(name)
+            if found is not None and not operations.isdisjoint(found):
+                return True
+        address = address_of(host) if self._ranges else None
+        if address is None:
+            return False
+        version, number = address
+        return any(
+            not operations.isdisjoint(same_length.get(network_of(number, version, bits), ()))
+            for (of_version, bits), same_length in self._ranges.items()
+            if of_version == version
+        )
+
+
 class _Rules(NamedTuple):
     """One pattern's entries by principal."""
 
-    deny: Mapping[str, tuple[_Rule, ...]]
-    allow: Mapping[str, tuple[_Rule, ...]]
+    deny: dict[str, _Hosts]
+    allow: dict[str, _Hosts]
 
 
 def _rules_of(entries: Entries) -> _Rules:
-    rules: dict[Permission, dict[str, list[_Rule]]] = {Permission.DENY: {}, Permission.ALLOW: {}}
+    rules = _Rules({}, {})
     for entry in entries:
-        rules[entry.permission].setdefault(entry.principal, []).append((entry.operation, entry.host))
-    deny, allow = ({name: tuple(found) for name, found in side.items()} for side in rules.values())
-    return _Rules(deny, allow)
+        side = rules.deny if entry.permission is Permission.DENY else rules.allow
+        side.setdefault(entry.principal, _Hosts()).add(entry.host, entry.operation)
+    return rules
 
 
-def _one_applies(
-    rules: Mapping[str, tuple[_Rule, ...]], principal: str, host: str, operations: frozenset[AclOperation]
-) -> bool:
+def _one_applies(rules: Mapping[str, _Hosts], principal: str, host: str, operations: frozenset[AclOperation]) -> bool:
     for name in (principal, EVERYBODY):
-        for operation, from_host in rules.get(name, _NO_RULES):
-            if operation in operations and from_host in (WILDCARD, host):
-                return True
+        found = rules.get(name)
+        if found is not None and found.has_one_of(operations, host):
+            return True
     return False
 
 

@@ -2,10 +2,12 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.net.InetAddress;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeSet;
+import java.util.stream.Collectors;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.acl.AccessControlEntryFilter;
 import org.apache.kafka.common.acl.AclBinding;
@@ -25,6 +27,7 @@ import org.apache.kafka.common.utils.internals.SecurityUtils;
 import org.apache.kafka.metadata.authorizer.StandardAcl;
 import org.apache.kafka.metadata.authorizer.StandardAuthorizer;
 import org.apache.kafka.server.authorizer.Action;
+import org.apache.kafka.server.authorizer.internals.CidrUtils;
 import org.apache.kafka.server.authorizer.AuthorizableRequestContext;
 
 /** Kafka's own authorizer and principal mapper, asked by lines on standard input, answering one line for each question. */
@@ -87,6 +90,17 @@ public final class Decisions {
                             binding.entry().permissionType().name()));
                     }
                     answers.append(String.join("|", found)).append('\n');
+                }
+                case "range" -> {
+                    String within = "bad";
+                    try {
+                        CidrUtils.validate(part[1]);
+                        within = Arrays.stream(part).skip(2).filter(host -> CidrUtils.isInRange(host, part[1]))
+                            .collect(Collectors.joining(" "));
+                    } catch (IllegalArgumentException wrong) {
+                        // as CreateAcls refuses it
+                    }
+                    answers.append(within).append('\n');
                 }
                 case "name" -> {
                     String name;

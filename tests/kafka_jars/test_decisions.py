@@ -23,6 +23,7 @@ from brokers.security.acls import (
     ResourceType,
     entries_with,
 )
+from brokers.security.hosts import BadRange, range_of
 from brokers.security.principals import NoRuleMatches, PrincipalMapper
 
 pytestmark = [pytest.mark.kafka_jars]
@@ -32,6 +33,7 @@ QUESTIONS = 50
 TYPES = (ResourceType.TOPIC, ResourceType.GROUP)
 PRINCIPALS = ("User:alice", "User:bob", "User:CN=c,O=d")
 HOSTS = ("10.0.0.1", "10.0.0.2")
+RANGES = ("10.0.0.0/31", "10.0.0.2/32", "10.9.9.9/8", "11.0.0.0/8", "::/0")
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def random_acls(chance: random.Random) -> dict[ResourcePattern, Entries]:
         pattern = ResourcePattern(chance.choice(TYPES), name_from(chance), kind)
         entry = AccessControlEntry(
             chance.choice([*PRINCIPALS, "User:*"]),
-            chance.choice([*HOSTS, "*"]),
+            chance.choice([*HOSTS, "*", *RANGES]),
             chance.choice(OPERATIONS),
             chance.choice([Permission.ALLOW, Permission.ALLOW, Permission.DENY]),
         )
@@ -85,7 +87,7 @@ def random_filter(chance: random.Random) -> AclFilter:
         chance.choice([None, name_from(chance), name_from(chance)]),
         chance.choice([PatternType.ANY, PatternType.MATCH, PatternType.LITERAL, PatternType.PREFIXED]),
         chance.choice([None, "User:*", *PRINCIPALS]),
-        chance.choice([None, "*", *HOSTS]),
+        chance.choice([None, "*", *HOSTS, *RANGES]),
         chance.choice([AclOperation.ANY, AclOperation.ANY, *OPERATIONS]),
         chance.choice([Permission.ANY, Permission.ALLOW, Permission.DENY]),
     )
@@ -124,6 +126,39 @@ def test_decisions_are_kafkas(kafka: Callable[[list[str]], list[str]]) -> None:
     different = [found for found in zip(questions, ours, theirs, strict=True) if found[1] != found[2]]
     assert different == []
     assert min(ours.count("ALLOWED"), ours.count("DENIED")) > SETS
+
+
+def range_from(chance: random.Random) -> str:
+    """Ranges, right ones and wrong ones; none with a zone, brackets or a sign, which only Java takes."""
+    address = chance.choice(
+        ["10.0.0.1", "0.0.0.0", "255.255.255.255", "10.0.0.256", "10.0.0", "010.1.0.0", "h", "*", ""]
+    )
+    longer = chance.choice(
+        ["::", "::1", "2001:db8::7", "2001:DB8:0:0:0:0:0:1", "1::2::3", "::ffff:10.0.0.1", "g::", ":"]
+    )
+    bits = chance.choice([str(chance.randint(0, 140)), "08", "", "-1", "8/8", "x", "255.0.0.0", "8 "])
+    return f"{chance.choice([address, longer])}/{bits}"
+
+
+def test_ranges_are_kafkas(kafka: Callable[[list[str]], list[str]]) -> None:
+    chance = random.Random(44)
+    asked = sorted({range_from(chance) for _ in range(2000)})
+    hosts = [*HOSTS, "255.255.255.255", "0:0:0:0:0:0:0:1", "2001:db8:0:0:0:0:0:9"]
+    ours = []
+    for host in asked:
+        try:
+            known = range_of(host)
+        except BadRange:
+            ours.append("bad")
+            continue
+        assert known is not None
+        entry = AccessControlEntry(PRINCIPALS[0], host, AclOperation.READ, Permission.ALLOW)
+        rules = AclRules(AclImage({ResourcePattern(ResourceType.TOPIC, "t"): frozenset([entry])}))
+        within = [rules.allows(PRINCIPALS[0], one, AclOperation.READ, ResourceType.TOPIC, "t") for one in hosts]
+        ours.append(" ".join(one for one, is_in in zip(hosts, within, strict=True) if is_in))
+    theirs = kafka(["\t".join(["range", host, *hosts]) for host in asked])
+    assert [one for one in zip(asked, ours, theirs, strict=True) if one[1] != one[2]] == []
+    assert len(asked) // 4 < ours.count("bad") < len(asked)
 
 
 RULES = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brokers.security import acls
 from brokers.security.acls import (
     CLUSTER_NAME,
     EVERYBODY,
@@ -31,6 +33,7 @@ from brokers.security.acls import (
     entries_with,
     entries_without,
 )
+from brokers.security.hosts import network_of
 
 TOPIC = ResourceType.TOPIC
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -100,6 +103,44 @@ def test_hosts_are_compared_as_text() -> None:
     image = image_of(acl("orders", host="10.0.0.1"))
     assert asks(image, "orders", host="10.0.0.1") is Verdict.ALLOWED
     assert asks(image, "orders", host="10.0.0.10") is Verdict.DENIED
+
+
+RANGES = (
+    ("10.0.0.0/8", "10.255.0.1", "11.0.0.1"), ("10.1.2.3/8", "10.0.0.1", "9.255.255.255"),
+    ("10.0.0.0/08", "10.0.0.1", "1.0.0.1"), ("1.2.3.4/32", "1.2.3.4", "1.2.3.5"), ("1.2.3.4/31", "1.2.3.5", "1.2.3.6"),
+    ("0.0.0.0/0", "9.9.9.9", "0:0:0:0:0:0:0:1"), ("2001:db8::/32", "2001:db8:0:0:0:0:0:5", "2001:db9:0:0:0:0:0:5"),
+    ("2001:DB8::7/32", "2001:db8:0:0:0:0:0:5", "10.0.0.1"), ("::/0", "fe80:0:0:0:0:0:0:1", "10.0.0.1"),
+    ("::1/128", "0:0:0:0:0:0:0:1", "0:0:0:0:0:0:0:2"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("permission", [ALLOW, DENY])
+@pytest.mark.parametrize(("host", "within", "beside"), RANGES)
+def test_ranges_of_addresses(host: str, within: str, beside: str, permission: Permission) -> None:
+    binding = acl("orders", permission=permission, host=host)
+    check_binding(binding)
+    image = image_of(binding, acl("orders", principal="User:bob"), *([acl("orders")] if permission is DENY else []))
+    wanted = [Verdict.ALLOWED, Verdict.DENIED] if permission is ALLOW else [Verdict.DENIED, Verdict.ALLOWED]
+    assert [asks(image, "orders", host=one) for one in (within, beside)] == wanted
+
+
+def test_a_range_that_another_program_wrote_and_nobody_can_read_has_no_address() -> None:
+    image = image_of(acl("orders", host="10.0.0.0/99"), acl("orders", host="a/b"))
+    assert asks(image, "orders", host="10.0.0.1") is Verdict.DENIED
+
+
+def test_many_ranges_are_looked_up_once_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = image_of(*(acl("orders", host=f"10.{n // 256}.{n % 256}.0/{24 + n % 3}") for n in range(3000)))
+    looked = []
+
+    def counted(address: int, version: int, bits: int) -> int:
+        looked.append(bits)
+        return network_of(address, version, bits)
+
+    monkeypatch.setattr(acls, "network_of", counted)
+    assert asks(image, "orders", host="192.168.0.1") is Verdict.DENIED
+    assert sorted(looked) == [24, 25, 26]
+    assert asks(image, "orders", host="10.11.183.1") is Verdict.ALLOWED
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -303,6 +344,18 @@ def test_filters_do_not_know_implied_operations_or_wildcards() -> None:
     assert image.matching(AclFilter(operation=READ, principal=EVERYBODY, host="*", permission=ALLOW))
 
 
+BAD_RANGES = (
+    "10.0.0.0/33", "10.0.0.0/", "/8", "10.0.0/8", "10.0.0.0/8 ", "10.0.0.256/8", "10.0.0.0/255.0.0.0", "10.0.0.0/-1",
+    "10.0.0.0/8/8", "::ffff:10.0.0.0/104", "2001:db8::/129", "2001:db8::/", "1::2::3/8", "host/8", "*/8", ":/8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", BAD_RANGES)
+def test_a_bad_range_is_refused_with_a_sentence(host: str) -> None:
+    with pytest.raises(InvalidAcl, match=f"^Invalid CIDR notation '{re.escape(host)}': .*\\.$"):
+        check_binding(acl("t", host=host))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -321,6 +374,7 @@ def test_filters_do_not_know_implied_operations_or_wildcards() -> None:
         acl("t", principal="User:alice\u3000"),
         acl("t", principal="User: alice"),
         acl("t", host=""),
+        *(acl("t", host=host) for host in BAD_RANGES),
     ],
 )
 def test_acls_that_cannot_be(bad: AclBinding) -> None:

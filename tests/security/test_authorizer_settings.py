@@ -76,6 +76,9 @@ def test_what_to_do_for_brokers_that_cannot_replicate() -> None:
         ("fe80::1%eth0", "fe80:0:0:0:0:0:0:1"),
         ("::ffff:10.0.0.1", "10.0.0.1"),
         ("no:address", "no:address"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        ("2001:DB8:0::7/32", "2001:db8::/32"),
+        ("10.0.0.0/33", "10.0.0.0/33"),
     ],
 )
 def test_addresses_are_spelled_as_java_does(address: str, spelled: str) -> None:
@@ -88,10 +91,13 @@ def test_addresses_are_spelled_as_java_does(address: str, spelled: str) -> None:
     [
         ("*", ""), ("10.0.0.1", ""), ("0:0:0:0:0:0:0:1", "listeners are IPv4"), ("::1", "write 0:0:0:0:0:0:0:1"),
         ("::ffff:10.0.0.1", "write 10.0.0.1"), ("client.example.com", "no address"), ("10.0.0.1 ", "no address"),
-        ("010.0.0.1", "no address"),
+        ("010.0.0.1", "no address"), ("10.1.2.3/8", ""), ("0.0.0.0/0", ""), ("0.0.0.0/8", "no host has"),
+        ("224.1.0.0/16", "no host has"), ("240.0.0.0/4", "no host has"), ("2001:db8::/32", "range of IPv6"),
     ],
 )  # fmt: skip
 def test_hosts_that_no_client_has(host: str, reason: str) -> None:
     told = why_no_client_has(host, ["0.0.0.0", "broker-1"])
     assert (reason in told) if told is not None else not reason
     assert why_no_client_has("0:0:0:0:0:0:0:1", ["0.0.0.0", "::"]) is None
+    assert why_no_client_has("::1/128", ["0.0.0.0", "::"]) is None
+    assert why_no_client_has("ff00::/8", ["0.0.0.0", "::"]) == "is a range of addresses that no host has"

@@ -7,6 +7,7 @@ Without a login every client is ``User:ANONYMOUS``; clients differ by their addr
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
@@ -27,6 +29,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from kazoo.client import KazooClient
 
 import wire.messages as m
 from brokers.api.access import NEEDS
@@ -503,14 +506,10 @@ def test_denials_are_logged_as_by_kafka(guarded: Fleet, topic: str) -> None:
 
 
 def test_the_command_line(guarded: Fleet) -> None:
-    from click.testing import CliRunner
-
     def run(*arguments: str, code: int = 0) -> Any:
         found = CliRunner().invoke(cli, ["acls", *arguments, "--bootstrap", guarded.bootstrap], prog_name="fleetlog")
         assert found.exit_code == code, found.output
         return found
-
-    import json
 
     name = f"t-cli-{next(_numbers)}"
     added = run(
@@ -532,6 +531,55 @@ def test_the_command_line(guarded: Fleet) -> None:
     assert "without one all ACLs would go" in run("remove", "--yes", code=2).stderr
     assert "--principal is missing" in run("add", "--deny", "--topic", name, code=2).stderr
     assert "write it as Type:name" in run("list", "--principal", "alice", code=2).stderr
+
+
+def test_a_range_of_addresses_decides_on_every_broker(guarded: Fleet, admin: FleetAdmin, topic: str) -> None:
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.DESCRIBE, host="127.0.0.2/31"))
+    for broker in guarded.brokers:
+        assert [may(broker, topic, host) for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4")] == [True, True, False]
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.ALL, DENY, host="127.0.0.3/32"))
+    for broker in guarded.brokers:
+        assert [may(broker, topic, host) for host in ("127.0.0.2", "127.0.0.3")] == [True, False]
+    assert [one.host for one in delete(admin, of_topic(topic, host="127.0.0.2/31"))] == ["127.0.0.2/31"]
+    assert not may(guarded.brokers[0], topic, "127.0.0.2")
+    with pytest.raises(KafkaException, match=r"Invalid CIDR notation '10\.0\.0\.0/33': an IPv4 address has 32 bits"):
+        write(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host="10.0.0.0/33"))
+    command = ["acls", "add", "--bootstrap", guarded.bootstrap, "--allow", "--principal", ANONYMOUS, "--topic", topic]
+    done = CliRunner().invoke(
+        cli, [*command, "--operation", "Describe", "--host", "127.0.0.9/28"], prog_name="fleetlog"
+    )
+    assert "127.0.0.0/28" in done.output, "the first address of the range stands for it"
+    assert takes_effect(guarded, topic, True, "127.0.0.7") >= 0
+
+
+def test_no_range_is_made_while_an_older_broker_is_registered(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 1, authorizer_class_name=AUTHORIZER, super_users=ANONYMOUS)
+    zookeeper = KazooClient(fleet.zookeeper_connect)
+    try:
+        fleet.start()
+        zookeeper.start()
+        admin = admin_of(fleet)
+        registration = json.loads(zookeeper.get("/brokers/ids/1")[0])
+        assert registration.pop("matches_ranges")
+        zookeeper.create("/brokers/ids/2", json.dumps(registration).encode(), ephemeral=True)
+        asked = binding(ResourceType.TOPIC, "t", LITERAL, AclOperation.READ, host="10.0.0.0/8")
+
+        def outcome() -> str:
+            try:
+                write(admin, asked)
+            except KafkaException as error:
+                return str(error)
+            return "made"
+
+        refused = eventually(outcome, "it is known", good=lambda told: told != "made")
+        assert "UNSUPPORTED_VERSION" in refused
+        assert "first upgrade 2" in refused
+        write(admin, binding(ResourceType.TOPIC, "t", LITERAL, AclOperation.READ, host="10.0.0.1"))
+        zookeeper.delete("/brokers/ids/2")
+        assert eventually(outcome, "it is gone", good=lambda told: told == "made")
+    finally:
+        zookeeper.stop()
+        fleet.close()
 
 
 # ---------------------------------------------------------------- settings, and ZooKeeper
