@@ -1,15 +1,15 @@
 """kafka-python's admin client, extended to survive the failure of single brokers.
 
 The stock client asks one random broker, and fails with it; it asks a controller that has crashed only once more. Here
-commands continue with the brokers that are left. The stock client also gives up when the coordinator of a group (or
-transactional id) is loading or moves; here the request is sent again, to the new coordinator, until the timeout, as
-Kafka's own tools do.
+commands continue with the brokers that are left. The stock client also gives up when a partition's leader or the
+coordinator of a group (or transactional id) is loading, moves or crashes; here the request is sent again, to the new
+one, until the timeout, as Kafka's own tools do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
@@ -25,6 +25,8 @@ TRY_MS = 2_000
 """How long one broker may take to answer a request that any broker can answer."""
 CONTROLLER_TRY_MS = 5_000
 """How long the controller may take to answer a request that can be repeated at its successor."""
+RECONNECT_MS = 1_000
+"""The longest pause before a broker that refused a connection is tried again."""
 PAUSE_S = 0.2
 
 GROUP, TRANSACTION = 0, 1
@@ -39,6 +41,19 @@ GONE = (
     kafka_errors.UnknownBrokerIdError,
 )
 """The broker that was asked did not answer."""
+
+
+class BrokerGone(kafka_errors.KafkaConnectionError):  # type: ignore[misc]
+    """One broker, whose answer was needed, gave none. ``who`` names it and its part.
+
+    ``unknown`` is set where it may have done what it was asked, so that it was not asked again.
+    """
+
+    def __init__(self, who: str, unknown: bool = False) -> None:
+        super().__init__(who)
+        self.who = who
+        self.unknown = unknown
+
 
 _REPEATABLE = frozenset(
     {"AlterPartitionReassignmentsRequest", "ListPartitionReassignmentsRequest", "ElectLeadersRequest"}
@@ -68,6 +83,18 @@ _KEYS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 """The requests that coordinators answer: the kind of key, and the key by which the coordinator is found again."""
 
 
+_LED = frozenset({"ListOffsetsRequest", "DescribeProducersRequest"})
+"""The requests that a partition's leader answers, and that change nothing."""
+
+_LEADER_MOVES = (
+    *GONE,
+    kafka_errors.NotLeaderForPartitionError,
+    kafka_errors.LeaderNotAvailableError,
+    kafka_errors.FencedLeaderEpochError,
+    kafka_errors.UnknownLeaderEpochError,
+)
+
+
 def _only(keys: Sequence[str]) -> str | None:
     return keys[0] if len(keys) == 1 else None
 
@@ -87,7 +114,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     def __init__(self, *, suspects: Collection[str] = (), **config: Any) -> None:
         """``suspects`` are addresses, ``host:port``, whose brokers are asked last."""
-        super().__init__(**config)
+        super().__init__(reconnect_backoff_max_ms=RECONNECT_MS, **config)
         brokers = self._manager.cluster.brokers()
         self._silent = {broker.node_id for broker in brokers if f"{broker.host}:{broker.port}" in suspects}
         self._send_to = self._manager.send
@@ -134,20 +161,71 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         return await self._send_to(request, node_id=broker_id)
 
     def _send(self, request: Encodable, node_id: int | None = None, request_timeout_ms: float | None = None) -> Any:
-        if type(request).__name__ in _KEYS:
+        name = type(request).__name__
+        if name in _KEYS:
             return self._manager.call_soon(self._ask_coordinator, request, node_id)
         if node_id is None:
             return self._manager.call_soon(self._ask_any, request)
+        if name in _LED:
+            return self._manager.call_soon(self._ask_one, request, node_id, "which leads partitions asked for")
         return self._send_to(request, node_id=node_id, request_timeout_ms=request_timeout_ms)
+
+    async def _ask_one(self, request: Encodable, broker_id: int, part: str) -> Any:
+        """The answer of one broker, within half of the time. Raises BrokerGone, LeaderNotAvailableError."""
+        if broker_id < 0:
+            raise kafka_errors.LeaderNotAvailableError
+        try:
+            answer = self._send_to(request, node_id=broker_id)
+            return await self._manager.wait_for(answer, self.config["request_timeout_ms"] / 2)
+        except GONE as error:
+            self._silent.add(broker_id)
+            raise BrokerGone(self._named(broker_id, part)) from error
+
+    def _named(self, broker_id: int, part: str) -> str:
+        broker = self._manager.cluster.broker_metadata(broker_id)
+        return f"broker {broker_id}{'' if broker is None else f' at {broker.host}:{broker.port}'}, {part}"
+
+    async def _until_answered(self, ask: Callable[..., Awaitable[Any]], *given: Any) -> Any:
+        """What ``ask`` returns, which is asked again with newer metadata while brokers are gone or leaders move."""
+        deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
+        while True:
+            try:
+                return await ask(*given)
+            except _LEADER_MOVES:
+                if time.monotonic() + PAUSE_S >= deadline:
+                    raise
+            await self._net.sleep(PAUSE_S)
+            self.know(await self._ask_any(MetadataRequest(topics=[])))
+
+    async def _async_list_groups(self, *given: Any) -> Any:
+        return await self._until_answered(super()._async_list_groups, *given)
+
+    async def _async_list_transactions(self, *given: Any) -> Any:
+        return await self._until_answered(super()._async_list_transactions, *given)
+
+    async def _async_list_partition_offsets(self, *given: Any) -> Any:
+        return await self._until_answered(super()._async_list_partition_offsets, *given)
+
+    async def _async_describe_producers(self, *given: Any) -> Any:
+        return await self._until_answered(super()._async_describe_producers, *given)
 
     async def _ask_coordinator(self, request: Encodable, broker_id: int | None) -> Any:
         """The answer of a coordinator; the last error if it cannot answer by the deadline."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
+        key = _KEYS[type(request).__name__][1](request)
+        part = "which coordinates groups or transactions" if key is None else f"which coordinates {key}"
         while True:
-            if broker_id is None:
-                answer = await self._ask_any(request)
-            else:
-                answer = await self._send_to(request, node_id=broker_id)
+            try:
+                if broker_id is None:
+                    answer = await self._ask_any(request)
+                else:
+                    answer = await self._ask_one(request, broker_id, part)
+            except BrokerGone:
+                if key is None or broker_id is None or time.monotonic() + PAUSE_S >= deadline:
+                    raise
+                await self._net.sleep(PAUSE_S)
+                broker_id = await self._coordinator_again(request, broker_id)
+                continue
             moves = COORDINATOR_MOVES.intersection(error_codes(answer))
             if not moves or time.monotonic() + PAUSE_S >= deadline:
                 return answer
@@ -209,10 +287,11 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
                     answer = self._send_to(request, node_id=self._controller_id)
                     response = await self._manager.wait_for(answer, patience_ms)
                     errors = list(get_errors_fn(response))
-                except GONE:
+                except GONE as problem:
                     # a request that was never sent can be sent again; one that was sent may have been performed
-                    if (sent and not repeatable) or time.monotonic() >= deadline:
-                        raise
+                    once = sent and not repeatable
+                    if once or time.monotonic() >= deadline:
+                        raise BrokerGone(self._named(self._controller_id, "the controller"), once) from problem
             if kafka_errors.NotControllerError not in errors:
                 break
             if time.monotonic() >= deadline:

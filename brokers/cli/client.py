@@ -25,7 +25,7 @@ import click
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
-from brokers.cli.admin_client import GONE, AdminClient
+from brokers.cli.admin_client import GONE, AdminClient, BrokerGone
 from brokers.cli.command_config import TLS_CONTEXT, client_security, read_command_config
 from brokers.cli.login_probe import probe_login
 from brokers.cli.options import at_least
@@ -380,6 +380,8 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
         code = code_of(error)
         if code is not None:
             raise CliError(f"{begin}{explain(code)}") from error
+        if isinstance(error, BrokerGone):
+            raise CliError(f"{begin}{_gone(error, target)}") from error
         if isinstance(error, GONE):
             raise CliError(
                 f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
@@ -390,6 +392,12 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
         raise CliError(f"{begin}a number is larger than the protocol can carry") from error
     except OSError as error:
         raise CliError(f"{begin}{error.strerror or error}") from error
+
+
+def _gone(error: BrokerGone, target: Target) -> str:
+    if error.unknown:
+        return f"{error.who}, ended the connection without an answer; see whether it did this before you ask again"
+    return f"no answer from {error.who}, within {target.timeout_s:g} s; --timeout waits longer, for it or its successor"
 
 
 def first_line(error: Exception) -> str:
