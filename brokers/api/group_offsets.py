@@ -145,7 +145,8 @@ def commit_response(
     if partition_class is None:
         partition_class = getattr(topic_class, f"{name}Partition")
     topics, first_by_id = [], TOPIC_IDS_VERSION.get(response.API_KEY, 2**15)
-    for topic in request.topics:
+    every: Sequence[Any] = request.topics
+    for topic in every:
         partitions = []
         for asked in topic.partitions:
             yield
