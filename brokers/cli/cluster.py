@@ -10,7 +10,7 @@ import click
 
 from brokers.cli.client import Target, admin, client_options
 from brokers.cli.command_group import CommandGroup
-from brokers.cli.diagnosis import Verdict
+from brokers.cli.diagnosis import FleetHealth
 from brokers.cli.moves import moves_to
 from brokers.cli.options import config_file_argument, numbers, override_option
 from brokers.cli.output import CliError, Output, bytes_text, table
@@ -136,7 +136,7 @@ def _load(overview: Overview, broker: BrokerOverview) -> dict[str, int]:
     }
 
 
-def overview_value(overview: Overview, health: Verdict) -> dict[str, Any]:
+def overview_value(overview: Overview, health: FleetHealth) -> dict[str, Any]:
     """The fleet as JSON: health, counts, brokers with their log directories, troubles, partitions with problems,
     moves."""
     return {
@@ -202,7 +202,7 @@ def _troubled(overview: Overview) -> list[PartitionOverview]:
     return sorted(found, key=lambda p: (order.index(p.problem or ""), p.tp))
 
 
-def _print(overview: Overview, health: Verdict) -> None:
+def _print(overview: Overview, health: FleetHealth) -> None:
     counted = _counts(overview.partitions.values())
     topics = len({p.topic for p in overview.partitions.values() if not p.internal})
     internal = len({p.topic for p in overview.partitions.values() if p.internal})

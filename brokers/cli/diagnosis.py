@@ -119,14 +119,14 @@ def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
     return sorted(found, key=lambda one: -one.severity)
 
 
-class Verdict(NamedTuple):
+class FleetHealth(NamedTuple):
     """How a fleet is: ``level`` is good, warning or bad; ``words`` say why, the worst first."""
 
     level: str
     words: list[str]
 
 
-def verdict(facts: FleetFacts) -> Verdict:
+def verdict(facts: FleetFacts) -> FleetHealth:
     """The judgement of what was examined, by the rules of doctor; its notes don't count, nor what could not be asked.
 
     The first page of the console and ``cluster describe`` show this.
@@ -135,9 +135,11 @@ def verdict(facts: FleetFacts) -> Verdict:
     if found:
         level = "bad" if found[0].severity is Severity.ERROR else "warning"
         where = [f"{one.where}: " if one.where.startswith("broker ") else "" for one in found]
-        return Verdict(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, found, strict=True)])
+        return FleetHealth(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, found, strict=True)])
     brokers, partitions = len(facts.overview.brokers), len(facts.overview.partitions)
-    return Verdict("good", [f"all {brokers} brokers answer, all {partitions} partitions have their replicas in sync"])
+    return FleetHealth(
+        "good", [f"all {brokers} brokers answer, all {partitions} partitions have their replicas in sync"]
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

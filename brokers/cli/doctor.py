@@ -24,11 +24,11 @@ from brokers.cli.diagnosis import (
     BrokerHealth,
     Finding,
     FleetFacts,
+    FleetHealth,
     ListenerCertificate,
     OpenTransaction,
     Severity,
     Thresholds,
-    Verdict,
     findings_of,
     verdict,
 )
@@ -120,7 +120,7 @@ def gathered(client: AdminClient) -> FleetFacts:
     return facts
 
 
-def judged(client: AdminClient, overview: Overview) -> tuple[FleetFacts, Verdict]:
+def judged(client: AdminClient, overview: Overview) -> tuple[FleetFacts, FleetHealth]:
     """How the fleet is, by the part of doctor's checks that takes one more request to each broker."""
     facts = FleetFacts(overview, time.time_ns() // 1_000_000)
     _health(client, facts)
