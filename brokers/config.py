@@ -36,6 +36,10 @@ __all__ = [
 ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
 
 
+KRAFT_ONLY = ("process.roles", "controller.quorum.voters", "controller.quorum.bootstrap.servers")
+"""What a file for Kafka without ZooKeeper has."""
+
+
 def load_config(
     text: str = "",
     source: str = "<none>",
@@ -86,6 +90,7 @@ def _check_whole(config: BrokerConfig) -> None:
     if config.broker_id < 0:
         raise ConfigError("broker.id", "", "is required: an id that no other broker of the fleet has")
     if not config.zookeeper_connect:
+        _check_not_kraft(dict(config.given))
         raise ConfigError("zookeeper.connect", "", "is required: host:port[,host:port...][/chroot]")
     try:
         parse_connect(config.zookeeper_connect)
@@ -108,6 +113,17 @@ def _check_whole(config: BrokerConfig) -> None:
             "message.max.bytes", str(config.message_max_bytes),
             f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
             "would be refused before it is read; raise socket.request.max.bytes, too",
+        )  # fmt: skip
+
+
+def _check_not_kraft(given: Mapping[str, str]) -> None:
+    """Say of a file for Kafka without ZooKeeper what it lacks. Raises ConfigError."""
+    name = next((name for name in KRAFT_ONLY if name in given), None)
+    if name is not None:
+        raise ConfigError(
+            name, given[name], "is of Kafka in KRaft mode. Here brokers coordinate by ZooKeeper, and each can be the "
+            "controller: add zookeeper.connect=host:port[,host:port...][/chroot] to this file (a local one comes with "
+            "`fleetlog dev up`); what is KRaft's may stay, without effect",
         )  # fmt: skip
 
 

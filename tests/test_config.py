@@ -202,8 +202,15 @@ log.retention.check.interval.ms=300000
 
 
 def test_the_file_that_kafka_comes_with_needs_zookeepers_address_only() -> None:
+    for line in ("", "process.roles=controller", "controller.quorum.voters=1@localhost:9093"):
+        with pytest.raises(ConfigError) as raised:
+            load_config(f"node.id=1\n{line}\n" if line else STOCK, "f")
+        told = str(raised.value)
+        assert line.partition("=")[0] in told
+        assert "is of Kafka in KRaft mode" in told
+        assert "add zookeeper.connect=host:port" in told
     with pytest.raises(ConfigError, match=r"zookeeper\.connect.*is required"):
-        load_config(STOCK, "f")
+        load_config("node.id=1\n", "f")
     config = load_config(STOCK + "zookeeper.connect=zk:2181\n", "f")
     assert config.broker_id == 1
     assert [e.listener for e in config.listener_endpoints()] == ["PLAINTEXT"], "there is no controller to listen for"
