@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from pyspark.sql.types import StructType
 
 from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kafka_names import check_effect
-from spark_udfs.client.options import Option, OptionTable, boolean, one_of, whole_number
+from spark_udfs.client.options import Option, OptionTable, boolean, lowered, one_of, whole_number
 from spark_udfs.client.producer import EXECUTOR_NAMES, WriteSettings
 from spark_udfs.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.sink.fence import check_sink_id
 
 AUTO, EXECUTOR, DRIVER = "auto", "executor", "driver"
+REFUSE, APPEND, REPLACE = "refuse", "append", "replace"
 COLUMN_TYPES = {
     "key": ("string", "binary"),
     "value": ("string", "binary"),
@@ -26,11 +28,25 @@ COLUMN_TYPES = {
 }
 """A record's columns, and the Spark types that each may have."""
 
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def check_topic(name: str, text: str) -> str:
+    """A reader of a topic's name. Raises OptionError for one that no topic can have."""
+    if not _TOPIC.fullmatch(text) or text in (".", ".."):
+        raise OptionError(f"option {name}: {text!r} is no topic's name: 1 to 249 letters, digits, '.', '_' and '-'")
+    return text
+
+
 _RESTART = "without it a restarted query would not be recognised"
 _ALL_ACKS, _BYTES, _FROM_SINK_ID = "exactly once needs all", "rows carry bytes", "it is made of sinkId"
 _SINK_ID = Option("sinkId", check_sink_id, required=_RESTART)
+_FULL_REFRESH = Option("sink.fullRefresh", one_of(REFUSE, APPEND, REPLACE))
+_FLOW_CHECKPOINT = re.compile(r"/_checkpoints/.+/([^/]+)/(\d{1,9})/?$")
+"""Where Spark's Declarative Pipelines (seen in 4.3) keep a flow's checkpoint; a full refresh counts its number up."""
 _COMMON = (
-    Option("topic"),
+    Option("topic", check_topic),
     Option("sink.transaction.timeout.ms", whole_number(1000), 300_000),
     Option("fence.onMissing", one_of("fail", "adopt"), "fail"),
 )
@@ -43,7 +59,7 @@ _REFUSED = {
     "kafka.value.serializer": _BYTES,
 }
 _WRITER_TABLE = OptionTable(
-    _SINK_ID, *_COMMON, Option("checkpointLocation"), Option("batchToken", default=""), refused=_REFUSED,
+    _SINK_ID, *_COMMON, Option("checkpointLocation"), Option("batchToken", default=""), _FULL_REFRESH, refused=_REFUSED,
     ignored={"path": "", "queryName": ""},  # Spark adds the name of a query
 )  # fmt: skip
 _FUNCTION_TABLE = OptionTable(
@@ -66,6 +82,26 @@ _FUNCTION_TABLE = OptionTable(
 )
 
 
+class FlowRefresh(NamedTuple):
+    """The full refresh of a pipeline's flow that a write belongs to; its rows have a sink id of their own.
+
+    ``number``: how many full refreshes there were, this one included. ``sink_id``: of the flow before any of them.
+    """
+
+    flow: str
+    number: int
+    sink_id: str
+    mode: str
+    checkpoint: str
+
+    def earlier_sink_ids(self) -> Iterator[str]:
+        """Those that the flow may have written by, the newest first."""
+        yield f"{self.sink_id}.{APPEND if self.mode == REPLACE else REPLACE}.{self.number}"
+        for number in range(self.number - 1, 0, -1):
+            yield from (f"{self.sink_id}.{mode}.{number}" for mode in (APPEND, REPLACE))
+        yield self.sink_id
+
+
 @dataclass(frozen=True)
 class WriteOptions:
     """What executors and their driver need to write. ``kafka``: settings under Kafka's names.
@@ -81,11 +117,17 @@ class WriteOptions:
     kafka: dict[str, str]
     token: str = ""
     adopt: bool = False
+    refresh: FlowRefresh | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType | None = None) -> WriteOptions:
-        """The data source's options; with ``schema`` its columns are checked. Raises OptionError."""
-        values = _WRITER_TABLE.parse(options)
+        """The data source's options; with ``schema`` its columns are checked. Raises OptionError.
+
+        A flow of a pipeline has a sink id by its name.
+        """
+        given = lowered(options)
+        flow = _FLOW_CHECKPOINT.search(given.get("checkpointlocation", "")) if "queryname" in given else None
+        values = _WRITER_TABLE.parse(options if flow is None else {"sinkId": flow[1], **options})
         kafka = kafka_settings(options)
         _check_executors(kafka)
         parsed = cls(
@@ -99,10 +141,34 @@ class WriteOptions:
         )
         if schema is not None:
             parsed._check_columns(schema)
-        return parsed
+        mode = values["sink.fullRefresh"]
+        if flow is None and mode is not None:
+            raise OptionError(
+                "option sink.fullRefresh is for flows of spark-pipelines: a new checkpoint of another query takes "
+                "another sinkId, or see fleetlog sinks reset"
+            )
+        if flow is None or int(flow[2]) == 0:
+            return parsed
+        return parsed._refreshed(
+            FlowRefresh(flow[1], int(flow[2]), parsed.sink_id, mode or REFUSE, given["checkpointlocation"])
+        )
+
+    def _refreshed(self, refresh: FlowRefresh) -> WriteOptions:
+        """The options by which a flow writes after a full refresh: a sink id, and with REPLACE a topic, of its own."""
+        rows = self.rows
+        if refresh.mode == REPLACE:
+            if rows.topic is None:
+                raise OptionError("option sink.fullRefresh=replace goes with option topic: it writes to TOPIC.NUMBER")
+            rows = rows._replace(topic=f"{rows.topic}.{refresh.number}")
+        kind = REPLACE if refresh.mode == REPLACE else APPEND
+        sink_id = check_sink_id("sinkId", f"{refresh.sink_id}.{kind}.{refresh.number}")
+        return replace(self, rows=rows, sink_id=sink_id, refresh=refresh)
 
     def _check_columns(self, schema: StructType) -> None:
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        for name in types:
+            if name not in COLUMN_TYPES and name.lower() in COLUMN_TYPES:
+                raise OptionError(f"column {name} is written {name.lower()}: rename it")
         check_required_columns(types, self.rows.topic)
         for name, kind in types.items():
             if name not in COLUMN_TYPES:

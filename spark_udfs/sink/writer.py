@@ -15,7 +15,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from spark_udfs.sink.events import BatchFigures, log_batch
 from spark_udfs.sink.fence import decide
 from spark_udfs.sink.handover import hand_over_figures
 from spark_udfs.sink.modes import refuse_driver_fence
-from spark_udfs.sink.options import WriteOptions
+from spark_udfs.sink.options import REFUSE, FlowRefresh, WriteOptions
 from spark_udfs.sink.writes import refuse_other_target, target_of
 from spark_udfs.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 
@@ -153,6 +153,8 @@ class _BatchHolder:
             raise FenceError(
                 f"{UNSUPPORTED}: use foreachBatch with exactly_once_batch, whose sink.mode=driver works everywhere"
             )
+        if self._options.refresh is not None:
+            _follow_refresh(self._options, self._options.refresh)
         self._batch = transactions.begin(self._options.transaction_timeout_ms)
         if self._batch.fence is None:
             refuse_driver_fence(self._options.kafka, self._options.sink_id)
@@ -230,25 +232,7 @@ class BatchWriter(_BatchHolder, ArrowWriter):
         digest = f"{token}\n{target_of(self._options.rows.topic)}" if token else ""
         _commit(self._options, messages, BATCH_JOB, number, digest)
 
-    def _is_done(self, batch: OpenBatch) -> bool:
-        """Raises FenceConflict where the job of this token went to another target."""
-        token, target = self._options.token, target_of(self._options.rows.topic)
-        if not token or batch.fence is None or batch.fence.query_id != BATCH_JOB:
-            return False
-        if batch.digest == token:  # of a version that kept no target
-            return True
-        committed, _, there = batch.digest.rpartition("\n")
-        if committed != token:
-            return False
-        refuse_other_target(f"sink {self._options.sink_id}: the job with batchToken {token}", there, target)
-        return True
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Runs on the driver: none of the job's rows becomes visible."""
-        _abort(self._options, messages)
-
-
-def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:
+    def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:
     batch = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
     if batch is not None:
         batch_transactions(options).abort(batch)
