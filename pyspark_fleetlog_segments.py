@@ -4,6 +4,6 @@ from spark_udfs.versions import require_data_sources
 
 require_data_sources()
 
-from spark_udfs.source.segments import SegmentsSource as DefaultSource  # noqa: E402
+from spark_udfs.data_source import SegmentsSource as DefaultSource  # noqa: E402
 
 __all__ = ["DefaultSource"]

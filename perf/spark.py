@@ -304,7 +304,8 @@ def commit_times(cluster: Cluster, topic: str, tasks: int) -> dict[str, float]:
     """Milliseconds of CommitBatch, and until a read_committed reader sees all that every task wrote everywhere."""
     import pyarrow as pa
 
-    from spark_udfs.client.connections import LATEST, READ_COMMITTED, READ_UNCOMMITTED, Client
+    from spark_udfs.client.connections import Client
+    from spark_udfs.client.numbers import LATEST, READ_COMMITTED, READ_UNCOMMITTED
     from spark_udfs.client.producer import MemberProducer, WriteSettings
     from spark_udfs.sink.batch_transactions import BatchTransactions
     from wire.types import TopicPartition

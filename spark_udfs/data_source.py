@@ -1,4 +1,7 @@
-"""The data source ``fleetlog``: reads and writes topics, in batch and as a stream."""
+"""The data sources: ``fleetlog`` reads and writes topics, ``fleetlog_segments`` reads log directories.
+
+Spark imports both in each process that looks for a format of any name, so what reads and writes is imported late.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from pyspark.sql.types import StructType
 
 from spark_udfs.client.failures import ClientError, DataLoss, FenceError, OptionError
 from spark_udfs.client.workers import keep_loaded
-from spark_udfs.source.options import ReadOptions, checked_schema
-from spark_udfs.source.readers import BatchReader, StreamReader
+from spark_udfs.source.options import ReadOptions, check_schema, checked_schema, refuse_table, row_schema
 from spark_udfs.versions import ArrowWriter, StreamArrowWriter
 
 log = logging.getLogger(__name__)
@@ -64,11 +66,19 @@ class FleetlogSource(DataSource):
     @_in_few_lines
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises OptionError."""
+        from spark_udfs.source.readers import BatchReader  # late: Spark asks for the schema in a process of its own
+
+        refuse_table(self.options)
+        check_schema(self.options, schema)
         return BatchReader(ReadOptions.parse(self.options, streaming=False))
 
     @_in_few_lines
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream reader. Raises OptionError."""
+        from spark_udfs.source.readers import StreamReader
+
+        refuse_table(self.options)
+        check_schema(self.options, schema)
         return StreamReader(ReadOptions.parse(self.options, streaming=True))
 
     @_in_few_lines
@@ -78,6 +88,7 @@ class FleetlogSource(DataSource):
         from spark_udfs.sink.writer import BatchWriter
 
         keep_loaded()
+        refuse_table(self.options)
         if overwrite:
             raise OptionError("mode overwrite would replace the topic's records, which can't be done: .mode('append')")
         writer = BatchWriter(WriteOptions.parse(self.options, schema))
@@ -100,3 +111,25 @@ class FleetlogSource(DataSource):
         if not self._is_copy:
             writer.begin()
         return writer
+
+
+class SegmentsSource(DataSource):
+    """``spark.read.format("fleetlog_segments").load(directory)``; several directories with commas between them."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "fleetlog_segments"
+
+    def schema(self) -> str:
+        """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``."""
+        refuse_table(self.options, self.name())
+        return row_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch reader. Raises OptionError."""
+        from spark_udfs.source.segments import SegmentsReader
+
+        refuse_table(self.options, self.name())
+        check_schema(self.options, schema)
+        return SegmentsReader(self.options)

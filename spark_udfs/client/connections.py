@@ -21,15 +21,11 @@ from kafka.net.selector import NetworkSelector
 from spark_udfs.client.failures import ClientError
 from spark_udfs.client.logins import REFUSALS, Connections
 from spark_udfs.client.tls import with_context
-from spark_udfs.client.tokens import CLIENT_ID, TOKEN_KEYWORDS, TokenRefused, with_tokens
+from spark_udfs.client.token_settings import CLIENT_ID, TOKEN_KEYWORDS
+from spark_udfs.client.tokens import TokenRefused, with_tokens
 from wire.errors import ErrorCode
 from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from wire.types import TopicPartition
-
-EARLIEST = -2
-LATEST = -1
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
 
 METADATA_AGE_S = 5.0
 """For so long a new task of a process takes a topic to have the partitions that the last one found."""

@@ -12,11 +12,18 @@ _REASON = re.compile(r"^.*?\bspark_udfs\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 def reason(problem: BaseException) -> str | None:
     """The sentence of this package in an exception of Spark's, with its type: ``OptionError: option ... is unknown``.
 
-    Spark puts a traceback, the plan and the JVM's stack around it. None for an exception without one.
+    Spark puts a traceback, the plan and the JVM's stack around it. None for an exception without one. What Spark says
+    where a thread has no session gets a sentence that says what to do.
     """
     if type(problem).__module__.startswith("spark_udfs."):
         return f"{type(problem).__name__}: {problem}"
-    found = _REASON.findall(str(problem))
+    text = str(problem)
+    if "DATA_SOURCE_NOT_FOUND" in text and "fleetlog" in text:
+        return (
+            "DATA_SOURCE_NOT_FOUND: in a thread that Python started call spark_udfs.use_in_thread(spark) first, once; "
+            "elsewhere fleetlog has to be in the Python that PYSPARK_PYTHON names"
+        )
+    found = _REASON.findall(text)
     return f"{found[-1][0]}: {found[-1][1].strip()}" if found else None
 
 

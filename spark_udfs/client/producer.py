@@ -191,6 +191,10 @@ class MemberProducer:
 
     def _write_topic(self, topic: str, batch: pa.RecordBatch) -> None:
         """Rows of one topic into record batches by partition; the kernel reads each row in place."""
+        if "headers" in batch.schema.names:
+            pairs = batch.column("headers").flatten()
+            if pairs.null_count or pairs.field(0).null_count:
+                raise unnamed_header(topic)
         partitions = self._partitions(topic, batch)
         times = _timestamps(batch)
         sizes = None if batch.nbytes <= self._settings.batch_bytes else _row_bytes(batch)
@@ -219,8 +223,9 @@ class MemberProducer:
             hashed = np.asarray(partitions_for_keys(keys, count)).astype(np.int32)
             chosen = np.where(hashed >= 0, hashed, chosen) if keys.null_count else hashed
         if given is not None:
-            if (given >= count).any() or ((given < 0) & np.asarray(batch.column("partition").is_valid())).any():
-                raise OptionError(f"a row names partition {int(given.max())} of {topic}, which has {count}")
+            wrong = (given >= count) | ((given < 0) & np.asarray(batch.column("partition").is_valid()))
+            if wrong.any():
+                raise wrong_partition(int(given[wrong][0]), topic, count)
             chosen = np.where(given >= 0, given, chosen)
         return chosen
 
@@ -420,6 +425,19 @@ def _cuts(order: bytes, first: int, last: int, sizes: Any | None, limit_bytes: i
         end = max(start + 1, int(np.searchsorted(ends, before + limit_bytes, side="right")))
         yield first + start, first + end
         start = end
+
+
+def wrong_partition(number: int, topic: str, count: int | None = None) -> OptionError:
+    """What is said of a row whose column partition names none of the topic's."""
+    has = "" if count is None else f", which has {count}"
+    return OptionError(
+        f"a row names partition {number} of {topic}{has}: name one of them (from 0 on), or leave it null"
+    )
+
+
+def unnamed_header(topic: str) -> OptionError:
+    """What is said of a header without a name, which Kafka has none of."""
+    return OptionError(f"a row for {topic} has a header without a name: fill its key, or leave the header out")
 
 
 def _row_bytes(rows: pa.RecordBatch) -> Any:

@@ -14,12 +14,11 @@ from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
 from spark_udfs.client.options import INT64_MAX, lowered, whole_number
 from spark_udfs.client.tls import CA_PEM, CERTIFICATE_PEM, KEY_PEM, take_java_stores
-from spark_udfs.client.tokens import (
+from spark_udfs.client.token_settings import (
     OAUTHBEARER,
     TOKEN_KEYWORDS,
     refuse_token_settings,
     take_token_settings,
-    token_source,
 )
 
 # Java's name -> librdkafka's, where they differ.
@@ -56,6 +55,7 @@ _KAFKA_PYTHON_KEYWORDS: dict[str, tuple[str, type]] = {
     **{name: (keyword, str) for name, keyword in TOKEN_KEYWORDS.items()},
 }
 
+_SERVER = re.compile(r"(\w*://)?(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):\d{1,5}")
 _HOST_NAME_CHECK = "ssl.endpoint.identification.algorithm"
 _BUFFER_MEMORY = "buffer.memory"
 
@@ -86,6 +86,11 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
     settings = {name.removeprefix(KAFKA_PREFIX): given[name] for name in given if name.startswith(KAFKA_PREFIX)}
     if not settings.get("bootstrap.servers", "").strip():
         raise OptionError("option kafka.bootstrap.servers is required, for instance 127.0.0.1:9092")
+    for server in filter(None, map(str.strip, settings["bootstrap.servers"].split(","))):
+        if not _SERVER.fullmatch(server):
+            raise OptionError(
+                f"option kafka.bootstrap.servers: {server!r} is not HOST:PORT, for instance broker-1:9092"
+            )
     check_names(settings)
     jaas = settings.pop("sasl.jaas.config", None)
     if _logs_in_by_token(settings):
@@ -137,6 +142,8 @@ def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, Any]:
         kib = -(-_POSITIVE("kafka.buffer.memory", memory) // 1024)
         renamed.setdefault("queue.buffering.max.kbytes", str(kib))
     if tokens:
+        from spark_udfs.client.tokens import token_source  # late: options are read where nothing logs in
+
         renamed["oauth_cb"] = token_source(tokens).for_librdkafka
     return renamed
 

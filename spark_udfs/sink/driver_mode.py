@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs.client.failures import FenceError, OptionError
 from spark_udfs.client.kafka_names import check_effect
+from spark_udfs.client.producer import unnamed_header, wrong_partition
 from spark_udfs.client.settings import DRIVER_NAMES, connection_settings, librdkafka_settings
 from spark_udfs.sink import driver_fence
 from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
@@ -229,6 +230,10 @@ def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) 
     for to, value, key, partition, headers, timestamp in columns:
         if to is None:
             raise OptionError("a row has no topic: its column topic is null; set the option topic or fill the column")
+        if partition is not None and partition < 0:
+            raise wrong_partition(partition, to)
+        if headers and any(item is None or item["key"] is None for item in headers):
+            raise unnamed_header(to)
         pairs = None if headers is None else [(item["key"], item["value"]) for item in headers]
         while True:
             try:

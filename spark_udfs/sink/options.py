@@ -32,7 +32,7 @@ COLUMN_TYPES = {
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def check_topic(name: str, text: str) -> str:
+def _topic_name(name: str, text: str) -> str:
     """A reader of a topic's name. Raises OptionError for one that no topic can have."""
     if not _TOPIC.fullmatch(text) or text in (".", ".."):
         raise OptionError(f"option {name}: {text!r} is no topic's name: 1 to 249 letters, digits, '.', '_' and '-'")
@@ -46,7 +46,7 @@ _FULL_REFRESH = Option("sink.fullRefresh", one_of(REFUSE, APPEND, REPLACE))
 _FLOW_CHECKPOINT = re.compile(r"/_checkpoints/.+/([^/]+)/(\d{1,9})/?$")
 """Where Spark's Declarative Pipelines (seen in 4.3) keep a flow's checkpoint; a full refresh counts its number up."""
 _COMMON = (
-    Option("topic", check_topic),
+    Option("topic", _topic_name),
     Option("sink.transaction.timeout.ms", whole_number(1000), 300_000),
     Option("fence.onMissing", one_of("fail", "adopt"), "fail"),
 )

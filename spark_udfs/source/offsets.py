@@ -15,8 +15,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from spark_udfs.client.connections import EARLIEST, LATEST
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.numbers import EARLIEST, LATEST
 from wire.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]

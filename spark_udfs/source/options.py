@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spark_udfs.client.connections import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kafka_names import KAFKA_PREFIX, check_effect
+from spark_udfs.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from spark_udfs.client.options import INT64_MAX, Option, OptionTable, boolean, lowered, one_of, whole_number
 from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Bound
 from spark_udfs.source.triggers import DEFAULT_MAX_DELAY_MS, duration_ms
 from spark_udfs.versions import READ_LIMITS, require
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 SCHEMA = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -47,6 +50,7 @@ _TABLE = OptionTable(
     ISOLATION_LEVEL,
     _FETCH_BYTES,
     refused={
+        "paths": "load() takes no list; topics are named by subscribe, subscribePattern or assign",
         "fetchOffset.numRetries": _REPEATED,
         "fetchOffset.retryIntervalMs": _REPEATED,
         "kafkaConsumer.pollTimeoutMs": f"{_REPEATED}; how long one may take is kafka.request.timeout.ms",
@@ -159,16 +163,33 @@ def checked_schema(options: Mapping[str, str]) -> str:
     return row_schema(options)
 
 
-def refuse_table(options: Mapping[str, str]) -> None:
-    """Raises OptionError for ``CREATE TABLE``, which shows by what Spark adds to the options.
+def refuse_table(options: Mapping[str, str], format_name: str = "fleetlog") -> None:
+    """Raises OptionError for a table, which shows by what Spark adds to the options, or by the lack of any.
 
-    Spark (seen in 4.3) gives a data source in Python the options of a table when the table is made, and none when it
-    is read.
+    Spark (seen in 4.3) gives a data source in Python the options of a table when the table is made, and none
+    when it is read or written; one that is made with columns is made without asking.
     """
+    if not options:
+        raise OptionError(
+            "no option is set. Spark hands a table's options to no data source in Python: read a topic by "
+            f"spark.read.format('{format_name}').options(...).load() or CREATE TEMPORARY VIEW name USING {format_name} "
+            "OPTIONS (...), and write one by df.write.format('fleetlog').options(...).mode('append').save()"
+        )
     if "provider" in lowered(options):
         raise OptionError(
             "a table can't be created: Spark hands its options to no data source in Python when it is read. "
             "CREATE TEMPORARY VIEW name USING fleetlog OPTIONS (...) takes the same options, and can be read"
+        )
+
+
+def check_schema(options: Mapping[str, str], schema: StructType) -> None:
+    """Raises OptionError for a schema of the user's own: rows have one, and a task would stumble over another."""
+    named = [f"{name}:{kind.lower()}" for name, kind in (column.split() for column in SCHEMA.split(", "))]
+    if INCLUDE_HEADERS.of(lowered(options)):
+        named.append("headers:array<struct<key:string,value:binary>>")
+    if schema.simpleString() != f"struct<{','.join(named)}>":
+        raise OptionError(
+            f"the rows have the columns {', '.join(named)}: leave .schema(...) out, and cast or parse them afterwards"
         )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_udfs.client.connections import EARLIEST, LATEST, READ_UNCOMMITTED, Client, shared_client
+from spark_udfs.client.connections import Client, shared_client
 from spark_udfs.client.failures import DataLoss, OptionError
+from spark_udfs.client.numbers import EARLIEST, LATEST, READ_UNCOMMITTED
 from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Bound, Offsets, Range, TopicIds
 from spark_udfs.source.options import ReadOptions

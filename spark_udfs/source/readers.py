@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from spark_udfs.client.connections import EARLIEST, READ_COMMITTED, Client, shared_client
+from spark_udfs.client.connections import Client, shared_client
 from spark_udfs.client.failures import DataLoss, OptionError
 from spark_udfs.client.kernels import check_kernels
+from spark_udfs.client.numbers import EARLIEST, READ_COMMITTED
 from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode, offsets
 from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds

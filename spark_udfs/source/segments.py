@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, parse_header
 from spark_udfs.client.failures import OptionError
@@ -35,8 +34,6 @@ from spark_udfs.source.options import (
     ISOLATION_LEVEL,
     STRATEGIES,
     check_choice,
-    refuse_table,
-    row_schema,
 )
 from wire.types import TopicPartition
 
@@ -76,24 +73,6 @@ class PartitionDirectory(InputPartition):
 
     def __init__(self, directory: str, topic: str, number: int, start: int, end: int) -> None:
         super().__init__((directory, topic, number, start, end))
-
-
-class SegmentsSource(DataSource):
-    """``spark.read.format("fleetlog_segments").load(directory)``; several directories with commas between them."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The format's name."""
-        return "fleetlog_segments"
-
-    def schema(self) -> str:
-        """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``."""
-        refuse_table(self.options)
-        return row_schema(self.options)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch reader."""
-        return SegmentsReader(self.options)
 
 
 class SegmentsReader(DataSourceReader):

@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from spark_udfs.client.failures import FenceError
-from spark_udfs.data_source import FleetlogSource
+from spark_udfs.data_source import FleetlogSource, SegmentsSource
 from spark_udfs.sink import batch_transactions, modes, writer
 from spark_udfs.sink.batch_transactions import OpenBatch
 from spark_udfs.sink.fence import Fence
-from spark_udfs.source.segments import SegmentsSource
 
 READ = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
 WRITE = {"kafka.bootstrap.servers": "127.0.0.1:1", "sinkId": "s", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
+COLUMNS = {
+    "key": BinaryType, "value": BinaryType, "topic": StringType, "partition": IntegerType, "offset": LongType,
+    "timestamp": TimestampType, "timestampType": IntegerType,
+}  # fmt: skip
+ROWS = StructType([StructField(name, kind()) for name, kind in COLUMNS.items()])
 BEGUN = OpenBatch("s", 7, 3, Fence("q", 41), 2)
 
 
@@ -53,7 +57,7 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_readers_are_copied_without_network(begins: list[int], tmp_path: Any) -> None:
     source = copied(FleetlogSource(dict(READ)))
     segments = copied(SegmentsSource({"path": str(tmp_path)}))
-    for reader in (source.reader(SCHEMA), source.streamReader(SCHEMA), segments.reader(SCHEMA)):
+    for reader in (source.reader(ROWS), source.streamReader(ROWS), segments.reader(ROWS)):
         assert type(copied(reader)) is type(reader)
     assert begins == []
 

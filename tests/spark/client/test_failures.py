@@ -28,5 +28,12 @@ def test_an_exception_of_the_package_is_its_own_reason() -> None:
     assert reason(OptionError("option x is unknown")) == "OptionError: option x is unknown"
 
 
+def test_a_thread_without_a_session_is_told_what_to_do() -> None:
+    """SparkClassNotFoundException, as Spark (4.3) words it."""
+    said = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: fleetlog. Make sure the provider name is correct"
+    assert "call spark_udfs.use_in_thread(spark) first" in str(reason(Exception(said)))
+    assert reason(Exception(said.replace("fleetlog", "paimon"))) is None
+
+
 def test_another_problem_has_none() -> None:
     assert reason(Exception("Job aborted due to stage failure")) is None

@@ -270,6 +270,9 @@ def test_a_topic_that_is_not_there_and_partitions_that_are_not_there(rig: Rig) -
     table = pa.record_batch([pa.array(["a"]), pa.array([3], pa.int32())], ["value", "partition"])
     with pytest.raises(ValueError, match=r"names partition 3 of .* has 3"):
         producer.write(table)
+    table = pa.record_batch([pa.array(["a", "b"]), pa.array([1, -3], pa.int32())], ["value", "partition"])
+    with pytest.raises(ValueError, match=r"names partition -3 of"):
+        producer.write(table)
 
 
 def test_a_timeout_tells_the_last_error_the_partition_and_its_leader(brokers: Fleet) -> None:

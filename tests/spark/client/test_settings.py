@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from spark_udfs.client.failures import OptionError
@@ -11,6 +13,17 @@ from spark_udfs.client.settings import (
     kafka_settings,
     librdkafka_settings,
 )
+
+
+@pytest.mark.parametrize("servers", ["h:9092", "[::1]:9092, SSL://h.example:1", " h_1-a.b:65535 ,"])
+def test_servers_are_hosts_with_ports(servers: str) -> None:
+    assert kafka_settings({"kafka.bootstrap.servers": servers})["bootstrap.servers"] == servers
+
+
+@pytest.mark.parametrize("servers", ["h", "h:", "h:p", ":9092", "h:1;g:2", "::1:9092", "http://h/x"])
+def test_a_server_without_a_port_is_named(servers: str) -> None:
+    with pytest.raises(OptionError, match=rf"{re.escape(repr(servers))} is not HOST:PORT"):
+        kafka_settings({"kafka.bootstrap.servers": servers})
 
 
 def test_settings_reach_both_libraries() -> None:

@@ -277,6 +277,13 @@ def test_wrong_columns_are_named(job: Job, read_stream: Read) -> None:
     job.send("a")
     with pytest.raises(Exception, match="column value is bigint; it must be string or binary"):
         job.run(read_stream(subscribe=job.source).selectExpr("offset as value"))
+    for wrong, message in (
+        ("-3 as partition", "names partition -3 of"),
+        ("array(named_struct('key', string(null), 'value', binary('x'))) as headers", "a header without a name"),
+    ):
+        shutil.rmtree(job.checkpoint)
+        with pytest.raises(Exception, match=message):
+            job.run(read_stream(subscribe=job.source).selectExpr("value", wrong))
     shutil.rmtree(job.checkpoint)
     with pytest.raises(Exception, match="neither option topic nor column topic"):
         job.run(read_stream(subscribe=job.source).select("value"), topic=None)

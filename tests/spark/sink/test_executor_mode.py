@@ -272,6 +272,9 @@ def test_batches_without_rows_move_the_fence(job: Job, way: str) -> None:
     assert job.fence() == Fence(query, 1)
 
 
+UNNAMED = "array(named_struct('key', string(null), 'value', binary('x')))"
+
+
 def test_what_is_refused(job: Job, spark: Any, write: Callable[..., None]) -> None:
     good = spark.range(1).selectExpr("string(id) as value")
     topic = job.target
@@ -289,7 +292,11 @@ def test_what_is_refused(job: Job, spark: Any, write: Callable[..., None]) -> No
         (good.selectExpr("value", "1L as partition"), {"topic": topic}, "column partition is bigint"),
         (good.selectExpr("value", "1 as weight"), {"topic": topic}, "column weight is unknown"),
         (good.selectExpr("value", "string(null) as topic"), {}, "a row has no topic"),
-        (good.selectExpr("value", "7 as partition"), {"topic": topic}, "names partition 7"),
+        (good.selectExpr("value", "7 as partition"), {"topic": topic}, "names partition 7 of .*, which has"),
+        (good.selectExpr("value", "-3 as partition"), {"topic": topic}, "names partition -3 of .*leave it null"),
+        (good.selectExpr("value", f"{UNNAMED} as headers"), {"topic": topic}, "has a header without a name"),
+        (good.selectExpr("value", "'k' as Key"), {"topic": topic}, "column Key is written key: rename it"),
+        (good.selectExpr("value as Value"), {"topic": topic}, "column Value is written value: rename it"),
         (good.selectExpr("repeat('x', 300000) as value"), {"topic": topic}, r"MESSAGE_TOO_LARGE.*max\.message\.bytes"),
         (good, {"topic": topic, "sink__transaction__timeout__ms": 10**9}, r"transaction\.max\.timeout\.ms"),
     ]

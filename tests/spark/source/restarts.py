@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_udfs.client.connections import EARLIEST, LATEST
 from spark_udfs.client.failures import DataLoss, OptionError
+from spark_udfs.client.numbers import EARLIEST, LATEST
 from spark_udfs.source.offsets import Json, Range
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.planner import Planner, RangePartition, report_loss

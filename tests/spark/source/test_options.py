@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_udfs.client.connections import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from spark_udfs.source.offsets import Bound
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.segments import SegmentsReader

@@ -11,7 +11,8 @@ import pytest
 
 from _native.batch import BatchHeader, encode_batch, parse_header
 from _native.batch_py import Record
-from spark_udfs.client.connections import LATEST, READ_UNCOMMITTED, Client
+from spark_udfs.client.connections import Client
+from spark_udfs.client.numbers import LATEST, READ_UNCOMMITTED
 from spark_udfs.source.segments import AbortedSpan, _checkpoint, resolve_transactions
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster

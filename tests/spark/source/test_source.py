@@ -193,6 +193,22 @@ def test_wrong_options_are_named(read: Read, options: dict[str, str], message: s
         read(**options).count()
 
 
+def test_a_schema_of_ones_own_is_refused(spark: Any, cluster: Cluster, read: Read, tmp_path: Path) -> None:
+    """By the process that plans: no task is begun. One that says what there is, is none of one's own."""
+    topic = cluster.topic()
+    cluster.send(topic, numbered(2))
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic, "includeHeaders": "true"}
+    said = r"columns key:binary, .*, headers:array<.*>: leave \.schema\(\.\.\.\) out"
+    with pytest.raises(Exception, match=said) as caught:
+        spark.read.format("fleetlog").schema("value string").options(**options).load().count()
+    assert "Job aborted" not in str(caught.value)
+    stream = spark.readStream.format("fleetlog").schema("value string").options(**options).load()
+    with pytest.raises(Exception, match=said):
+        run_to_end(stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start)
+    own = read(subscribe=topic, includeHeaders="true").schema
+    assert values_of(spark.read.format("fleetlog").schema(own).options(**options).load()) == ["v0", "v1"]
+
+
 def test_a_view_has_its_options_and_a_table_is_refused(spark: Any, cluster: Cluster) -> None:
     """Spark gives a table's options to no reader; when it is made, it adds some of its own to them."""
     topic = cluster.topic()

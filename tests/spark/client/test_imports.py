@@ -1,0 +1,41 @@
+"""What Spark's Python processes import before they do anything: modules are counted, not seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+OF_SPARK = "import pyspark.worker, pyspark.sql.worker.create_data_source, pyspark.sql.streaming.datasource"
+"""What such a process has imported itself by then."""
+OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+
+
+def loaded(doing: str) -> set[str]:
+    """The modules that come with it."""
+    code = f"{OF_SPARK}\nimport sys\nbefore = set(sys.modules)\n{doing}\nprint(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["pyspark_fleetlog", "pyspark_fleetlog_segments"])
+def test_a_format_is_found_without_its_clients(name: str) -> None:
+    """Every process of Spark's that looks for any format imports both."""
+    found = loaded(f"import {name}")
+    assert not {"kafka.net", "kafka.protocol", "confluent_kafka", "pandas"} & found
+    assert len(found) <= 45, sorted(found)
+
+
+def test_the_schema_is_told_without_a_client() -> None:
+    """`load` has a process of its own for it."""
+    found = loaded(f"from pyspark_fleetlog import DefaultSource\nDefaultSource({OPTIONS}).schema()")
+    assert not {"kafka.net", "kafka.protocol", "_native.columns", "http.client"} & found
+    assert len(found) <= 45, sorted(found)
+
+
+def test_a_worker_that_reads_has_no_sink() -> None:
+    found = loaded("import spark_udfs.source.readers")
+    assert "kafka.net.selector" in found
+    assert not {name for name in found if name.startswith("spark_udfs.sink") or name == "confluent_kafka"}
