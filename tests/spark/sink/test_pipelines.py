@@ -3,96 +3,45 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from spark_udfs import OptionError, read_fence
 from spark_udfs.sink.options import WriteOptions
 from tests.spark.conftest import Cluster, run_to_end
-from tests.spark.processes import ROOT, SUBMIT, SparkProcess
+from tests.spark.pipelines import Pipeline
 from tests.spark.sink.job import Job, Read, committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
-EXAMPLE = ROOT / "examples" / "pipeline"
 ROWS = 600
-STARTS = 8
-"""Of a run whose Python worker does not call back in the ten seconds that Spark gives it."""
-
-
-class Pipeline:
-    """A copy of the example, with topics and a flow of its own."""
-
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
-        self.cluster, self.source, self.target = cluster, cluster.topic(2), cluster.topic(2)
-        self.flow = f"flow_{uuid.uuid4().hex[:8]}"
-        self.checkpoints = directory / "storage" / "_checkpoints" / "orders_upper" / self.flow
-        self._directory, self._project, self._runs = directory, directory / "pipeline", 0
-        shutil.copytree(EXAMPLE, self._project, ignore=shutil.ignore_patterns("__pycache__"))
-        self._edit("spark-pipeline.yml", "/tmp/fleetlog-pipeline", str(directory / "storage"))
-        self._edit("spark-pipeline.yml", "127.0.0.1:9092", cluster.bootstrap)
-        for before, after in (
-            ('"orders-upper"', f'"{self.target}"'), ('"orders"', f'"{self.source}"'),
-            ("to_orders_upper", self.flow), ("1000", "30"),
-        ):  # fmt: skip
-            self._edit("transformations/orders.py", before, after)
-
-    def _edit(self, name: str, before: str, after: str) -> None:
-        text = (self._project / name).read_text()
-        assert before in text, (name, before)
-        (self._project / name).write_text(text.replace(before, after))
-
-    def start(self, *more: str) -> SparkProcess:
-        self._runs += 1
-        program = str(Path(str(pyspark.__file__)).parent / "bin" / "spark-pipelines")
-        conf = SUBMIT[SUBMIT.index("--conf") :]  # the command's master is Spark's own
-        command = [program, "run", "--spec", str(self._project / "spark-pipeline.yml"), *more, *conf]
-        return SparkProcess(command, self._directory / f"run-{self._runs}.log")
-
-    def run(self, *more: str, until: str = "") -> SparkProcess:
-        """To its end, or to what it says, when it is killed. Spark's Python worker may start too late: then again."""
-        for _ in range(STARTS):
-            process = self.start(*more)
-            try:
-                if process.wait(until) or process.exit_code == 0 or not process.was_too_slow:
-                    return process
-            finally:
-                process.kill()
-        raise AssertionError(f"too slow {STARTS} times, see {process.log_file}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_is_killed_and_each_row_counts_once(cluster: Cluster, tmp_path: Path) -> None:
     """And a full refresh, which would write all rows again, is refused by one sentence and can be taken back."""
-    pipeline = Pipeline(cluster, tmp_path)
+    source, target = cluster.topic(2), cluster.topic(2)
+    pipeline = Pipeline(cluster.bootstrap, source, target, tmp_path)
+    pipeline.edit("transformations/orders.py", "1000", "30")  # offsets of a batch
     values = sorted(f"V{number}" for number in range(ROWS))
-    cluster.send(pipeline.source, [{"key": value, "value": value.lower()} for value in values])
-    first = pipeline.run(until="batch 1: committed")
-    assert "batch 1: committed" in first.log(), first.log()[-4000:]
-    assert len(cluster.values(pipeline.target)) < ROWS
-    for note in (pipeline.checkpoints / "0" / "commits").glob("*1*"):
-        note.unlink()  # as when the kill comes before Spark's note of the batch, which it may have been in time for
-    again = pipeline.run()
-    assert again.exit_code == 0, again.log()[-4000:]
-    assert committed(cluster, pipeline.target, ROWS) == values
-    assert "batch 1: skipped, it was committed before" in again.log()
+    cluster.send(source, [{"key": value, "value": value.lower()} for value in values])
+    pipeline.run_again_after_a_kill(1)
+    assert committed(cluster, target, ROWS) == values
     refreshed = pipeline.run("--full-refresh-all")
     assert refreshed.exit_code != 0
     assert f"FenceConflict: a full refresh would write again what flow {pipeline.flow} has written" in refreshed.log()
-    assert cluster.values(pipeline.target) == values
+    assert cluster.values(target) == values
     assert read_fence(cluster.bootstrap, f"{pipeline.flow}.append.1") is None
     shutil.rmtree(pipeline.checkpoints / "1")
-    cluster.send(pipeline.source, [{"key": "new", "value": "new"}])
+    cluster.send(source, [{"key": "new", "value": "new"}])
     last = pipeline.run()
     assert last.exit_code == 0, last.log()[-4000:]
-    assert committed(cluster, pipeline.target, ROWS + 1) == ["NEW", *values]
+    assert committed(cluster, target, ROWS + 1) == ["NEW", *values]
 
 
 @pytest.fixture

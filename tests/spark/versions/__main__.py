@@ -2,7 +2,8 @@
 
 Each version has a Python environment of its own (``environments``). There a driver reads a topic that grows and writes
 it by every way that the version has; it is killed with SIGKILL inside micro-batches, and runs again. In the end every
-target must have each record once, as it was: key, value, headers, time. With 4.0 docs/spark-versions.md is followed,
+target must have each record once, as it was: key, value, headers, time. A declarative pipeline is killed and run again
+where the version has them. With 4.0 docs/spark-versions.md is followed,
 too; with ``--page`` nothing else is done, in an environment with nothing but PySpark.
 
 The exit status is 0 when all passed, 1 when one did not, 3 when one could not be tried.
@@ -17,10 +18,16 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.spark.pipelines import Pipeline
 from tests.spark.versions.environments import (
+    PIPELINES,
     ROOT,
     VERSIONS,
     NoAnswer,
@@ -30,7 +37,7 @@ from tests.spark.versions.environments import (
     installed,
 )
 from tests.spark.versions.page import PAGE, Walk, java_of, layered
-from tests.spark.versions.trial import NoFault, Trial
+from tests.spark.versions.trial import PARTITIONS, NoFault, Trial, committed_records
 from tests.support.fleet import Fleet
 
 LIMIT_S = 720.0
@@ -38,6 +45,7 @@ LIMIT_S = 720.0
 PAGE_VERSION = "4.0"
 PAGE_LIMIT_S = 240.0
 """For the page, a wheel included; 60 s are usual with one that is there."""
+PIPELINE_RECORDS = 600
 BARE_LIMIT_S = 1200.0
 """For an environment with nothing but PySpark, and for the page in it, by hand on any machine."""
 
@@ -53,6 +61,24 @@ def walked(python: Path, java: dict[str, str], wheels: Path | None, directory: P
     """How long each step of the page took. Raises AssertionError, NoFault."""
     directory.mkdir()
     return Walk(python, java, directory, time.monotonic() + limit_s).run(wheels)
+
+
+def killed_pipeline(bootstrap: str, directory: Path, python: Path) -> str:
+    """That a pipeline's run, killed after its first batch counted and run again, wrote each record once."""
+    source, target = (f"pipeline-{side}-{directory.name}" for side in ("source", "target"))
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (source, target)]).values():
+        made.result(30)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(PIPELINE_RECORDS):
+        producer.produce(source, key=f"k{number}", value=f"v{number}")
+    assert producer.flush(60) == 0
+    pipeline = Pipeline(bootstrap, source, target, directory, str(python))
+    pipeline.edit("transformations/orders.py", '.option("maxOffsetsPerTrigger", 1000)', "")  # which 4.1 has not
+    pipeline.run_again_after_a_kill(0)
+    found = Counter(message.value().decode() for message in committed_records(bootstrap, target))
+    assert found == Counter(f"V{number}" for number in range(PIPELINE_RECORDS)), f"{found.total()} records"
+    return f"; a pipeline killed, {PIPELINE_RECORDS} records"
 
 
 def judged(version: str, passes: Callable[[], str]) -> tuple[int, str]:
@@ -89,7 +115,10 @@ def attempt(version: str, directory: Path, limit_s: float = LIMIT_S, wheels: Pat
         ready = time.monotonic()
         fleet = Fleet(directory / "fleet", brokers=1)
         try:
-            found = Trial(python, installed(python), fleet.start().bootstrap, directory, began + limit_s).run()
+            bootstrap = fleet.start().bootstrap
+            found = Trial(python, installed(python), bootstrap, directory, began + limit_s).run()
+            if version in PIPELINES:
+                found += killed_pipeline(bootstrap, directory, python)
         finally:
             fleet.close()
         found += f" ({ready - began:.0f} s environment, {time.monotonic() - ready:.0f} s)"

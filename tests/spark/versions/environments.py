@@ -23,6 +23,8 @@ from tests.spark.matrix.sessions import signal_all
 ROOT = Path(__file__).parents[3]
 VERSIONS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 """What the extra ``spark`` allows."""
+PIPELINES = ("4.1", "4.2", "4.3")
+"""Those with declarative pipelines, whose command needs more than the extra ``spark``."""
 LIMIT_S = 120.0
 """In which an environment is made: a quick index and two cores need 40 s."""
 INDEX_WAIT = ["--timeout", "15", "--retries", "2"]
@@ -48,10 +50,11 @@ def directory_of_environments() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetlog-spark"
 
 
-def requirements() -> list[str]:
+def requirements(version: str) -> list[str]:
     """What the package and its extra ``spark`` require, PySpark included: an installed one must satisfy it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+    pipelines = ["pyspark[pipelines]"] if version in PIPELINES else []
+    return [*project["dependencies"], *project["optional-dependencies"]["spark"], *pipelines]
 
 
 def environment(version: str, limit_s: float | None = None) -> Path:
@@ -60,7 +63,7 @@ def environment(version: str, limit_s: float | None = None) -> Path:
     Raises NoAnswer when there is none after ``limit_s`` seconds (LIMIT_S unless told); Unfit.
     """
     deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
-    key = hashlib.sha256("\n".join([sys.version, version, *requirements()]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\n".join([sys.version, version, *requirements(version)]).encode()).hexdigest()[:12]
     home = directory_of_environments() / f"{version}-{key}"
     home.parent.mkdir(parents=True, exist_ok=True)
     python = home / "bin" / "python"
@@ -68,7 +71,7 @@ def environment(version: str, limit_s: float | None = None) -> Path:
         _take(lock, deadline)
         if not (home / "ready").exists():
             bare_environment(version, home, deadline)
-            _step([*_pip(python), *requirements()], deadline)
+            _step([*_pip(python), *requirements(version)], deadline)
             _step([str(python), "-m", "pip", "check"], deadline)
             (home / "ready").touch()
     return python
