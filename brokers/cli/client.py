@@ -29,7 +29,7 @@ from brokers.cli.admin_client import GONE, AdminClient, BrokerGone
 from brokers.cli.command_config import TLS_CONTEXT, client_security, read_command_config
 from brokers.cli.login_probe import probe_login
 from brokers.cli.options import at_least
-from brokers.cli.output import CliError, Output
+from brokers.cli.output import CliError, Output, number_text
 from brokers.cli.tls_probe import TlsRefused, tls_connection, tls_refusal, without_tls
 from wire.errors import ErrorCode
 
@@ -384,7 +384,7 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
             raise CliError(f"{begin}{_gone(error, target)}") from error
         if isinstance(error, GONE):
             raise CliError(
-                f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
+                f"{begin}no answer from {target.bootstrap} within {number_text(target.timeout_s)} s; "
                 "do its brokers run, and is this their address? --timeout waits longer"
             ) from error
         raise CliError(f"{begin}{first_line(error) or 'the client gave up; try again'}") from error
@@ -397,7 +397,7 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
 def _gone(error: BrokerGone, target: Target) -> str:
     if error.unknown:
         return f"{error.who}, ended the connection without an answer; see whether it did this before you ask again"
-    return f"no answer from {error.who}, within {target.timeout_s:g} s; --timeout waits longer, for it or its successor"
+    return f"no answer from {error.who}, within {number_text(target.timeout_s)} s; --timeout waits longer for it"
 
 
 def first_line(error: Exception) -> str:

@@ -28,7 +28,7 @@ from brokers.cli.client import (
     known_partitions,
     topic_partitions,
 )
-from brokers.cli.output import CliError, Output, iso, progress, warn
+from brokers.cli.output import CliError, Output, iso, number_text, progress, warn
 from brokers.cli.times import Point, PointType
 
 POLL_MS = 1_000
@@ -269,7 +269,7 @@ def _why_not_joined(target: Target, group: str) -> CliError:
             if answer.error_code:
                 return CliError(f"group {group}: {explain(answer.error_code, answer.error_message)}")
     return CliError(
-        f"group {group}: no partitions within {target.timeout_s:g} s: its coordinator does not answer "
+        f"group {group}: no partitions within {number_text(target.timeout_s)} s: its coordinator does not answer "
         "(see `fleetlog cluster describe`), or other members are slow to rebalance; wait longer with --timeout"
     )
 

@@ -216,7 +216,7 @@ def status(directory: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
     elif state is None:
-        click.echo(f"no fleet runs in {directory}; `fleetlog dev up` starts one")
+        click.echo(f"no fleet runs in {directory}; `fleetlog dev up --dir {directory}` starts one")
     else:
         _print_table(report)
         click.echo(f"bootstrap: {report['bootstrap']}")
@@ -314,7 +314,7 @@ def start_new_broker(rack: str, directory: Path) -> None:
 def _running(directory: Path) -> FleetState:
     state = load(directory) if directory.exists() else None
     if state is None:
-        raise DevError(f"no fleet runs in {directory}; `fleetlog dev up` starts one")
+        raise DevError(f"no fleet runs in {directory}; `fleetlog dev up --dir {directory}` starts one")
     return state
 
 
@@ -373,7 +373,7 @@ def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bo
     click.echo(f"ready after {seconds:.1f} s: {len(state.brokers)} brokers at {state.bootstrap}")
     click.echo(f"  export FLEETLOG_BOOTSTRAP={state.bootstrap}")
     click.echo(f"  data and logs: {directory}")
-    click.echo("  `fleetlog dev down` ends it" if state.detached else "  Ctrl-C ends it")
+    click.echo(f"  `fleetlog dev down --dir {directory}` ends it" if state.detached else "  Ctrl-C ends it")
 
 
 def _print_clients(security: DevSecurity, bootstrap: str) -> None:

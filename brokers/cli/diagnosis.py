@@ -103,6 +103,7 @@ class FleetFacts:
     settings: dict[int, dict[str, str | None]] = field(default_factory=dict)
     unclean_topics: list[str] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    empty_groups: set[str] = field(default_factory=set)
     transactions: list[OpenTransaction] = field(default_factory=list)
     rates: dict[TopicPartition, float] = field(default_factory=dict)
     """Bytes that the largest replica of a partition grew by in a second."""
@@ -417,12 +418,13 @@ def _transactions(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
 
 
 _PROGRESS = {
-    "STOP": ("has stopped committing", "see whether its consumers run and are stuck in one record"),
+    "STOP": ("has stopped committing", "see whether its consumers are stuck in one record"),
     "STALL": ("commits the same offset again and again", "look at the record at that offset: fleetlog consume"),
     "REWIND": ("went back to an older offset", "see whether its offsets were reset on purpose"),
     "WARN": ("consumes more slowly than records come", "add members, up to one for each partition, or speed them up"),
     "OK": ("is far behind, but gets on", "wait, or add members, up to one for each partition"),
 }
+_NO_MEMBERS = ("has no members", "start its consumers, or delete it if nobody uses it: fleetlog groups delete")
 
 
 def _groups(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
@@ -435,7 +437,7 @@ def _groups(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
         worst = min(behind, key=lambda one: (order.index(one["status"]), -one["seconds"]), default=None)
         if worst is None:
             continue
-        what, todo = _PROGRESS[worst["status"]]
+        what, todo = _NO_MEMBERS if group["group"] in facts.empty_groups else _PROGRESS[worst["status"]]
         yield Finding(
             Severity.WARNING, "group", group["group"],
             f"it {what}: {group['lag']} records, {group['seconds']:.0f} s behind",

@@ -14,6 +14,7 @@ from kafka.protocol.admin import (
     DescribeConfigsRequest,
     DescribeLogDirsRequest,
     DescribeTransactionsRequest,
+    ListGroupsRequest,
     ListTransactionsRequest,
 )
 
@@ -180,6 +181,9 @@ def _groups(client: AdminClient, facts: FleetFacts) -> None:
     facts.groups, unknown = lag_of_groups(client, brokers=_answering(facts))
     if unknown:
         facts.untold.append(("groups", "; ".join(unknown)))
+    listing = dict.fromkeys(_answering(facts), ListGroupsRequest(states_filter=["Empty"], types_filter=[]))
+    answers = [one for one in client.ask_each(listing, PATIENCE_S).values() if one is not None]
+    facts.empty_groups = {row.group_id for answer in answers for row in answer.groups}
 
 
 def _transactions(client: AdminClient, facts: FleetFacts) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from brokers.cli.fleet_file import AclRow, Entity, FleetFile, TopicWanted, UserWanted
+from brokers.cli.output import number_text
 from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
 from brokers.setting_kinds import ConfigError
 from brokers.topic_config import TOPIC_SETTINGS
@@ -118,9 +119,11 @@ class AlterQuota(NamedTuple):
         kinds = ("user", "client id", "address")
         named = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, self.entity, strict=True) if name)
         if self.wanted is None:
-            return f"- quota of {named}: {self.key}={self.present:g}"
-        instead = "" if self.present is None else f" instead of {self.present:g}"
-        return f"{'+' if self.present is None else '~'} quota of {named}: {self.key}={self.wanted:g}{instead}"
+            return f"- quota of {named}: {self.key}={number_text(self.present or 0.0)}"
+        instead = "" if self.present is None else f" instead of {number_text(self.present)}"
+        return (
+            f"{'+' if self.present is None else '~'} quota of {named}: {self.key}={number_text(self.wanted)}{instead}"
+        )
 
 
 FleetChange = CreateTopic | AddPartitions | AlterTopic | Impossible | SetPassword | AlterAcl | AlterQuota

@@ -30,6 +30,7 @@ from brokers.cli.times import DurationType, TimeType
 from wire.errors import ErrorCode
 
 MEMBERLESS = {"Empty", "Dead"}
+_ENDS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
 
 
 @click.group(cls=CommandGroup)
@@ -90,7 +91,7 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @client_options
 def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None:
-    """Show members, committed offsets and lag."""
+    """Show members, committed offsets and lag: what is in the log behind them, so deleted records count no more."""
     with admin(target) as client:
         described = [_describe_one(client, name) for name in names]
     if out.as_json:
@@ -118,18 +119,18 @@ def _describe_one(client: Any, name: str) -> dict[str, Any]:
     members = [_member(member) for member in described["members"]]
     owners = {tp: member["member"] for member in members for tp in member["partitions"]}
     partitions = sorted({*committed, *owners})
-    ends = end_offsets(client, partitions)
+    ends = log_ends(client, partitions)
     rows = []
     for tp in partitions:
         offset = committed[tp].offset if tp in committed and committed[tp].offset >= 0 else None
-        end = ends.get(tp)
+        begin, end = ends.get(tp, (0, None))
         rows.append(
             {
                 "topic": tp.topic,
                 "partition": tp.partition,
                 "committed": offset,
                 "end": end,
-                "lag": None if offset is None or end is None else max(end - offset, 0),
+                "lag": None if offset is None or end is None else max(end - max(offset, begin), 0),
                 "member": owners.get(tp),
                 "metadata": committed[tp].metadata if tp in committed else None,
             }
@@ -169,8 +170,8 @@ def _spans(partitions: list[Any]) -> list[str]:
     return [f"{topic}:{','.join(map(str, listed))}" for topic, listed in by_topic.items()]
 
 
-def end_offsets(client: Any, partitions: list[Any]) -> dict[Any, int]:
-    """End offsets of those partitions that exist and have a leader."""
+def log_ends(client: Any, partitions: list[Any]) -> dict[Any, tuple[int, int]]:
+    """The first offset and the end of those partitions that exist and have a leader."""
     if not partitions:
         return {}
     existing = {
@@ -180,8 +181,9 @@ def end_offsets(client: Any, partitions: list[Any]) -> dict[Any, int]:
         for p in topic["partitions"]
         if p["leader_id"] >= 0
     }
-    wanted = {tp: OffsetSpec.LATEST for tp in partitions if tp in existing}
-    return {tp: found.offset for tp, found in client.list_partition_offsets(wanted).items()} if wanted else {}
+    wanted = [tp for tp in partitions if tp in existing]
+    begin, end = (client.list_partition_offsets(dict.fromkeys(wanted, spec)) for spec in _ENDS)
+    return {tp: (begin[tp].offset, end[tp].offset) for tp in wanted}
 
 
 # --- reset ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from brokers.addresses import address_text
 from brokers.cli.host_plan import HostPlan, local_address, plan_host
 from brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
 from brokers.cli.options import at_least, config_file_argument, log_level_option, override_option, settings_text
-from brokers.cli.output import CliError
+from brokers.cli.output import CliError, number_text
 from brokers.config import ConfigError
 from brokers.server.service_manager import service_manager
 
@@ -165,4 +165,4 @@ def restart_unit(config_file: Path, override: dict[str, str], timeout: float) ->
                 raise CliError(f"rolling restart {said}")
             click.echo(f"restarted {len(state['brokers'])} brokers")
             return
-    raise CliError(f"the rolling restart goes on after {timeout:g} s; see `fleetlog host status`")
+    raise CliError(f"the rolling restart goes on after {number_text(timeout)} s; see `fleetlog host status`")

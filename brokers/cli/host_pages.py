@@ -11,6 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from brokers.cli.output import number_text
+
 PAGE_MAX = 64 * 1024 * 1024
 REQUEST_MAX = 8 * 1024
 OPEN_MAX = 32
@@ -84,7 +86,10 @@ def _labelled(line: str, end: int, broker_id: int) -> str:
 
 def gauge(name: str, doc: str, values: Iterable[tuple[str, float]], kind: str = "gauge") -> str:
     """The text of one family of the unit's own; values by their labels, as text without braces."""
-    rows = [f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}" for labels, value in values]
+    rows = [
+        f"{name}{{{labels}}} {number_text(value)}" if labels else f"{name} {number_text(value)}"
+        for labels, value in values
+    ]
     described = name.removesuffix("_total") if kind == "counter" else name
     return "\n".join([f"# HELP {described} {doc}", f"# TYPE {described} {kind}", *rows, ""])
 

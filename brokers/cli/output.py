@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -115,6 +116,11 @@ def text(cell: Any) -> str:
     if isinstance(cell, list | tuple):
         return visible(",".join(str(one) for one in cell)) or "-"
     return visible(str(cell)).replace("[", "\\[")
+
+
+def number_text(number: float) -> str:
+    """A number for users with all its digits, never with an exponent; whole ones without a point."""
+    return f"{number:.0f}" if float(number).is_integer() else f"{Decimal(repr(number)):f}"
 
 
 def bytes_text(size: int) -> str:

@@ -64,11 +64,26 @@ def list_topics(target: Target, out: Output, internal: bool) -> None:
     out.rows(["topic", "partitions", "replication", "offline", "under-replicated", "under min ISR"], rows)
 
 
+_settings_option = click.option(
+    "--set", "-s", "--config", "-c", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE",
+    help="A setting of the topic.",
+)  # fmt: skip
+
+
+def _warn_of_minimum(settings: dict[str, str], replicas: int, name: str) -> None:
+    minimum = settings.get("min.insync.replicas", "")
+    if minimum.isdecimal() and int(minimum) > replicas:
+        warn(
+            f"min.insync.replicas={minimum} is more than the {replicas} replica(s) of {name}: every replica must be in"
+            " sync for acks=all, so one broker that stops refuses writes"
+        )
+
+
 @topics.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--partitions", "-p", type=PARTITION_COUNT, help="The number of partitions.  [default: the broker's]")
 @click.option("--replication-factor", "-r", type=REPLICA_COUNT, help="Replicas of each.  [default: the broker's]")
-@click.option("--config", "-c", "configs", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A topic setting.")
+@_settings_option
 @click.option("--if-not-exists", is_flag=True, help="Not an error if it exists.")
 @click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
 @client_options
@@ -79,17 +94,20 @@ def create_topics(
     names: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
-    configs: dict[str, str],
+    settings: dict[str, str],
     if_not_exists: bool,
     dry_run: bool,
 ) -> None:
     """Create topics."""
-    spec = {"num_partitions": partitions or -1, "replication_factor": replication_factor or -1, "configs": configs}
+    spec = {"num_partitions": partitions or -1, "replication_factor": replication_factor or -1, "configs": settings}
     with admin(target) as client:
         wanted = dict.fromkeys(names, spec)
         answer = client.create_topics(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)
         created = [topic["name"] for topic in answer["topics"] if not topic["error_code"] and not dry_run]
         unheard = wait_for_topics(client, created, target.timeout_s) if created else []
+    copies = [one["replication_factor"] for one in answer["topics"] if one.get("replication_factor", -1) > 0]
+    if copies:
+        _warn_of_minimum(settings, min(copies), ", ".join(names))
     for name in unheard:
         warn(f"topic {name} was created, but not every broker knows its leaders yet")
     results = []
@@ -223,10 +241,7 @@ def topic_value(
 @topics.command("alter")
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option("--partitions", "-p", type=PARTITION_COUNT, help="The new number of partitions (it can only grow).")
-@click.option(
-    "--set", "-s", "--config", "-c", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE",
-    help="Change a setting.",
-)  # fmt: skip
+@_settings_option
 @click.option("--unset", "-u", multiple=True, metavar="NAME", help="Reset to the default.")
 @click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
 @client_options
@@ -248,13 +263,7 @@ def alter_topic(
     with admin(target, f"topic {name}") as client:
         known = known_partitions(client, [PartitionsOf(name, None)])
         fewest = min(len(one["replica_nodes"]) for one in known[name])
-        minimum = settings.get("min.insync.replicas", "")
-        if minimum.isdecimal() and int(minimum) > fewest:
-            click.echo(
-                f"fleetlog: min.insync.replicas={minimum} is more than the {fewest} replica(s) of {name}: every replica"
-                " must be in sync for acks=all, so one broker that stops refuses writes",
-                err=True,
-            )
+        _warn_of_minimum(settings, fewest, name)
         if changes:
             resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
             answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)

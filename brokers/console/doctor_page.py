@@ -7,6 +7,7 @@ from typing import Any
 
 from brokers.cli.diagnosis import Severity, Thresholds, findings_of
 from brokers.cli.doctor import gathered
+from brokers.cli.output import number_text
 from brokers.console.asking import Answer, Asking, PageError
 
 LEVELS = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "good"}
@@ -23,7 +24,9 @@ def doctor_page(asking: Asking) -> Answer:
         "brokers": len(facts.overview.live_brokers()),
         "partitions": len(facts.overview.partitions),
         "limits": given,
-        "command": " ".join(["fleetlog doctor", *(f"--{name.replace('_', '-')}={given[name]:g}" for name in changed)]),
+        "command": " ".join(
+            ["fleetlog doctor", *(f"--{name.replace('_', '-')}={number_text(given[name])}" for name in changed)]
+        ),
         "findings": [
             {**one._asdict(), "severity": one.severity.name.lower(), "level": LEVELS[one.severity]} for one in found
         ],

@@ -232,7 +232,47 @@ class BatchWriter(_BatchHolder, ArrowWriter):
         digest = f"{token}\n{target_of(self._options.rows.topic)}" if token else ""
         _commit(self._options, messages, BATCH_JOB, number, digest)
 
-    def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:
+    def _is_done(self, batch: OpenBatch) -> bool:
+        """Raises FenceConflict where the job of this token went to another target."""
+        token, target = self._options.token, target_of(self._options.rows.topic)
+        if not token or batch.fence is None or batch.fence.query_id != BATCH_JOB:
+            return False
+        if batch.digest == token:  # of a version that kept no target
+            return True
+        committed, _, there = batch.digest.rpartition("\n")
+        if committed != token:
+            return False
+        refuse_other_target(f"sink {self._options.sink_id}: the job with batchToken {token}", there, target)
+        return True
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Runs on the driver: none of the job's rows becomes visible."""
+        _abort(self._options, messages)
+
+
+def _follow_refresh(options: WriteOptions, refresh: FlowRefresh) -> None:
+    """Before the first batch of a flow's full refresh: end what an earlier run left open.
+
+    Raises FenceConflict where rows would be written again and nobody said so.
+    """
+    if batch_transactions(options).fence() is not None:
+        return
+    earlier = (batch_transactions(replace(options, sink_id=name)) for name in refresh.earlier_sink_ids())
+    found = next(((one, fence) for one in earlier if (fence := one.fence()) is not None), None)
+    if found is None:
+        return
+    transactions, fence = found
+    if refresh.mode == REFUSE:
+        raise FenceConflict(
+            f"a full refresh would write again what flow {refresh.flow} has written (up to batch {fence.batch_id} of "
+            f"query {fence.query_id}): set the sink's option sink.fullRefresh to append (again, behind the rows that "
+            f"are there) or to replace (to topic {options.rows.topic or 'TOPIC'}.{refresh.number}, made before), or "
+            f"remove the checkpoint {refresh.checkpoint}, and the flow goes on as if it had not been refreshed"
+        )
+    transactions.abort(transactions.begin(options.transaction_timeout_ms))
+
+
+def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:
     batch = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
     if batch is not None:
         batch_transactions(options).abort(batch)

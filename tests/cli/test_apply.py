@@ -58,7 +58,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
         "+ topic sources: 1 partitions, 1 replicas, retention.ms=1900000, fleetlog.dedup=source",
         "+ user carol: SCRAM-SHA-512 with 4096 iterations",
         "+ acl: Allow Write on literal Topic orders for User:carol",
-        "+ quota of user carol: producer_byte_rate=1e+06",
+        "+ quota of user carol: producer_byte_rate=1000000",
     ]
     assert run("--check", code=3).stdout.splitlines() == plan
     assert "needs --yes. Nothing was changed" in run(code=1).stderr
@@ -90,7 +90,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
         "~ topic sources: retention.ms=6000000 instead of 1900000",
         "+ acl: Allow Describe on literal Topic orders for User:carol",
         "- acl: Allow Write on literal Topic orders for User:carol",
-        "~ quota of user carol: producer_byte_rate=2e+06 instead of 1e+06",
+        "~ quota of user carol: producer_byte_rate=2000000 instead of 1000000",
         "made 7 change(s)",
     ]
     assert run("--check", "--prune").stdout == "nothing to do\n"

@@ -214,6 +214,14 @@ def test_sizes_for_people(size: int, text: str) -> None:
 # --- points and times -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(10_485_760.0, "10485760"), (5, "5"), (0.25, "0.25"), (1e22, "1" + 22 * "0"), (1e-7, "0.0000001")],
+)
+def test_numbers_have_all_digits_and_no_exponent(number: float, text: str) -> None:
+    assert output.number_text(number) == text
+
+
 def test_points_are_positions_offsets_or_times() -> None:
     convert = times.PointType().convert
     assert convert("beginning", None, None) == times.Point("beginning")

@@ -314,7 +314,8 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert "no fleet runs" in dev.ok("down")
     # the data is still there, also with other ports, and so is the broker that was added
     assert "holds the data of 3 brokers" in dev.run("up", "--brokers", "2", "--port", "0", "--detach").stderr
-    second = json.loads(dev.ok("up", "--port", "0", "--detach", "--json"))
+    assert f"`fleetlog dev down --dir {dev.directory}` ends it" in dev.ok("up", "--port", "0", "--detach")
+    second = dev.status()
     assert [row["id"] for row in second["brokers"]] == [1, 2, 3]
     from confluent_kafka.admin import AdminClient
 

@@ -166,7 +166,7 @@ def test_a_lagging_group(fleet: Fleet, topic: str) -> None:
     eventually(lambda: checks(examined(fleet)[1]) == {("group", "late")}, "the group is told")
     code, (one,) = examined(fleet)
     assert code == WARNINGS
-    assert one["what"].startswith("it has stopped committing: 7 records")
+    assert one["what"].startswith("it has no members: 7 records")
     assert "orders:0, committed 3 of 10" in one["why"]
     consumer.commit(offsets=[TopicPartition(topic, 0, 10)], asynchronous=False)
     consumer.close()

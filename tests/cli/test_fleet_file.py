@@ -119,7 +119,7 @@ def test_an_empty_fleet_gets_all_of_it() -> None:
         "+ acl: Deny Alter on literal Cluster kafka-cluster for User:bob from 10.0.0.1",
         "+ acl: Allow Read on prefixed Topic orders for User:alice",
         "+ acl: Allow Write on prefixed Topic orders for User:alice",
-        "+ quota of user alice, client id <default>: producer_byte_rate=1.04858e+06",
+        "+ quota of user alice, client id <default>: producer_byte_rate=1048576",
     ]
 
 

@@ -341,8 +341,11 @@ def test_a_minimum_above_the_replicas_is_taken_with_a_word(fleet: Fleet, shell: 
     create(shell, topic, "1,2", "2,1")
     quiet = shell.run("topics", "alter", topic, "--set", "min.insync.replicas=2")
     assert quiet.stderr == ""
-    told = shell.run("topics", "alter", topic, "--set", "min.insync.replicas=3").stderr
-    assert told.startswith("fleetlog: min.insync.replicas=3 is more than the 2 replica(s) of strict: every replica")
+    word = "fleetlog: min.insync.replicas=3 is more than the 2 replica(s) of strict"
+    for command in (["alter", topic], ["create", "stricter", "-r", "2"]):
+        assert "did you mean min.insync.replicas?" in shell.fails("topics", *command, "--set", "min.insync.replica=3")
+        told = shell.run("topics", *command, "--set", "min.insync.replicas=3").stderr
+        assert told.startswith(f"{word.replace(topic, command[1])}: every replica")
 
 
 def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -> None:

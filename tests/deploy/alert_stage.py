@@ -87,13 +87,18 @@ class Prometheus:
 
     def firing(self) -> set[str]:
         """Names of the alerts that fire now; none while it starts. Raises AssertionError when it has ended."""
+        return {name for name, _ in self.firing_for("")}
+
+    def firing_for(self, label: str) -> set[tuple[str, str]]:
+        """The same with the alert's value of a label; those without it are left out, unless no label is asked for."""
         assert self.process.poll() is None, f"Prometheus has ended:\n{self.log.read_text()[-2000:]}"
         try:
             with urlopen(f"{self.address}/api/v1/alerts", timeout=10) as answer:
                 alerts = json.load(answer)["data"]["alerts"]
         except OSError:
             return set()
-        return {one["labels"]["alertname"].removeprefix("Fleetlog") for one in alerts if one["state"] == "firing"}
+        firing = [one["labels"] for one in alerts if one["state"] == "firing" and (not label or label in one["labels"])]
+        return {(labels["alertname"].removeprefix("Fleetlog"), labels.get(label, "")) for labels in firing}
 
     def wait(self, condition: Callable[[set[str]], bool], what: str, step: Callable[[], None]) -> float:
         """Wait, and take ``step`` meanwhile; returns the seconds. Raises AssertionError."""

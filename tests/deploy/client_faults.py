@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -55,20 +56,44 @@ def wrong_passwords(stage: Stage) -> Iterator[Callable[[], None]]:
         fleet.close()
 
 
-def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("backlog", [1])
-    hour_ago = int(time.time() * 1000) - 3_600_000
-    for _ in range(11):
-        for _ in range(10_000):
-            stage.writer().produce("backlog", b"x", timestamp=hour_ago)
-        stage.flush()
-    consumer = Consumer({"bootstrap.servers": stage.fleet.bootstrap, "group.id": "idle"})
+def groups_behind(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Four groups with a trouble each, and a fifth that has them all; the first two get on."""
+    now_ms = int(time.time() * 1000)
+    filled = {"Lag": (70_000, now_ms), "Late": (2_000, now_ms - 3_600_000), "Stopped": (20, now_ms),
+              "LagHigh": (110_000, now_ms), "all": (110_000, now_ms - 3_600_000)}  # fmt: skip
+    consumers = {name: Consumer({"bootstrap.servers": stage.fleet.bootstrap, "group.id": name}) for name in filled}
+    numbers = itertools.count()
+
+    def commit(name: str, offset: int) -> None:
+        consumers[name].commit(offsets=[TopicPartition(f"behind-{name}", 0, offset)], asynchronous=False)
+
+    for name, (count, timestamp_ms) in filled.items():
+        stage.topic(f"behind-{name}", [1])
+        for sent in range(count):
+            stage.writer().produce(f"behind-{name}", b"x", timestamp=timestamp_ms)
+            if sent % 10_000 == 0:
+                stage.flush()
+    stage.flush()
     for offset in range(3):
-        consumer.commit(offsets=[TopicPartition("backlog", 0, offset)], asynchronous=False)
+        for name in filled:
+            commit(name, offset)
         time.sleep(0.6)
-    yield nothing
-    consumer.commit(offsets=[TopicPartition("backlog", 0, 110_000)], asynchronous=False)
-    consumer.close()
+
+    def get_on() -> None:
+        number = next(numbers)
+        for name in ("Lag", "Late", "LagHigh"):
+            commit(name, 3 + number)
+        time.sleep(0.6)
+
+    yield get_on
+    wanted = {("GroupLagHigh" if name == "all" else f"Group{name}", name) for name in filled}
+    eventually(
+        lambda: get_on() or stage.prometheus.firing_for("group"), "each group has one alert",
+        stage.prometheus.patience_s, good=lambda firing: firing == wanted,
+    )  # fmt: skip
+    for name, (count, _) in filled.items():
+        commit(name, count)
+        consumers[name].close()
 
 
 def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:

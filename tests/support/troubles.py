@@ -154,7 +154,7 @@ class TroubledFleet:
         consumer = Consumer({"bootstrap.servers": self.fleet.bootstrap, "group.id": "late", "log_level": 0})
         consumer.commit(offsets=[TopicPartition(TOPIC, 0, 3)], asynchronous=False)
         try:
-            yield Trouble("group", "late", "it has stopped committing")
+            yield Trouble("group", "late", "it has no members")
         finally:
             end = consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), timeout=30)[1]
             consumer.commit(offsets=[TopicPartition(TOPIC, 0, end)], asynchronous=False)

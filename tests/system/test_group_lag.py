@@ -95,6 +95,19 @@ def test_records_and_seconds_of_a_group_over_all_leaders(lagged: Fleet, topic: s
     assert shown["seconds"] <= time.monotonic() - sent + 1, "no record from before counts"
 
 
+def test_records_that_are_deleted_count_no_more_anywhere(lagged: Fleet, topic: str) -> None:
+    group, shell = f"deleted-{topic}", Shell(lagged)
+    commit(lagged, group, topic, 2)
+    admin = AdminClient({"bootstrap.servers": lagged.bootstrap})
+    for done in admin.delete_records([TopicPartition(topic, 0, 9)]).values():
+        done.result(60)
+    shown = until(lagged, group, lambda one: one["lag"] == 17, "1 + 8 + 8 records are behind the group")
+    (described,) = shell.json("groups", "describe", group)
+    for rows in (shown["partitions"], described["offsets"]):
+        assert [row["lag"] for row in rows] == [1, 8, 8]
+    assert described["lag"] == 17
+
+
 def test_a_group_that_stops_and_one_that_stalls(lagged: Fleet, topic: str) -> None:
     stops, stalls = f"stops-{topic}", f"stalls-{topic}"
     commit(lagged, stops, topic, 3)
