@@ -1,4 +1,4 @@
-"""A fleetlog broker in a container, for tests of programs that use Kafka: ``pip install 'fleetlog[testcontainers]'``.
+"""A fleetlog broker in a container, for tests of programs that use Kafka: the extra ``testcontainers``.
 
 It follows the ``KafkaContainer`` of testcontainers, so that a test changes one line. docs/containers.md has an example.
 """

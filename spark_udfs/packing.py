@@ -165,7 +165,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 def _origin(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise PackError(f"module {name} is not installed: pip install 'fleetlog[spark]'")
+        raise PackError(f"module {name} is not installed: pip install '.[spark]' in the checkout, or 'FILE.whl[spark]'")
     return Path(spec.origin)
 
 
@@ -193,7 +193,10 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if must:
-                raise PackError(f"package {name} is not installed: pip install it, or 'fleetlog[spark]'") from None
+                raise PackError(
+                    f"package {name} is not installed: "
+                    "pip install it, or all: '.[spark]' in the checkout, 'FILE.whl[spark]'"
+                ) from None
             continue
         asked += [(_normal(required), False) for required in _required(name)]
     return found

@@ -75,7 +75,9 @@ def check_tools() -> None:
     except EnsembleError as error:
         raise DevError(str(error)) from error
     except ImportError:
-        raise DevError("the ready check needs confluent-kafka: `pip install 'fleetlog[spark]'`") from None
+        raise DevError(
+            "the ready check needs confluent-kafka: pip install '.[spark]' in the checkout, or 'FILE.whl[spark]'"
+        ) from None
 
 
 def homes(directory: Path) -> dict[int, Path]:

@@ -95,7 +95,10 @@ def _parsed(text: str, source: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise CliError("YAML needs PyYAML: `pip install 'fleetlog[apply]'`; a file FLEET.json does not") from None
+        raise CliError(
+            "YAML needs PyYAML: pip install '.[apply]' in the checkout, or 'FILE.whl[apply]'; "
+            "a file FLEET.json does not"
+        ) from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -87,7 +87,9 @@ def console(
     _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise CliError(f"the console needs {', '.join(missing)}: pip install 'fleetlog[console]'")
+        raise CliError(
+            f"the console needs {', '.join(missing)}: pip install '.[console]' in the checkout, or 'FILE.whl[console]'"
+        )
     from brokers.console.serving import serve
     from brokers.console.web import ConsoleSettings
 

@@ -71,7 +71,9 @@ def oidc_settings(config: BrokerConfig, listener: str) -> OidcSettings:
     """The settings of a listener with OAUTHBEARER. Raises ConfigError where one is missing or cannot be used."""
     if find_spec("joserfc") is None:
         raise ConfigError(
-            "sasl.enabled.mechanisms", "OAUTHBEARER", "needs the package joserfc: pip install 'fleetlog[oidc]'"
+            "sasl.enabled.mechanisms",
+            "OAUTHBEARER",
+            "needs the package joserfc: pip install '.[oidc]' in the checkout, or 'FILE.whl[oidc]'",
         )
     of = _Of(config, listener)
     url_name, url = of.required("jwks.endpoint.url", "the address of the issuer's keys (JWKS)")

