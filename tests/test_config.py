@@ -134,11 +134,6 @@ def test_what_is_required(text: str, missing: str) -> None:
         load_config(text, "f")
 
 
-def test_a_file_of_kraft_is_told_from_one_that_forgot_zookeeper() -> None:
-    with pytest.raises(ConfigError, match=r"is required.*process\.roles is of KRaft"):
-        load_config("node.id=1\nprocess.roles=broker\n", "f")
-
-
 @pytest.mark.parametrize("table", [BROKER_SETTINGS, TOPIC_SETTINGS], ids=["broker", "topic"])
 def test_every_default_is_a_value_the_setting_itself_accepts(table: dict) -> None:
     for row in table.values():
