@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from _native.batch import Admitted, BatchHeader
+from _native.batch import Admitted, BatchHeader, validate_batch
 from _native.errors import CorruptBatch
 from brokers.log.dedup import note
 from brokers.log.files import DiskPort
@@ -14,6 +14,7 @@ from brokers.log.markers import Marker
 from brokers.log.positions import PositionSets
 from brokers.log.producer_snapshots import DamagedSnapshot, snapshot_offsets, snapshot_path
 from brokers.log.producers import ProducerState, admitted_of
+from brokers.log.segment import Segment
 from brokers.log.segments import Segments
 from brokers.log.validation import read_marker
 from wire.compression import CodecError
@@ -69,6 +70,8 @@ def replay(segments: Segments, producers: ProducerState, start: int, end: int, n
         try:
             for _, data, found in segment.chunks(position):
                 batches = [(at, header) for at, header in found if start <= header.base_offset < end]
+                if producers.positions is not None:
+                    batches = [*_sound(segment, data, batches)]
                 apply_batches(producers, data, batches, now_ms)
                 if found[-1][1].base_offset >= end:
                     return
@@ -82,10 +85,26 @@ def replay_positions(segments: Segments, sets: PositionSets, now_ms: int) -> Non
     for segment in segments:
         try:
             for _, data, found in segment.chunks():
-                for at, header in found:
+                for at, header in _sound(segment, data, found):
                     note(sets, data, at, header, now_ms)
         except (CorruptBatch, CodecError) as wrong:
             logger.error("%s: %s: which positions it has after that is not known", segment.log.path, wrong)
+
+
+def _sound(
+    segment: Segment, data: bytes, batches: Sequence[tuple[int, BatchHeader]]
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Those whose checksum holds: a damaged one would count what it never had, and hide what lies behind it."""
+    for at, header in batches:
+        try:
+            validate_batch(data, at)
+        except CorruptBatch as wrong:
+            logger.error(
+                "%s: the batch at offset %d: %s: what was accepted with it is not known, and is taken again",
+                segment.log.path, header.base_offset, wrong,
+            )  # fmt: skip
+        else:
+            yield at, header
 
 
 def apply_batches(

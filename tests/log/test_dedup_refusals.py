@@ -5,15 +5,19 @@ appended: neither more nor less than what its records say.
 from __future__ import annotations
 
 import dataclasses
+import os
+import random
 from pathlib import Path
 
 import pytest
 
+from brokers.log import Log
 from brokers.log.positions import PAGE_COST, PAGE_POSITIONS
 from brokers.log.state import LogSettings
-from tests.log.sourced import DEDUP, known, sets_of, sourced, values
+from tests.log.sourced import DEDUP, accepted, known, sets_of, sourced, values
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_together, open_log
+from wire.compression import GZIP
 from wire.errors import ErrorCode
 
 WINDOW = DEDUP.fleetlog_dedup_window_ms
@@ -128,3 +132,108 @@ def test_a_source_that_writes_by_a_clock_that_went_back_keeps_its_time(tmp_path:
     assert (source.last_ms, source.pages[1].touched_ms) == (NOW + 900, NOW + 900)
     append(log, sourced(PAGE_POSITIONS + 2), now_ms=NOW + 1001)
     assert source.floor == PAGE_POSITIONS
+
+
+def damage(log: Log, batch: int) -> int:
+    """Flip a bit of the last digit of the batch's last position, or of its packed records; returns its offset."""
+    place = 0
+    for segment in log.segments:
+        for position, _, found in segment.chunks():
+            for at, header in found:
+                if place == batch:
+                    with Path(segment.log.path).open("r+b") as file:
+                        file.seek(position + at + header.size - 4)
+                        byte = file.read(1)
+                        file.seek(-1, os.SEEK_CUR)
+                        file.write(bytes([byte[0] ^ 1]))
+                    return header.base_offset
+                place += 1
+    raise AssertionError(f"there are only {place} batches")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_counted_of_what_a_start_cut_off(tmp_path: Path, seed: int) -> None:
+    """At a damaged batch above the recovery point: neither positions nor floors, nor snapshots behind it."""
+    rng, path = random.Random(seed), tmp_path / "events-0"
+    log = open_log(path, config=dataclasses.replace(SHORT, segment_bytes=900))
+    witnesses = [known(log)]
+    for number in range(30):
+        now_ms = NOW + number * rng.choice((1, 400))
+        positions = rng.sample(range(number // 6 * 5000, number // 6 * 5000 + 60), 5)
+        append(log, sourced(*positions, source=rng.choice((b"a", b"b")), codec=rng.choice((0, GZIP))), now_ms=now_ms)
+        witnesses.append(known(log))
+    flushed = rng.randrange(30)
+    log.abandon()
+    bad = rng.randrange(flushed, 30)
+    end = damage(log, bad)
+    again = open_log(path, recovery_point=log.segments.floor(end).base_offset)
+    assert again.log_end_offset == end
+    for source, (_, pages) in known(again).items():
+        was = witnesses[bad].get(source, (0, {}))
+        assert {page: bits for page, bits in pages.items() if page * PAGE_POSITIONS >= was[0]} == was[1]
+        assert known(again)[source][0] <= was[0], "a floor that a batch moved that is not there"
+    assert known(again).keys() == witnesses[bad].keys()
+
+
+@pytest.mark.parametrize("codec", [0, GZIP])
+@pytest.mark.parametrize("left", ["all snapshots", "none"])
+def test_a_batch_that_decays_hides_and_invents_no_positions(tmp_path: Path, codec: int, left: str) -> None:
+    """Below the recovery point the log is not cut: what is behind the damage is known, of the batch nothing."""
+    path = tmp_path / "events-0"
+    log = open_log(path, config=dataclasses.replace(DEDUP, segment_bytes=2500))
+    for start in range(0, 100, 5):
+        append(log, sourced(*range(start * 2, start * 2 + 10, 2), codec=codec))
+    log.flusher.flush()
+    log.abandon()
+    base = damage(log, 6)
+    for snapshot in path.glob("*.snapshot") if left == "none" else ():
+        snapshot.unlink()
+    again = open_log(path, recovery_point=log.log_end_offset)
+    assert again.log_end_offset == 100
+    gone = set() if left != "none" else set(range(base * 2, base * 2 + 10, 2))
+    assert accepted(again) == set(range(0, 200, 2)) - gone
+    again.config = DEDUP
+    assert append(again, sourced(*range(200))).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+@pytest.mark.parametrize("seed", range(8))
+def test_older_snapshots_that_are_put_back_lose_double_and_accept_nothing(tmp_path: Path, seed: int, how: str) -> None:
+    """By an operator's restore: the log behind them says the rest, or it is known that something is missing."""
+    rng, path = random.Random(seed), tmp_path / "events-0"
+    small = dataclasses.replace(DEDUP, segment_bytes=900)
+    log, kept = open_log(path, config=small), dict[str, bytes]()
+    for start in range(0, 300, 5):
+        append(log, sourced(*rng.sample(range(start, start + 20), 5)))
+        if start % 60 == 55:
+            log.close()
+            log = open_log(path, config=small, clean=True)
+        kept |= {file.name: file.read_bytes() for file in path.glob("*.snapshot")}
+    if seed % 2:
+        closed = [segment for segment in log.segments if segment is not log.segments.active][: rng.randint(1, 8)]
+        log.appender.set_high_watermark(log.log_end_offset)
+        log.truncation.delete_records_before(log.segments[len(closed)].base_offset)
+        log.truncation.remove_segments(closed, NOW)
+    before, content = known(log), values(log)
+    (log.close if how == "clean" else log.abandon)()
+    for file in path.glob("*.snapshot"):
+        file.unlink()
+    put_back = rng.sample([*kept], rng.randint(1, len(kept) - 1))
+    for name in put_back:
+        (path / name).write_bytes(kept[name])
+    again = open_log(path, config=small, clean=how == "clean", log_start_offset=log.log_start_offset)
+    again.config = DEDUP
+    if again.lacks_positions:
+        assert log.log_start_offset, "all records are there"
+        assert append(again, sourced(*range(320))).error is ErrorCode.KAFKA_STORAGE_ERROR
+    else:
+        assert known(again) == before
+        assert append(again, sourced(*range(320))).error is ErrorCode.NONE
+        fresh = [int(value or b"") for _, value in values(again)[len(content) :]]
+        assert sorted(fresh) == sorted(set(range(320)) - {n for n in range(320) if 1 << n & bits_of(before)})
+
+
+def bits_of(known_positions: dict[bytes, tuple[int, dict[int, int]]]) -> int:
+    """Of the first page of the only source."""
+    ((_, pages),) = known_positions.values()
+    return pages[0]
