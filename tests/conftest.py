@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.support import stage
 from tests.support.draw import drawn_files, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 # The machine is shared: a slow example is no bug. CI tries the same examples every time; other runs new ones.
 settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.environ)
@@ -28,6 +31,9 @@ DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 700)
 """So many seconds of the longer files, of one worker."""
 TICK_MS = 250
 """The tick of ZooKeeper servers under test."""
+DISK_THREADS = {"log sync", "log removal", "log cleaner"}
+FEW_THREADS = 30
+"""Those of the last failed test, whose frames pytest keeps."""
 _numbers = itertools.count()
 
 
@@ -72,6 +78,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_of_disks_have_ended() -> Iterator[None]:
+    """The threads of a disk end with it, so that a worker's thousands of logs leave none behind."""
+    yield
+    gc.collect()
+
+    def living() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name in DISK_THREADS]
+
+    eventually(living, "what the tests' disks began has ended", good=lambda names: len(names) <= FEW_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,10 @@ def _sync_path(path: str) -> None:
 
 
 class Worker:
-    """A thread that does one thing after the other, started by the first. The process ends without waiting for it."""
+    """A thread that does one thing after the other, started by the first. The process ends without waiting for it.
+
+    It ends when nothing refers to its worker any more, behind what it still has to do.
+    """
 
     __slots__ = ("_name", "_niceness", "_thread", "_waiting")
 
@@ -112,27 +115,33 @@ class Worker:
         self._name = name
         self._niceness = niceness
         self._thread: threading.Thread | None = None
-        self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
 
     def __len__(self) -> int:
         return self._waiting.qsize()
 
+    def __del__(self) -> None:
+        self._waiting.put(None)
+
     def do(self, work: Callable[[], object]) -> None:
         """In its turn. ``work`` raises nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run_forever, name=self._name, daemon=True)
+            how = (self._name, self._niceness, self._waiting)
+            self._thread = threading.Thread(target=_work, args=how, name=self._name, daemon=True)
             self._thread.start()
         self._waiting.put(work)
 
-    def _run_forever(self) -> None:
-        if self._niceness and sys.platform == "linux":  # elsewhere it would be the process's
-            thread = threading.get_native_id()
-            try:
-                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness)
-            except OSError as wrong:  # a sandbox may refuse it
-                logger.warning("the thread %s has the process's priority: %s", self._name, wrong.strerror)
-        while True:
-            self._waiting.get()()
+
+def _work(name: str, niceness: int, waiting: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    if niceness and sys.platform == "linux":  # elsewhere it would be the process's
+        thread = threading.get_native_id()
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+        except OSError as wrong:  # a sandbox may refuse it
+            logger.warning("the thread %s has the process's priority: %s", name, wrong.strerror)
+    while (work := waiting.get()) is not None:
+        work()
+        del work  # what it holds goes now, and not with the next one
 
 
 class Removals:
