@@ -6,8 +6,10 @@ The tests run on our fleet; ``FLEETLOG_TEST_BOOTSTRAP=host:port`` runs them on a
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 
 import wire.messages as m
 from spark_udfs.java import spark_environment
+from tests.spark.processes import CONF
 from tests.support.raw_transactions import Wire
 from tests.support.waiting import eventually
 
@@ -26,27 +29,104 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
     return chosen or str(request.getfixturevalue("fleet").bootstrap)
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    os.environ.update(spark_environment())
-    from pyspark.sql import SparkSession
+HERE = Path(__file__).parent
 
-    session = (
-        SparkSession.builder.master("local[2,4]")
-        .appName("tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+
+class Sparks:
+    """The Spark session of this worker's tests: one, and another after a test that ran out of time."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._timer = threading.Timer(0, self.kill)
+
+    def session(self, warehouse: Path) -> Any:
+        """The session that there is, or a new one."""
+        self._forget_the_dead()
+        if self._session is None:
+            os.environ.update(spark_environment())
+            from pyspark.sql import SparkSession
+
+            named = SparkSession.builder.master("local[2,4]").appName("tests")
+            self._session = (
+                named.config(map={**CONF, "spark.sql.warehouse.dir": str(warehouse)})
+                .config("spark.sql.shuffle.partitions", "2")
+                .config("spark.sql.session.timeZone", "UTC")
+                .getOrCreate()
+            )
+            self._session.sparkContext.setLogLevel("OFF")
+        return self._session
+
+    def stop(self) -> None:
+        """At the end of all tests."""
+        self._forget_the_dead()
+        if self._session is not None:
+            self._session.stop()
+
+    def kill_after(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self.kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def kill_no_more(self) -> None:
+        self._timer.cancel()
+
+    def kill(self) -> None:
+        """SIGKILL to the JVM: a call into it that was left waits for its answer in whatever is called next."""
+        if self._session is not None:
+            gateway: Any = self._session.sparkContext._gateway
+            gateway.proc.kill()
+            gateway.proc.wait()
+
+    def _forget_the_dead(self) -> None:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        gateway: Any = SparkContext._gateway
+        if self._session is None or gateway.proc.poll() is None:
+            return
+        context = self._session.sparkContext
+        context._jsc = None  # nothing is asked of a JVM that is gone
+        context.stop()
+        gateway.close(close_callback_server_connections=True)
+        self._session = SparkContext._gateway = SparkContext._jvm = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+SPARKS = Sparks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """A test whose time ran out may wait in ``stop()`` once more, for the same JVM: it is killed a second later."""
+    if HERE in item.path.parents:
+        SPARKS.kill_after(settings.timeout + 1)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
+    SPARKS.kill_no_more()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that hangs costs its own time, not that of the tests after it."""
+    if call.excinfo is not None and str(call.excinfo.value).startswith("Timeout"):
+        SPARKS.kill()
+    return (yield)
+
+
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where Spark keeps tables; the session stops when it goes."""
+    yield tmp_path_factory.mktemp("warehouse")
+    SPARKS.stop()
+
+
+@pytest.fixture
+def spark(warehouse: Path) -> Any:
+    return SPARKS.session(warehouse)
 
 
 TO_THE_END_S = 240

@@ -20,7 +20,9 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.streaming.stopTimeout": "60s",
 }
+"""Of each session: small, on this machine, and with a bound for ``stop()`` of a query, which has none by itself."""
 SUBMIT = ["--master", "local[2,4]", *(word for name, value in CONF.items() for word in ("--conf", f"{name}={value}"))]
 """Of a driver on a small machine, as spark-submit takes it."""
 
