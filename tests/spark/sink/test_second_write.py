@@ -117,6 +117,26 @@ def test_after_a_restart_the_fence_tells_which_write_set_it(pipeline: Pipeline, 
     pipeline.holds(["a"], [])
 
 
+def test_two_writes_whose_rows_name_topics_are_refused_in_either_order(pipeline: Pipeline) -> None:
+    """Their fence is the same, so the run that makes both calls tells them apart."""
+
+    def dies(df: Any, number: int) -> None:
+        pipeline.function()(to(pipeline.first, df), number)
+        raise ValueError("a failure that is planned")
+
+    def both(df: Any, number: int) -> None:
+        pipeline.function()(to(pipeline.second, df), number)
+        pipeline.function()(to(pipeline.first, df), number)
+
+    pipeline.send("a")
+    with pytest.raises(Exception, match="is planned"):
+        pipeline.run(dies)
+    for _ in range(2):
+        with REFUSED:
+            pipeline.run(both)
+    pipeline.holds(["a"], [])
+
+
 def test_a_repeated_call_is_skipped(pipeline: Pipeline) -> None:
     """In the same run, with the rows selected anew; by another function of the same options; and after a restart."""
     pipeline.send("a", "b")
