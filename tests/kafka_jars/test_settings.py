@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
+import random
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from brokers.api.config_values import GROUP_SETTINGS
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
-from brokers.setting_kinds import Setting
+from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from brokers.setting_kinds import ConfigError, Setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
@@ -85,3 +87,64 @@ def test_a_topics_settings_are_kafkas(classpath: str) -> None:
 def test_a_groups_settings_are_kafkas(classpath: str) -> None:
     theirs = printed(classpath, "org.apache.kafka.coordinator.group.GroupConfig")
     assert differences(theirs, GROUP_SETTINGS) == []
+
+
+VALUES = (
+    "-1", "0", "1", "14", "60000", "100000", "1048575", "1048576", "9223372036854775807", "2147483648", "0.5", "true",
+    "false", "compact", "delete", "compact,delete", "delete,delete", "", "0:1", "0:1,1:2", "*", "0:1,*", "0:1,0:1",
+    "producer", "gzip", "uncompressed", "CreateTime", "x", " 1", "1 ",
+)  # fmt: skip
+LEAST_SEGMENT = 1_048_576
+"""Kafka's least segment.bytes from 4.0 on; here 14 as in Kafka 3.9, whose topics a fleet may have (docs/apis.md)."""
+
+
+def pairs(chance: random.Random) -> list[dict[str, str]]:
+    """Every setting of a topic with every value, and random ones together; without what docs/apis.md lists."""
+    names = sorted(name for name, row in TOPIC_SETTINGS.items() if not name.startswith("fleetlog.") and not row.retired)
+    found = [{name: value} for name in names for value in VALUES]
+    found += [{name: chance.choice(VALUES) for name in chance.sample(names, 2)} for _ in range(2000)]
+    related = [name for name in names if any(word in name for word in ("lag", "retention", "cleanup", "throttled"))]
+    fitting: dict[str, list[str]] = {}
+    for name in related:
+        fitting[name] = [value for value in VALUES if accepts(TOPIC_SETTINGS[name], value)]
+    for _ in range(3000):
+        found.append({name: chance.choice(fitting[name]) for name in chance.sample(related, chance.randint(2, 4))})
+    return [one for one in found if one.get("remote.storage.enable") != "true"]
+
+
+def accepts(row: Setting, value: str) -> bool:
+    try:
+        row.parse(value)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_a_topics_settings_are_checked_together_as_by_kafka(classpath: str) -> None:
+    asked = pairs(random.Random(35))
+    text = "".join("\t".join(f"{name}={value}" for name, value in one.items()) + "\n" for one in asked)
+    command = [
+        "java",
+        "-Xmx256m",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        classpath,
+        str(Path(__file__).parent / "Together.java"),
+    ]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = done.stdout.splitlines()
+    ours = []
+    for one in asked:
+        try:
+            TopicConfig.parse(one, TopicConfig()).check_together()
+            small = one.get("segment.bytes", str(LEAST_SEGMENT)).strip()
+            ours.append("ok" if int(small) >= LEAST_SEGMENT else "a small segment, which is taken here")
+        except ConfigError as wrong:
+            ours.append(str(wrong))
+    different = [
+        found for found in zip(asked, ours, theirs, strict=True) if (found[1] == "ok") != (found[2] == "ok")
+    ]  # fmt: skip
+    assert different == []
+    together = [mine for one, mine in zip(asked, ours, strict=True) if len(one) > 1]
+    assert min(together.count("ok"), sum("max.compaction.lag.ms (" in mine for mine in together)) > 20
