@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,16 +30,14 @@ from brokers.cli.fleet_changes import (
 from brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWanted, read_fleet
 from brokers.cli.output import CliError, Output, confirm
 from brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
+from brokers.cli.users import alter_users_at, upsertions, users_at
 from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from brokers.security.acls import PatternType, Permission
-from brokers.security.scram import ScramMechanism, random_text, salted_password
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
-DESCRIBE_SCRAM, ALTER_SCRAM = 50, 51
 DRIFT = 3
 """The exit code of --check when the fleet differs."""
-_MECHANISMS = {mechanism.value: mechanism for mechanism in ScramMechanism}
 _TYPES = {name: kind for kind, name in TYPE_NAMES.items()}
 _OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}
 _PERMISSIONS = {name: permission for permission, name in PERMISSION_NAMES.items()}
@@ -109,7 +106,7 @@ def found_in(client: Any, wanted: FleetFile) -> FleetFound:
     """What the fleet has of the sections that are in the file. Raises CliError."""
     return FleetFound(
         _topics_found(client, list(wanted.topics)) if wanted.topics else {},
-        _users_found(client, list(wanted.users)) if wanted.users else {},
+        users_at(client, list(wanted.users)) if wanted.users else {},
         _acls_found(client) if wanted.acls is not None else (),
         _quotas_found(client) if wanted.quotas is not None else {},
     )
@@ -126,20 +123,6 @@ def _topics_found(client: Any, names: list[str]) -> dict[str, TopicFound]:
         own = {key: row["value"] for key, row in configs.items() if "TOPIC" in str(row.get("config_source", "TOPIC"))}
         factors = frozenset(len(partition["replica_nodes"]) for partition in topic["partitions"])
         found[topic["name"]] = TopicFound(len(topic["partitions"]), factors, own)
-    return found
-
-
-def _users_found(client: Any, names: list[str]) -> dict[str, dict[str, int]]:
-    kind = request_class(DESCRIBE_SCRAM)
-    answer = client.ask_any(kind(users=[kind.UserName(name=name) for name in names]))
-    raise_for_code("users", answer.error_code, answer.error_message)
-    by_code = {mechanism.code: mechanism.value for mechanism in ScramMechanism}
-    found = {}
-    for result in answer.results:
-        if result.error_code == ErrorCode.RESOURCE_NOT_FOUND:
-            continue
-        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
-        found[result.user] = {by_code[one.mechanism]: one.iterations for one in result.credential_infos}
     return found
 
 
@@ -224,19 +207,7 @@ def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
 
 
 def _set_password(client: Any, change: SetPassword, password: str) -> None:
-    kind = request_class(ALTER_SCRAM)
-    upsertions = []
-    for mechanism in map(_MECHANISMS.__getitem__, change.mechanisms):
-        salt = random_text(secrets.randbits).encode()
-        hashed = salted_password(mechanism, password, salt, change.wanted.iterations)
-        upsertions.append(
-            kind.ScramCredentialUpsertion(
-                name=change.name, mechanism=mechanism.code, iterations=change.wanted.iterations, salt=salt,
-                salted_password=hashed,
-            )
-        )  # fmt: skip
-    for result in client.ask_any(kind(deletions=[], upsertions=upsertions)).results:
-        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
+    alter_users_at(client, [], upsertions(change.name, password, change.mechanisms, change.wanted.iterations))
 
 
 def _alter_acl(client: Any, change: AlterAcl) -> None:

@@ -1,6 +1,7 @@
-"""``fleetlog users``: users that log in by SCRAM, kept in ZooKeeper.
+"""``fleetlog users``: users that log in by SCRAM.
 
-The commands work on ZooKeeper itself, so they also work before a first broker runs, which needs a user of its own.
+The commands ask the brokers (KIP-554). With ``--zookeeper`` they work on ZooKeeper itself, for a fleet that has no
+broker yet, whose first one needs a user of its own, or no user who could log in.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.command_group import CommandGroup
 from brokers.cli.output import CliError, Output, confirm
 from brokers.config import ConfigError, parse_properties
@@ -28,12 +31,13 @@ from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanis
 from brokers.security.scram_users import Deletion, Upsertion, describe_users
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from coordination.connect import ConnectionSecurity
-from coordination.store import StoreError
-from coordination.zookeeper import ZookeeperStore
+from coordination.store import Store, StoreError
 from wire.errors import ErrorCode
+from wire.messages import request_class
 
+DESCRIBE_SCRAM: Final = 50
+ALTER_SCRAM: Final = 51
 MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
-_BY_CODE: Final = {mechanism.code: mechanism.value for mechanism in ScramMechanism}
 _CONNECT_MS: Final = 10_000
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 
@@ -46,31 +50,37 @@ def users() -> None:
     """Users that log in by SCRAM: add, list, remove."""
 
 
-def _zookeeper_options(function: _Function) -> _Function:
+class _Ensemble(NamedTuple):
+    """Where ZooKeeper is, and how to connect."""
+
+    connect: str
+    security: ConnectionSecurity
+
+
+def _options(function: _Function) -> _Function:
+    """The commands get ``place``, the brokers or ZooKeeper, and ``out``."""
+
     @click.option(
-        "--zookeeper", required=True, envvar="FLEETLOG_ZOOKEEPER", show_envvar=True, metavar="HOST:PORT[,...][/PATH]",
-        help="The brokers' zookeeper.connect.",
+        "--zookeeper", envvar="FLEETLOG_ZOOKEEPER", show_envvar=True, metavar="HOST:PORT[,...][/PATH]",
+        help="The brokers' zookeeper.connect: write there, not at the brokers. For a fleet without a broker, or without"
+        " a user that may alter others.",
     )  # fmt: skip
     @click.option(
         "--zk-tls-config-file", "tls_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Properties with the brokers' zookeeper.ssl.*, zookeeper.set.acl and zookeeper.digest.credentials;"
         " the brokers' own file will do.",
     )  # fmt: skip
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @client_options
     @functools.wraps(function)
-    def wrapped(*args: Any, zookeeper: str, tls_file: Path | None, as_json: bool, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, target: Target, zookeeper: str | None, tls_file: Path | None, **kwargs: Any) -> Any:
+        if zookeeper is None:
+            if tls_file is not None:
+                raise click.UsageError("--zk-tls-config-file is for --zookeeper, which is missing")
+            return function(*args, place=target, **kwargs)
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-        ensemble = _Ensemble(zookeeper, _connection_security(tls_file))
-        return function(*args, zookeeper=ensemble, out=Output(as_json), **kwargs)
+        return function(*args, place=_Ensemble(zookeeper, _connection_security(tls_file)), **kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-class _Ensemble(NamedTuple):
-    """Where ZooKeeper is, and how to connect."""
-
-    connect: str
-    security: ConnectionSecurity
 
 
 def _connection_security(file: Path | None) -> ConnectionSecurity:
@@ -111,36 +121,90 @@ _user = click.argument("name", callback=_name)
     help="Of the hash, at each login of the client.",
 )  # fmt: skip
 @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of the standard input.")
-@_zookeeper_options
+@_options
 def add(
-    name: str, names: tuple[str, ...], iterations: int, password_stdin: bool, zookeeper: _Ensemble, out: Output
+    name: str, names: tuple[str, ...], iterations: int, password_stdin: bool, place: Target | _Ensemble, out: Output
 ) -> None:  # fmt: skip
     """Add the user NAME, or give it another password; asks for the password."""
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _asked()
     if not password or "\0" in password:
         raise CliError("the password must not be empty or contain NUL")
-    add_users(zookeeper.connect, {name: password}, names, iterations, zookeeper.security)
+    new = upsertions(name, password, names or MECHANISMS, iterations)
+    if isinstance(place, Target):
+        with _asked_brokers(place) as client:
+            alter_users_at(client, [], new)
+    else:
+        _write(place, [], new)
     out.done(f"user {name} can log in", {"user": name, "mechanisms": list(names or MECHANISMS)})
 
 
-def add_users(
-    zookeeper: str,
-    passwords: Mapping[str, str],
-    names: Sequence[str] = (),
-    iterations: int = ITERATIONS_MIN,
-    security: ConnectionSecurity | None = None,
-) -> None:
-    """Let the users log in by the mechanisms of those names, by default by all. Raises CliError."""
+def upsertions(user: str, password: str, names: Iterable[str], iterations: int = ITERATIONS_MIN) -> list[Upsertion]:
+    """What lets the user log in by the mechanisms of those names; each has a salt of its own."""
     new = []
-    for user, password in passwords.items():
-        for mechanism in map(MECHANISMS.__getitem__, names or MECHANISMS):
-            salt = random_text(secrets.randbits).encode()
-            hashed = salted_password(mechanism, password, salt, iterations)
-            new.append(Upsertion(user, mechanism.code, iterations, salt, hashed))
-    ensemble = _Ensemble(zookeeper, security or ConnectionSecurity())
-    for user, result in _with_store(ensemble, lambda store: write_users(store, [], new)).items():
+    for mechanism in map(MECHANISMS.__getitem__, names):
+        salt = random_text(secrets.randbits).encode()
+        hashed = salted_password(mechanism, password, salt, iterations)
+        new.append(Upsertion(user, mechanism.code, iterations, salt, hashed))
+    return new
+
+
+def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
+    """The iterations of each mechanism of those users that exist, or of all, as the brokers tell. Raises CliError."""
+    kind = request_class(DESCRIBE_SCRAM)
+    answer = client.ask_any(kind(users=None if names is None else [kind.UserName(name=name) for name in names]))
+    raise_for_code("users", answer.error_code, answer.error_message)
+    found = {}
+    for result in answer.results:
+        if result.error_code == ErrorCode.RESOURCE_NOT_FOUND:
+            continue
+        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
+        found[result.user] = _by_mechanism((one.mechanism, one.iterations) for one in result.credential_infos)
+    return found
+
+
+def alter_users_at(client: Any, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
+    """Have the brokers change users. Raises CliError."""
+    kind = request_class(ALTER_SCRAM)
+    request = kind(
+        deletions=[kind.ScramCredentialDeletion(name=one.user, mechanism=one.mechanism) for one in deletions],
+        upsertions=[
+            kind.ScramCredentialUpsertion(
+                name=one.user, mechanism=one.mechanism, iterations=one.iterations, salt=one.salt,
+                salted_password=one.salted_password,
+            )
+            for one in new
+        ],
+    )  # fmt: skip
+    for result in client.ask_any(request).results:
+        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
+
+
+def add_users(zookeeper: str, passwords: Mapping[str, str], security: ConnectionSecurity) -> None:
+    """Let the users log in by all mechanisms, before a first broker runs. Raises CliError."""
+    new = [one for user, password in passwords.items() for one in upsertions(user, password, MECHANISMS)]
+    _write(_Ensemble(zookeeper, security), [], new)
+
+
+def _write(ensemble: _Ensemble, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
+    for user, result in _with_store(ensemble, lambda store: write_users(store, deletions, new)).items():
         if result.error is not ErrorCode.NONE:
             raise CliError(f"user {user}: {result.message}")
+
+
+@contextmanager
+def _asked_brokers(target: Target) -> Iterator[Any]:
+    try:
+        with admin(target) as client:
+            yield client
+    except CliError as error:
+        if not error.message.startswith("no broker answers"):
+            raise
+        raise CliError(f"{error.message}; for the users of a fleet before its first broker: --zookeeper") from error
+
+
+def _by_mechanism(credentials: Iterable[tuple[int, int]]) -> dict[str, int]:
+    names = {mechanism.code: mechanism.value for mechanism in ScramMechanism}
+    return {names[code]: iterations for code, iterations in credentials if code in names}
 
 
 def _asked() -> str:
@@ -148,13 +212,16 @@ def _asked() -> str:
 
 
 @users.command("list")
-@_zookeeper_options
-def list_users(zookeeper: _Ensemble, out: Output) -> None:
+@_options
+def list_users(place: Target | _Ensemble, out: Output) -> None:
     """List the users, their mechanisms and iterations."""
-    found = describe_users(_with_store(zookeeper, read_users), None)
-    rows = [
-        (user, _BY_CODE[code], iterations) for user in sorted(found) for code, iterations in found[user].credentials
-    ]
+    if isinstance(place, Target):
+        with _asked_brokers(place) as client:
+            found = users_at(client)
+    else:
+        configs = _with_store(place, read_users)
+        found = {user: _by_mechanism(one.credentials) for user, one in describe_users(configs, None).items()}
+    rows = [(user, *one) for user in sorted(found) for one in found[user].items()]
     out.rows(["user", "mechanism", "iterations"], rows)
 
 
@@ -162,25 +229,28 @@ def list_users(zookeeper: _Ensemble, out: Output) -> None:
 @_user
 @_mechanism
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@_zookeeper_options
-def remove(name: str, names: tuple[str, ...], yes: bool, zookeeper: _Ensemble, out: Output) -> None:
+@_options
+def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemble, out: Output) -> None:
     """Remove the credentials of the user NAME: its next login fails, and its connections end."""
     confirm(f"Remove the user {name}?", yes)
 
-    async def run(store: ZookeeperStore) -> str | None:
-        config = (await read_users(store, [name])).get(name, {})
-        gone = [Deletion(name, MECHANISMS[one].code) for one in names or MECHANISMS if one in config]
-        if not gone:
-            return f"user {name} has no such credential; see `fleetlog users list`"
-        return (await write_users(store, gone, []))[name].message
+    def gone(known: Collection[str]) -> list[Deletion]:
+        found = [Deletion(name, MECHANISMS[one].code) for one in names or MECHANISMS if one in known]
+        if not found:
+            raise CliError(f"user {name} has no such credential; see `fleetlog users list`")
+        return found
 
-    failed = _with_store(zookeeper, run)
-    if failed is not None:
-        raise CliError(failed)
+    if isinstance(place, Target):
+        with _asked_brokers(place) as client:
+            alter_users_at(client, gone(users_at(client, [name]).get(name, {})), [])
+    else:
+        _write(place, gone(_with_store(place, lambda store: read_users(store, [name])).get(name, {})), [])
     out.done(f"user {name} cannot log in any more", {"user": name})
 
 
-def _with_store(zookeeper: _Ensemble, work: Callable[[ZookeeperStore], Awaitable[_Value]]) -> _Value:
+def _with_store(zookeeper: _Ensemble, work: Callable[[Store], Awaitable[_Value]]) -> _Value:
+    from coordination.zookeeper import ZookeeperStore  # which only a fleet's first users need
+
     async def run() -> _Value:
         store = ZookeeperStore(zookeeper.connect, security=zookeeper.security)
         await store.start(_CONNECT_MS)

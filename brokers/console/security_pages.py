@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from brokers.cli.client import explained, raise_for_code
+from brokers.cli.client import explained
+from brokers.cli.users import users_at
 from brokers.console.asking import Answer, Asking
 from brokers.console.commands import listed
-from brokers.security.scram import ScramMechanism
-from wire.messages import request_class
-
-DESCRIBE_USERS: Final = 50
 
 
 def security_page(asking: Asking) -> Answer:
@@ -33,12 +30,10 @@ def _section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _users(asking: Asking) -> list[dict[str, Any]]:
-    names = {one.code: one.value for one in ScramMechanism}
     with explained(asking.target, "users"):
-        answer = asking.client.ask_any(request_class(DESCRIBE_USERS)(users=None))
-    raise_for_code("users", answer.error_code, answer.error_message)
+        found = users_at(asking.client)
     return [
-        {"user": row.user, "mechanism": names.get(one.mechanism, str(one.mechanism)), "iterations": one.iterations}
-        for row in answer.results
-        for one in row.credential_infos or ()
+        {"user": user, "mechanism": mechanism, "iterations": iterations}
+        for user, credentials in found.items()
+        for mechanism, iterations in credentials.items()
     ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -20,7 +23,9 @@ from confluent_kafka.admin import (
 )
 from kazoo.client import KazooClient
 
+from brokers.cli.main import cli
 from brokers.security.scram import ScramMechanism as Scram
+from coordination.ports import free_ports
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
@@ -150,6 +155,32 @@ def test_the_command_removes_a_user_on_every_broker(fleet: Fleet) -> None:
         refused.append(followed(fleet, "carol", "of-carol", expected=False))
     assert min(accepted) < EFFECT_S
     assert min(refused) < EFFECT_S
+
+
+def test_the_command_asks_the_brokers(fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "admin.properties"
+    login = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{USER}" password="{PASSWORD}";'
+    file.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n")
+
+    def run(*words: str, at: str = fleet.bootstrap, password: str = "", code: int = 0) -> str:
+        command = ["users", *words, "--bootstrap", at, "--command-config", str(file)]
+        done = CliRunner().invoke(cli, command, input=password, env={"FLEETLOG_ZOOKEEPER": None})
+        assert done.exit_code == code, done.output
+        return done.output
+
+    asked = sum(broker.answered("AlterUserScramCredentials") for broker in fleet.brokers)
+    run("add", "gina", "--password-stdin", "-m", "SCRAM-SHA-256", "--iterations", "5000", password="of-gina")
+    followed(fleet, "gina", "of-gina", True)
+    rows = json.loads(run("list", "--json"))
+    assert {"user": "gina", "mechanism": "SCRAM-SHA-256", "iterations": 5000} in rows
+    assert {row["user"] for row in rows} >= {USER, BROKER_USER}
+    run("remove", "gina", "--yes")
+    followed(fleet, "gina", "of-gina", False)
+    assert sum(broker.answered("AlterUserScramCredentials") for broker in fleet.brokers) == asked + 2
+    assert "has no such credential" in run("remove", "gina", "--yes", code=1)
+    (closed,) = free_ports(1)
+    assert "before its first broker: --zookeeper" in run("list", at=f"127.0.0.1:{closed}", code=1)
+    assert "which is missing" in run("list", "--zk-tls-config-file", str(file), code=2)
 
 
 def test_connections_of_a_removed_user_are_closed_on_every_broker(fleet: Fleet) -> None:
