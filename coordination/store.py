@@ -12,11 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 MAX_MULTI_OPERATIONS = 500
 MAX_MULTI_BYTES = 512 * 1024
 """Above 1 MB ZooKeeper answers ConnectionLoss instead of an error; this limit is far below it."""
+UNANSWERED: Final = (
+    "ZooKeeper does not answer this broker: see whether the ZooKeeper servers run, have a majority and can be reached "
+    "from it; then try again."
+)
+"""What a client is told whose request needs a write or a read that got no answer."""
 MAX_GET_MANY = 500
 """The most znodes of one call of :meth:`Store.get_many`."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, Paced, unfit
+from brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
 from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
 from brokers.security.acls import (
@@ -35,7 +35,7 @@ from brokers.security.acls import (
 )
 from brokers.security.documents import BadDocument
 from brokers.security.hosts import why_no_client_has
-from coordination.store import StoreError, TooLarge
+from coordination.store import UNANSWERED, StoreError, TooLarge
 from wire import api_keys, messages
 from wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
 from wire.errors import ErrorCode
@@ -44,8 +44,6 @@ from wire.requests import DescribeAclsRequest
 log = logging.getLogger(__name__)
 
 NO_AUTHORIZER = "No Authorizer is configured on the broker."
-WRITE_SECONDS = 25.0
-"""Below the time that clients wait for an answer: without ZooKeeper they get an error that says so."""
 
 _Code = TypeVar("_Code", bound=IntEnum)
 
@@ -59,7 +57,7 @@ class AclRefusal(NamedTuple):
 
 Outcome = EditedEntries | AclRefusal
 _OLD_BROKERS = "CIDR ranges as the host of an ACL do not count on brokers of the version before: first upgrade {}."
-_UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, "The ACLs could not be written to ZooKeeper in time; try again.")
+_UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
 
 
 def _cache(context: Context, operation: AclOperation) -> AclCache | AclRefusal:

@@ -302,6 +302,10 @@ class Services:
     """What compressed batches were unpacked to in this turn of the loop."""
 
 
+WRITE_SECONDS = 25.0
+"""How long a request waits for ZooKeeper; below the time that clients wait for an answer, so that it says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientConnection:
     """The client of a request. ``listener`` decides which endpoints Metadata and FindCoordinator answer with.

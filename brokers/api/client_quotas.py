@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
-from brokers.api.base import Context, Done, unfit
+from brokers.api.base import WRITE_SECONDS, Context, Done, unfit
 from brokers.metadata.quota_cache import write_quotas
 from brokers.metadata.znodes import BadZnode
 from brokers.security.quota_entities import (
@@ -27,7 +27,7 @@ from brokers.security.quota_entities import (
     entity_path,
 )
 from brokers.security.quotas import DEFAULT, Entity
-from coordination.store import StoreError
+from coordination.store import UNANSWERED, StoreError
 from wire import api_keys, messages
 from wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from wire.errors import ErrorCode
@@ -35,10 +35,6 @@ from wire.errors import ErrorCode
 QUOTA_ENTRIES_MAX: Final = 1_000
 """Entities of one request; each of them is read, and written, by itself."""
 NAME_CHARACTERS_MAX: Final = 1_000
-WRITE_SECONDS: Final = 25.0
-"""Below the time that clients wait for an answer: without ZooKeeper they get an error that says so."""
-
-_UNREACHABLE: Final = "ZooKeeper cannot be reached; try again"
 _TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in several ones"
 
 log = logging.getLogger(__name__)
@@ -91,7 +87,7 @@ async def _refresh(context: Context) -> None:
             await configs.refresh()
     except (StoreError, TimeoutError) as error:
         log.warning("quotas cannot be read: %s", error)
-        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE) from None
+        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
 
 
 async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context: Context) -> Done:
@@ -148,7 +144,7 @@ async def _write(
             await write_quotas(context.services.store, entity, alterations, validate_only=request.validate_only)
     except (StoreError, TimeoutError) as error:
         log.warning("quotas cannot be written: %s", error)
-        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE) from None
+        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
     except BadZnode as error:
         log.error("quotas cannot be altered: %s", error)
         text = f"/config/{entity_path(entity)} in ZooKeeper cannot be read; correct or delete it"

@@ -9,6 +9,7 @@ Source: KIP-133, KIP-226, KIP-339 (incremental), KIP-1142 (ListConfigResources).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import Counter
@@ -23,7 +24,7 @@ from brokers.api.access import (
     GROUP,
     TOPIC,
 )
-from brokers.api.base import Context, Done, ListenerCertificates, Paced
+from brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
 from brokers.api.config_alterations import (
     Alteration,
     Operation,
@@ -55,7 +56,7 @@ from brokers.security.acls import AclOperation
 from brokers.security.audit_settings import refused_alteration
 from brokers.security.dynamic_tls import of_tls
 from brokers.setting_kinds import ConfigError, Setting, without_effect
-from coordination.store import StoreError, TooLarge
+from coordination.store import UNANSWERED, StoreError, TooLarge
 from coordination.tree import may_be_named
 from wire import api_keys, messages
 from wire.admin_requests import (
@@ -265,11 +266,14 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
     topics = _Topics(context.services.metadata)
     unknown = Unknown()
     rows = []
+    reached = True
     for plan in plans:
         kind, name = plan.kind, plan.name
         await context.yield_now()
         error, message = ErrorCode.NONE, None
         try:
+            if not reached:  # each would wait as long as the one before
+                raise Refused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
             _check_access(ALTER_CONFIGS, kind, name, context)
             if seen[kind, name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"Each resource must appear at most once: {name}")
@@ -279,7 +283,8 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
             if kind == Resource.BROKER_LOGGER:
                 alter_levels(name, plan.alterations, context, validate_only=validate_only)
             else:
-                await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
         except Refused as refused:
             error, message = refused.error, refused.message
         except EntityGone:
@@ -290,9 +295,12 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
             log.error("altering the configuration of %s: %s", name, problem)
             error = ErrorCode.INVALID_CONFIG
             message = f"{problem.path} in ZooKeeper cannot be read ({problem.reason}); correct or delete it."
-        except (Contended, StoreError) as problem:
+        except Contended as problem:
             log.info("altering the configuration of %s: %s", name, problem)
-            error, message = ErrorCode.REQUEST_TIMED_OUT, "The configuration could not be written; try again."
+            error, message = ErrorCode.REQUEST_TIMED_OUT, "The configuration kept changing; try again."
+        except (StoreError, TimeoutError) as problem:
+            log.info("altering the configuration of %s: %s", name, problem)
+            reached, error, message = False, ErrorCode.REQUEST_TIMED_OUT, UNANSWERED
         rows.append(
             response.AlterConfigsResourceResponse(
                 version=version, error_code=int(error), error_message=message, resource_type=kind, resource_name=name

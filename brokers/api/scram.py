@@ -5,16 +5,17 @@ Answers are those of Kafka 3.9; stored keys are in none.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
 from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, unfit
+from brokers.api.base import WRITE_SECONDS, Context, Done, unfit
 from brokers.metadata.users import read_users, write_users
 from brokers.metadata.znodes import BadZnode
 from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
-from coordination.store import StoreError
+from coordination.store import UNANSWERED, StoreError
 from wire import api_keys, messages
 from wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from wire.errors import ErrorCode
@@ -24,7 +25,6 @@ USERS_MAX: Final = 1_000
 CHANGES_MAX: Final = 4 * USERS_MAX
 NAME_CHARACTERS_MAX: Final = 1_000
 
-_UNREACHABLE: Final = "ZooKeeper cannot be reached; try again"
 _TOO_MANY: Final = f"more than {USERS_MAX} users in a request; ask in several ones"
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,11 @@ async def handle_describe_user_scram_credentials(
         return _described(ErrorCode.INVALID_REQUEST, _TOO_MANY, [])
     wanted = [user for user in dict.fromkeys(asked) if _fits(user)] if asked else None
     try:
-        configs = await read_users(context.services.store, wanted)
-    except StoreError as error:
+        async with asyncio.timeout(WRITE_SECONDS):
+            configs = await read_users(context.services.store, wanted)
+    except (StoreError, TimeoutError) as error:
         log.warning("SCRAM users cannot be read: %s", error)
-        return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, _UNREACHABLE, [])
+        return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, UNANSWERED, [])
     result = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS).DescribeUserScramCredentialsResult
     rows = []
     for user, found in describe_users(configs, asked).items():
@@ -84,18 +85,19 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
     for user in users:
         await context.yield_now()
         if not reached:  # each would wait as long as the one before
-            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
+            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED, None)
             continue
         if not _fits(user):
             message = f"Username must be UTF-8, and have {NAME_CHARACTERS_MAX} characters at most"
             results[user] = AlteredUser(ErrorCode.UNACCEPTABLE_CREDENTIAL, message, None)
             continue
         try:
-            results |= await write_users(context.services.store, gone.get(user, ()), new.get(user, ()))
-        except (StoreError, BadZnode) as error:
+            async with asyncio.timeout(WRITE_SECONDS):
+                results |= await write_users(context.services.store, gone.get(user, ()), new.get(user, ()))
+        except (StoreError, TimeoutError, BadZnode) as error:
             reached = isinstance(error, BadZnode)
             log.warning("the credentials of a user cannot be written: %s", error)
-            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
+            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED, None)
     return _altered(results.items())
 
 

@@ -128,6 +128,17 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         """The first answer of any broker. Raises KafkaTimeoutError when there is none."""
         return self._manager.run(self._ask_any, request)
 
+    def cut_off(self) -> list[int]:
+        """The brokers that say that ZooKeeper does not answer them."""
+        from wire import api_keys, messages  # which few commands need
+
+        ask = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0)
+        answers = self.ask_each({one.node_id: ask for one in self._manager.cluster.brokers()}, TRY_MS / 1000)
+        return sorted(
+            broker_id for broker_id, row in answers.items()
+            if row is not None and not row.error_code and row.zoo_keeper_micros < 0
+        )  # fmt: skip
+
     def know(self, metadata: Any) -> None:
         """Use the brokers' addresses of a Metadata response."""
         self._manager.cluster.update_metadata(metadata)

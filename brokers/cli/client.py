@@ -303,8 +303,22 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
         )
         try:
             yield client
+        except GONE as error:
+            if cut_off := client.cut_off():
+                begin = f"{about}: " if about else ""
+                raise CliError(f"{begin}{without_zookeeper(cut_off)}") from error
+            raise
         finally:
             client.close()
+
+
+def without_zookeeper(brokers: list[int]) -> str:
+    """What to tell whoever asked for what these brokers cannot do without ZooKeeper."""
+    named = f"broker{'s' if len(brokers) > 1 else ''} {', '.join(map(str, brokers))}"
+    return (
+        f"not done in time, since ZooKeeper does not answer {named}: see whether the ZooKeeper servers run, have a "
+        "majority and can be reached from there; then try again"
+    )
 
 
 @contextmanager

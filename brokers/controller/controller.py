@@ -23,7 +23,6 @@ from brokers.controller.elections import ElectionReason
 from brokers.controller.handle import (
     AUTO_CREATE_MS,
     DEPOSED,
-    NOT_CONTROLLER_TEXT,
     TIMED_OUT,
     ControllerWork,
     Gone,
@@ -40,7 +39,7 @@ from brokers.model import Clock, TopicPartition
 from brokers.peers.calls import PeersPort
 from brokers.replication.ends import Replicas
 from coordination.election import ControllerElection, Leadership
-from coordination.store import Store
+from coordination.store import UNANSWERED, SessionEvent, SessionState, Store
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -88,6 +87,8 @@ class Controller:
         self._caught_up = False
         self._elected_ms = -1
         self._stopped = False
+        self._cut_off = False
+        store.on_session(self._session_changed)
         self._poked = asyncio.Event()
         self._active_task: asyncio.Task[None] | None = None
         self._jobs: dict[asyncio.Task[Any], None] = {}  # in order: a simulation must not depend on addresses
@@ -297,7 +298,7 @@ class Controller:
         """Make topics or partitions at the active controller, and wait until the metadata cache shows them."""
         active = await self._active_or_none(timeout_ms)
         if active is None:
-            return [TopicOutcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for name in names]
+            return [TopicOutcome(name, *self._deposed()) for name in names]
         outcomes = await self._topics_job(active, job(active.topics), names, timeout_ms)
         if not validate_only:
             await self._shown([o for o in outcomes if o.ok])
@@ -312,8 +313,7 @@ class Controller:
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return [
-                TopicOutcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT, None, topic_id)
-                for name, topic_id in zip(names, ids, strict=True)
+                TopicOutcome(name, *self._deposed(), None, topic_id) for name, topic_id in zip(names, ids, strict=True)
             ]
         outcomes = await self._topics_job(active, active.topics.delete(topics, gone), names, timeout_ms)
         deleted = [o.topic for o in outcomes if o.ok and o.topic is not None]
@@ -330,7 +330,7 @@ class Controller:
         deadline = loop.time() + timeout_ms / 1000
         active = await self._active_or_none(timeout_ms)
         if active is None:
-            return dict.fromkeys(partitions or (), (DEPOSED.error, DEPOSED.message))
+            return dict.fromkeys(partitions or (), self._deposed())
         leaders = active.leaders
         work = leaders.elect_unclean(partitions) if unclean else leaders.elect_preferred(partitions)
         results = await self._job(active, work, timeout_ms, _refuses_some)
@@ -358,7 +358,7 @@ class Controller:
         """See :class:`ControllerHandle`."""
         active = await self._active_or_none(timeout_ms)
         if active is None:
-            return dict.fromkeys(wanted, (DEPOSED.error, DEPOSED.message))
+            return dict.fromkeys(wanted, self._deposed())
         results = await self._job(active, active.moves.alter(wanted), timeout_ms, _refuses_some)
         if isinstance(results, RequestFailed):
             return dict.fromkeys(wanted, (results.error, results.message))
@@ -384,6 +384,13 @@ class Controller:
         leave = active.leaders.leave(broker_id, broker_epoch)
         done = await self._job(active, leave, timeout_ms, lambda done: done[0] is not ErrorCode.NONE)
         return (done.error, []) if isinstance(done, RequestFailed) else done
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        self._cut_off = event.state is not SessionState.CONNECTED
+
+    def _deposed(self) -> RequestFailed:
+        """NOT_CONTROLLER, which clients ask again after; its message names a ZooKeeper that does not answer."""
+        return DEPOSED._replace(message=UNANSWERED) if self._cut_off else DEPOSED
 
     async def _active_or_none(self, timeout_ms: int) -> ActiveController | None:
         """The active controller of this broker, or None if another broker is the controller.
@@ -413,14 +420,14 @@ class Controller:
         done, _ = await asyncio.wait({task}, timeout=max(timeout_ms, 1) / 1000)
         if not done:
             task.add_done_callback(_note_end)
-            return TIMED_OUT
+            return TIMED_OUT._replace(message=UNANSWERED) if self._cut_off else TIMED_OUT
         try:
             result = task.result()
             if refuses(result):
                 await self._insist_on_lease(active, timeout_ms)
             return result
         except (NotController, asyncio.CancelledError):
-            return DEPOSED
+            return self._deposed()
         except BadZnode as problem:
             return RequestFailed(ErrorCode.NOT_CONTROLLER, str(problem))
 

@@ -9,7 +9,24 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from click.testing import CliRunner
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
+from brokers.cli.main import cli
+from coordination.store import UNANSWERED
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
@@ -22,7 +39,10 @@ BROKERS = ["broker 1", "broker 2", "broker 3"]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("away"), 3, zookeeper_session_timeout_ms=10_000)
+    fleet = Fleet(
+        tmp_path_factory.mktemp("away"), 3, zookeeper_session_timeout_ms=10_000, super_users="User:ANONYMOUS",
+        authorizer_class_name="kafka.security.authorizer.AclAuthorizer",
+    )  # fmt: skip
     try:
         fleet.start()
         Shell(fleet).run("topics", "create", "before", "-p", "3", "-r", "3")
@@ -79,3 +99,44 @@ def test_the_console_describe_doctor_and_readiness_agree(fleet: Fleet) -> None:
         assert told(visitor.json("/")["health"])
     finally:
         console.close()
+
+
+def test_what_cannot_be_written_names_the_cause_and_the_remedy(fleet: Fleet) -> None:
+    created, altered, allowed, user = (  # one connection each: answers come in the order of the requests
+        AdminClient({"bootstrap.servers": fleet.bootstrap, "log_level": 0}) for _ in range(4)
+    )
+    topic = ConfigResource(ResourceType.TOPIC, "before", {"retention.ms": "1000"})
+    acl = AclBinding(
+        ResourceType.TOPIC, "t", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ, AclPermissionType.ALLOW
+    )
+    secret = UserScramCredentialUpsertion("a", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), b"secret")
+    asked = {
+        "created": created.create_topics([NewTopic("t", 1, 1)], operation_timeout=5, request_timeout=90)["t"],
+        "altered": altered.alter_configs([topic], request_timeout=90)[topic],
+        "allowed": allowed.create_acls([acl], request_timeout=90)[acl],
+        "user": user.alter_user_scram_credentials([secret], request_timeout=90)["a"],
+    }
+    told = {}
+    for name, future in asked.items():
+        with pytest.raises(KafkaException) as raised:
+            future.result(100)
+        told[name] = raised.value.args[0].str()
+    assert told == dict.fromkeys(asked, UNANSWERED)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics create t -p 1 -r 1",
+        "topics alter before -c retention.ms=1000",
+        "quotas list",
+        "topics elect before --preferred",
+    ],
+)
+def test_commands_name_the_cause_and_the_remedy(fleet: Fleet, command: str) -> None:
+    done = CliRunner().invoke(cli, [*command.split(), "--timeout", "4"], env=Shell(fleet).environment)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert "ZooKeeper does not answer" in line
+    assert "see whether the ZooKeeper servers run" in line
+    assert "The request timed out" not in line
