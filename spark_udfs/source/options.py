@@ -166,7 +166,7 @@ def checked_schema(options: Mapping[str, str]) -> str:
 def refuse_table(options: Mapping[str, str], format_name: str = "fleetlog") -> None:
     """Raises OptionError for a table, which shows by what Spark adds to the options, or by the lack of any.
 
-    Spark (seen in 4.3) gives a data source in Python the options of a table when the table is made, and none
+    Spark (seen in 4.1 and 4.3) gives a data source in Python the options of a table when the table is made, and none
     when it is read or written; one that is made with columns is made without asking.
     """
     if not options:

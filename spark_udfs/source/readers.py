@@ -21,7 +21,7 @@ from spark_udfs.client.failures import DataLoss, OptionError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.numbers import EARLIEST, READ_COMMITTED
 from spark_udfs.client.workers import keep_loaded
-from spark_udfs.source import decode, offsets
+from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.planner import Planner, RangePartition, planned_tasks, report_loss
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """A range's rows as Arrow batches; the next fetch travels while the caller works on the rows of the last."""
+    from spark_udfs.source import decode  # late: a process that only plans decodes nothing
+
     client = shared_client(options.settings)
     tp, position = item.tp, item.start
     schema = decode.row_arrow_schema(options.headers)

@@ -35,7 +35,8 @@ def test_the_schema_is_told_without_a_client() -> None:
     assert len(found) <= 45, sorted(found)
 
 
-def test_a_worker_that_reads_has_no_sink() -> None:
+def test_what_plans_a_stream_has_no_kernels_of_columns_and_no_sink() -> None:
     found = loaded("import spark_udfs.source.readers")
+    assert not {"pyarrow.compute", "_native.columns", "spark_udfs.source.decode"} & found
     assert "kafka.net.selector" in found
     assert not {name for name in found if name.startswith("spark_udfs.sink") or name == "confluent_kafka"}
