@@ -47,7 +47,7 @@ async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int]
     )
     await store.start(config.zookeeper_connection_timeout_ms)
     try:
-        plan = await _plan(store, without)
+        plan = await read_plan(store, without)
         for line in plan.lines:
             click.echo(line)
         if plan.done:
@@ -60,13 +60,14 @@ async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int]
             click.echo("nothing was written; --execute writes it")
             return
         confirm("Write this to ZooKeeper?", yes)
-        await _write(store, plan)
+        await write_plan(store, plan)
         click.echo("done: the brokers register again by themselves")
     finally:
         await store.close()
 
 
-async def _plan(store: Store, without: Sequence[int]) -> RepairPlan:
+async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
+    """What the brokers have told, and the tree, make this plan. Raises CannotRepair, BadZnode, StoreError."""
     names = await children_or_none(store, znodes.INVENTORIES)
     parts: dict[int, dict[int, bytes]] = {}
     for name in names:
@@ -93,7 +94,7 @@ async def _plan(store: Store, without: Sequence[int]) -> RepairPlan:
     )  # fmt: skip
 
 
-async def _write(store: Store, plan: RepairPlan) -> None:
+async def write_plan(store: Store, plan: RepairPlan) -> None:
     """The generation comes last: until then brokers refuse, and the command may be given again."""
     for path in znodes.PERSISTENT_PATHS:
         await ensure(store, path)
@@ -106,11 +107,11 @@ async def _write(store: Store, plan: RepairPlan) -> None:
         block = Block(max(0, plan.producer_id - 999), plan.producer_id)
         await store.multi([await _put(store, PRODUCER_IDS, encode_block(block, -1, "repair"))])
     for broker_id, incarnation in plan.incarnations.items():
-        await ensure(store, incarnation_path(broker_id))
-        present = await store.exists(incarnation_path(broker_id))
-        behind = incarnation - (present.version if present is not None else 0)
-        for count in _runs(behind):
-            await store.multi([SetData(incarnation_path(broker_id), b"{}")] * count)
+        path = incarnation_path(broker_id)
+        await ensure(store, path)
+        record, present = await store.get(path)
+        for count in _runs(incarnation - present.version):
+            await store.multi([SetData(path, record)] * count)
     last = [
         await _put(store, znodes.CONTROLLER_EPOCH, str(plan.controller_epoch).encode()),
         await _put(store, znodes.GENERATION, str(plan.generation).encode()),

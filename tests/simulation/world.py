@@ -42,6 +42,7 @@ from tests.simulation.pipelined import PipelinedProducer
 from tests.simulation.readers import RackReader, SessionReader
 from tests.simulation.rights import SETTINGS as RIGHTS_SETTINGS
 from tests.simulation.rights import Officer
+from tests.simulation.rollback import Rollback
 from tests.simulation.tables import TABLE, TableWriter
 from txn.states import ENDED
 
@@ -56,7 +57,8 @@ SEEN_S = 5.0
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS)
+ROLLBACK = "rollback"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -119,7 +121,7 @@ class World:
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
     ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "directories" log
-    directories that go and come back.
+    directories that go and come back. With "rollback" ZooKeeper is put back to an older copy instead of any fault.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -187,6 +189,8 @@ class World:
         """So many entries stay in the change log when the controller prunes it; 0: as many as outside."""
         self.zookeeper.on_commit = self._committed
         self.faults = Faults(self)
+        if ROLLBACK in kinds:
+            self.faults.happen = Rollback(self).happen  # type: ignore[method-assign]
         self.clients: list[asyncio.Task[Any]] = []
         self.table = TableWriter(self, "table writer") if tables else None
         self.officer = Officer(self, "officer") if rights else None

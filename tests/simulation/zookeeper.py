@@ -14,7 +14,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordination.store import Delete, MultiFailed, NoNode, Operation, OperationResult, SessionExpired, StoreError
@@ -101,6 +102,14 @@ class Transaction:
     session_id: int
     reply_to: Connection | None
     outcome: list[OperationResult] | StoreError
+
+
+class Copy(NamedTuple):
+    """A copy of the servers' data directories."""
+
+    tree: Tree
+    log: list[Transaction]
+    sessions: list[Session]
 
 
 @dataclass(eq=False)
@@ -445,6 +454,27 @@ class SimZooKeeper:
             self.hang_up(session.connection)
 
     # ---- faults
+
+    def is_quiet(self) -> bool:
+        """Whether all sessions have ended, and all servers have applied everything."""
+        applied = all(server.applied == len(self.log) for server in self.servers)
+        return applied and all(session.over for session in self.sessions.values())
+
+    def copy(self) -> Copy:
+        """What a backup has: the tree, the transactions before it, and who had a session."""
+        return Copy(deepcopy(self.tree), self.log[:], [one for one in self.sessions.values() if not one.over])
+
+    def put_back(self, copy: Copy) -> None:
+        """All servers go on from the copy; its sessions are there again for their time. Call it while all is quiet."""
+        assert self.is_quiet(), "what is on its way belongs to the newer tree"
+        self.tree, self.log = deepcopy(copy.tree), [replace(one, reply_to=None) for one in copy.log]
+        for server in self.servers:
+            server.tree, server.applied = deepcopy(copy.tree), len(copy.log)
+            server.heard.clear()
+            self._hang_up_all(server)
+        for session in copy.sessions:
+            again = self.sessions[session.id] = Session(session.id, session.password, session.timeout_ms, 0)
+            self._touch(again)
 
     def stop_server(self, index: int) -> None:
         """A server is gone; when it was the leader, or the majority is gone, no client is served for a while."""
