@@ -32,8 +32,8 @@ DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 700)
 TICK_MS = 250
 """The tick of ZooKeeper servers under test."""
 DISK_THREADS = {"log sync", "log removal", "log cleaner"}
-FEW_THREADS = 30
-"""Those of the last failed test, whose frames pytest keeps."""
+FEW_THREADS = 100
+"""Those of failed tests, whose frames pytest keeps, and of fixtures that last as long; a worker began a thousand."""
 _numbers = itertools.count()
 
 
