@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.command_group import CommandGroup
@@ -14,9 +15,9 @@ from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_
 from brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
 from brokers.security.hosts import host_as_acls_have_it
 from brokers.security.principals import BadPrincipal, parse_principal
-from wire.messages import request_class
 
-DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
+CREATE_ACLS, DELETE_ACLS = 30, 31
+
 COLUMNS = ["resource", "name", "pattern", "permission", "operation", "principal", "host"]
 
 _OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}
@@ -170,7 +171,7 @@ def add_acls(target: Target, out: Output, **options: Any) -> None:
             raise click.UsageError(f"{what} is missing")
     if options["cluster"] and wanted.pattern is PatternType.PREFIXED:
         raise click.UsageError("--cluster is one resource and has no prefix: add its ACLs by themselves")
-    kind = request_class(CREATE_ACLS)
+    kind = CreateAclsRequest
     creations = [
         kind.AclCreation(
             resource_type=int(resource.type),
@@ -206,7 +207,7 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
     wanted = Wanted.of(options, found=True)
     if not any((wanted.resources, wanted.principals, wanted.hosts, wanted.operations)):
         raise click.UsageError("name a resource, a principal, a host or an operation: without one all ACLs would go")
-    kind = request_class(DELETE_ACLS)
+    kind = DeleteAclsRequest
     with admin(target) as client:
         rows = acl_rows(client, wanted)
         if not rows:
@@ -227,7 +228,7 @@ def acl_rows(client: Any, wanted: Wanted) -> list[list[str]]:
     """The rows of the ACLs that are asked for."""
     rows = []
     for one in wanted.filters():
-        answer = client.ask_any(request_class(DESCRIBE_ACLS)(**one))
+        answer = client.ask_any(DescribeAclsRequest(**one))
         raise_for_code("acls", answer.error_code, answer.error_message)
         for resource in answer.resources:
             pattern = resource.resource_type, resource.resource_name, resource.pattern_type

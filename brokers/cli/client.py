@@ -26,11 +26,9 @@ import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.admin_client import GONE, AdminClient, BrokerGone
-from brokers.cli.command_config import TLS_CONTEXT, client_security, read_command_config
-from brokers.cli.login_probe import probe_login
 from brokers.cli.options import at_least
 from brokers.cli.output import CliError, Output, number_text
-from brokers.cli.tls_probe import TlsRefused, tls_connection, tls_refusal, without_tls
+from brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
 from wire.errors import ErrorCode
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
@@ -95,6 +93,23 @@ class Target:
 
 
 # --- options ----------------------------------------------------------------------------------------------------
+
+
+def _properties(file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    from brokers.cli.command_config import read_command_config  # with all that logins and TLS need
+
+    return read_command_config(file)
+
+
+def _security(properties: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of kafka-python's clients."""
+    if not properties:
+        return {}
+    from brokers.cli.command_config import client_security
+
+    return client_security(properties)
 
 
 def parse_bootstrap(value: str) -> list[tuple[str, int]]:
@@ -165,7 +180,7 @@ def client_options(function: _Function) -> _Function:
         *args: Any, bootstrap: str, timeout: float, command_config: Path | None, as_json: bool, **kwargs: Any
     ) -> Any:
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
-        target = Target(bootstrap, timeout, read_command_config(command_config) if command_config is not None else {})
+        target = Target(bootstrap, timeout, _properties(command_config))
         return function(*args, target=target, out=Output(as_json), **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -194,7 +209,7 @@ def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]])
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     bootstrap, file = str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), ctx.params.get("command_config")
     try:
-        target = Target(bootstrap, COMPLETION_TIMEOUT_S, read_command_config(file) if file is not None else {})
+        target = Target(bootstrap, COMPLETION_TIMEOUT_S, _properties(file))
         with admin(target) as client:
             return sorted(name for name in ask(client) if name.startswith(incomplete))
     except click.ClickException:
@@ -221,7 +236,7 @@ def reach(target: Target) -> list[str]:
     also choose at random, so that one paused broker among three sometimes delays a command for that long.
     """
     addresses = parse_bootstrap(target.bootstrap)
-    security = client_security(target.properties)
+    security = _security(target.properties)
     with ThreadPoolExecutor(len(addresses)) as pool:
         probed = list(pool.map(lambda address: _probe(address, target.timeout_s, security), addresses))
     spelled = [address.strip() for address in target.bootstrap.split(",")]
@@ -259,6 +274,8 @@ def _probe(address: tuple[str, int], timeout_s: float, security: Mapping[str, An
     problem = _exchange(address, context, timeout_s, answer_s, ask)
     if problem is not None or "sasl_mechanism" not in security:
         return problem
+    from brokers.cli.login_probe import probe_login
+
     return _exchange(address, context, timeout_s, LOGIN_TIMEOUT_S, lambda one: probe_login(one, security))
 
 
@@ -299,7 +316,7 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
             client_id=CLIENT_ID,
             request_timeout_ms=target.timeout_ms,
             bootstrap_timeout_ms=target.timeout_ms,
-            **client_security(target.properties),
+            **_security(target.properties),
         )
         try:
             yield client
@@ -334,7 +351,7 @@ def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
             bootstrap_timeout_ms=target.timeout_ms,
             enable_auto_commit=False,
             allow_auto_create_topics=False,
-            **client_security(target.properties),
+            **_security(target.properties),
             **config,
         )
         try:

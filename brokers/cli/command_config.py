@@ -13,6 +13,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
 from brokers.cli.output import warn
+from brokers.cli.tls_probe import TLS_CONTEXT
 from brokers.properties import parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
 from brokers.security.mechanism_names import MECHANISMS
@@ -25,8 +26,6 @@ from brokers.setting_kinds import HIDDEN, ConfigError, suggest
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"
 JAAS: Final = "sasl.jaas.config"
-TLS_CONTEXT: Final = "ssl_context"
-"""The argument of kafka-python's clients that holds all of TLS."""
 
 _SSL, _SASL_SSL = "SSL", "SASL_SSL"
 _PROTOCOLS: Final = (PLAINTEXT, _SSL, SASL_PLAINTEXT, _SASL_SSL)

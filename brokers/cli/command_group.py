@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 
 class CommandGroup(click.Group):
-    """As click's, but a command that is not there is answered with the one that looks like it."""
+    """As click's, but a command that is not there is answered with the one that looks like it.
+
+    ``later`` are commands by name, as (module, attribute): each is imported when it is asked for.
+    """
+
+    def __init__(self, *given: Any, later: Mapping[str, tuple[str, str]] | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._later = dict(later or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """By click."""
+        return sorted({*super().list_commands(ctx), *self._later})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """By click."""
+        if cmd_name not in self._later:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self._later[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

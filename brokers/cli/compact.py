@@ -53,8 +53,9 @@ COLUMNS = ["partition", "broker", "compaction", "clean up to", "dirty", "size", 
 
 
 def compaction_of(client: AdminClient, overview: Overview) -> Figures:
-    """The figures of all copies of the overview's partitions. Those of silent and of older brokers are missing."""
-    return _figures(client, _copies(overview.partitions.values()))
+    """The figures of all copies of the overview's partitions that are compacted; silent brokers' are missing."""
+    found = _figures(client, _copies(overview.partitions.values()))
+    return {copy: figures for copy, figures in found.items() if figures.state != OFF}
 
 
 def figure_rows(figures: Figures, topic: str) -> list[list[Any]]:
@@ -65,7 +66,7 @@ def figure_rows(figures: Figures, topic: str) -> list[list[Any]]:
             bytes_text(found.size_bytes), found.trouble,
         ]
         for copy, found in sorted(figures.items())
-        if copy.topic == topic and found.state != OFF
+        if copy.topic == topic
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brokers.cli.overview import PATIENCE_S
-from wire import api_keys, messages
+from wire import api_keys
 from wire.errors import ErrorCode
 
 
@@ -18,7 +18,9 @@ def lag_of_groups(
     All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
     record not consumed; a ``status`` is empty until the group's coordinator has computed it.
     """
-    request = messages.request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=list(names) or None)
+    from wire.messages import request_class
+
+    request = request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=list(names) or None)
     if brokers is None:
         brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
     found: list[dict[str, Any]] = []

@@ -95,10 +95,12 @@ class Output:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table for users; numbers are right-aligned."""
+    listed = [list(row) for row in rows]
+    if not sys.stdout.isatty() and _plain(columns, listed, title):
+        return
     from rich.console import Console
     from rich.table import Table
 
-    listed = [list(row) for row in rows]
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     out = Table(title=visible(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
@@ -109,13 +111,41 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     console.print(out)
 
 
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> bool:
+    """Print what a file or pipe gets, without rich, whose import costs more than most commands; False if it is wide.
+
+    A letter of ASCII takes one column of a terminal; what others take is known to rich.
+    """
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    if not all(word.isascii() for line in (columns, [title], *cells) for word in line):
+        return False
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    if sum(widths) + 2 * len(widths) > PIPED_WIDTH:
+        return False
+    right = [bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))]
+    lines = [visible(title)] if title else []
+    for line in (columns, *cells):
+        padded = [
+            word.rjust(width) if to_right else word.ljust(width)
+            for word, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    click.echo("\n".join(lines))
+    return True
+
+
 def text(cell: Any) -> str:
-    """A table's cell; nothing is a dash. Brackets are data, not rich's markup."""
+    """A table's cell for rich, where brackets are data and no markup."""
+    return _cell(cell).replace("[", "\\[")
+
+
+def _cell(cell: Any) -> str:
+    """A table's cell; nothing is a dash."""
     if cell is None or cell == "":
         return "-"
     if isinstance(cell, list | tuple):
         return visible(",".join(str(one) for one in cell)) or "-"
-    return visible(str(cell)).replace("[", "\\[")
+    return visible(str(cell))
 
 
 def number_text(number: float) -> str:

@@ -18,7 +18,7 @@ from brokers.cli.admin_client import AdminClient
 from brokers.cli.output import bytes_text
 from brokers.controller.placement import Place
 from brokers.model import TopicPartition, has_room
-from wire import api_keys, messages
+from wire import api_keys
 
 PATIENCE_S = 2.0
 """How long one broker may take to answer what only it knows."""
@@ -316,7 +316,9 @@ def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:
     """Ask each broker for its incarnation; a Kafka broker has none."""
-    ends = messages.request_class(api_keys.REPLICA_ENDS)
+    from wire.messages import request_class  # as much as all else together, and most commands ask nothing of ours
+
+    ends = request_class(api_keys.REPLICA_ENDS)
     requests = {broker.id: ends(version=0, topics=[]) for broker in overview.live_brokers()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
         overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation

@@ -8,6 +8,9 @@ from typing import Final
 
 from brokers.addresses import address_text
 
+TLS_CONTEXT: Final = "ssl_context"
+"""The argument of kafka-python's clients that holds all of TLS."""
+
 _SETTINGS: Final = "in the file of --command-config"
 _UNTRUSTED_CODES: Final = frozenset({2, 18, 19, 20, 21, 26})
 """OpenSSL's X509_V_ERR codes of a chain that ends at no trusted certificate, or at one that may not sign."""

@@ -22,24 +22,25 @@ from brokers.cli.client import (
     wait_for_topics,
 )
 from brokers.cli.command_group import CommandGroup
-from brokers.cli.compact import COLUMNS, OFF, Figures, compact_topics, compaction_of, figure_rows
 from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
 from brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
-from brokers.cli.reassign import elect_leaders, reassign
 from wire.errors import ErrorCode
 
 READ_UNCOMMITTED = 0
 
 
-@click.group(cls=CommandGroup)
+CLEANUP = "cleanup.policy"
+_LATER = {
+    "compact": ("brokers.cli.compact", "compact_topics"),
+    "reassign": ("brokers.cli.reassign", "reassign"),
+    "elect": ("brokers.cli.reassign", "elect_leaders"),
+}
+
+
+@click.group(cls=CommandGroup, later=_LATER)
 def topics() -> None:
     """Topics: create, list, describe, alter, compact, reassign, elect, delete."""
-
-
-topics.add_command(compact_topics)
-topics.add_command(reassign)
-topics.add_command(elect_leaders)
 
 
 @topics.command("list")
@@ -152,7 +153,7 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         overview = fetch_overview(client, list(dict.fromkeys(names)), directories=False)
         read_directories(client, overview, overview.partitions)
         ends = fetch_ends(client, list(overview.partitions.values()))
-        figures = compaction_of(client, overview)
+        figures = _figures(client, overview)
         described = [topic_value(client, name, overview, ids.get(name), ends, figures) for name in names]
     if out.as_json:
         out.value(described)
@@ -164,10 +165,26 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
         if topic["compaction"]:
+            from brokers.cli.compact import COLUMNS, figure_rows
+
             table(COLUMNS, figure_rows(figures, topic["topic"]))
         for trouble in topic["troubles"]:
             click.echo(f"  broker {trouble['broker']}: {trouble['trouble']}")
         click.echo()
+
+
+def _figures(client: AdminClient, overview: Overview) -> dict[Any, Any]:
+    """How far the copies of compacted topics are clean; nobody is asked where there is none."""
+    names = sorted({partition.topic for partition in overview.partitions.values()})
+    policies = client.describe_configs(
+        [ConfigResource(ConfigResourceType.TOPIC, name, configs={CLEANUP: None}) for name in names], config_filter="all"
+    )
+    found = policies.get("topic", {})
+    if not any("compact" in str(rows.get(CLEANUP, {}).get("value")) for rows in found.values()):
+        return {}
+    from brokers.cli.compact import compaction_of  # as much as all else together
+
+    return compaction_of(client, overview)
 
 
 Ends = dict[tuple[str, int], tuple[int | None, int | None]]
@@ -194,7 +211,7 @@ def fetch_ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends
 
 
 def topic_value(
-    client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends, figures: Figures
+    client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends, figures: dict[Any, Any]
 ) -> dict[str, Any]:
     """A topic as JSON: settings that differ from the default, partitions, troubles of the brokers that hold it."""
     partitions = overview.of_topic(name)
@@ -232,7 +249,7 @@ def topic_value(
         "compaction": [
             {"partition": copy.partition, "broker": copy.broker, **found._asdict()}
             for copy, found in sorted(figures.items())
-            if copy.topic == name and found.state != OFF
+            if copy.topic == name
         ],
         "troubles": troubles,
     }

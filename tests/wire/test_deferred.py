@@ -37,3 +37,28 @@ def test_kafka_is_whole_for_every_importer(use: str) -> None:
 def test_what_is_imported_already_stays() -> None:
     code = "import kafka; before = kafka.KafkaProducer; import wire, wire.messages; import kafka as again\n"
     subprocess.run([sys.executable, "-c", code + "assert again.KafkaProducer is before"], check=True, timeout=60)
+
+
+LATER = """
+import sys
+import wire
+from wire.deferred import defer
+defer("kafka.protocol.admin", classes=True)
+import kafka.admin
+from kafka.protocol.admin import DescribeConfigsRequest, ElectionType, ListGroupsRequest
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert 'kafka.protocol.admin.configs' not in sys.modules, 'no class is made before it is used'",
+        "assert type(DescribeConfigsRequest(resources=[])).__name__ == 'DescribeConfigsRequest'",
+        "assert isinstance(ElectionType.UNCLEAN, ElectionType) and ElectionType(1) is ElectionType.UNCLEAN",
+        "import wire.messages; assert isinstance(ListGroupsRequest(), wire.messages.request_class(16))",
+        "from kafka.protocol.admin import *; assert isinstance(ListGroupsRequest, type)",
+        "import kafka.protocol.admin as a; assert not hasattr(a, 'nothing'); assert a.topics.ElectionType(0) == 0",
+    ],
+)
+def test_classes_are_made_when_they_are_used(use: str) -> None:
+    subprocess.run([sys.executable, "-c", LATER + use], check=True, timeout=60)

@@ -1,0 +1,64 @@
+"""What a command loads: nothing that it does not use. Most of a short command's time was imports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.shell import ROOT, Shell
+from tests.support.fleet import Fleet
+
+pytestmark = pytest.mark.zookeeper
+
+OTHERS = (
+    "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "kafka.consumer", "kafka.producer",
+    "brokers.app", "brokers.server", "brokers.api", "brokers.log", "brokers.metadata", "brokers.coordinators",
+)  # fmt: skip
+OWN_MESSAGES = (
+    "wire.messages", "_native", "re2", "kafka.protocol.admin.acl",
+    "brokers.security.mechanisms", "brokers.security.scram", "brokers.security.tls_contexts",
+)  # fmt: skip
+"""Needed by requests of our own APIs, and by logins."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("imports"), 1)
+    try:
+        fleet.start()
+        shell = Shell(fleet)
+        shell.run("topics", "create", "t")
+        shell.run("produce", "t", stdin="one\n")
+        shell.run("groups", "reset", "g", "--topic", "t", "--to-latest", "--execute")
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def loaded(fleet: Fleet, *words: str) -> set[str]:
+    """The modules that the command imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "brokers.cli.main", *words, "-b", fleet.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        ("topics list", OTHERS + OWN_MESSAGES),
+        ("topics describe t", OTHERS + OWN_MESSAGES),
+        ("topics alter t --set retention.ms=1000000", OTHERS + OWN_MESSAGES),
+        ("groups list", OTHERS + OWN_MESSAGES),
+        ("groups describe g", OTHERS + OWN_MESSAGES),
+        ("groups lag", OTHERS),
+        ("cluster describe", OTHERS),
+    ],
+)
+def test_a_command_loads_nothing_that_it_does_not_use(fleet: Fleet, command: str, unused: tuple[str, ...]) -> None:
+    modules = loaded(fleet, *command.split())
+    assert "kafka.admin.client" in modules, "the list is that of the command"
+    assert {name for name in modules if name.startswith(tuple(f"{one}." for one in unused)) or name in unused} == set()
