@@ -3,7 +3,7 @@ handler and a test are derived. ``brokers.api.handlers`` binds each row to what 
 
 Version ranges are what Kafka 4.4 advertises; DescribeConfigs has 0, too, for clients of Kafka 0.11. Produce says 0
 although only 3 and up work: librdkafka before 2.11 turns compression off unless version 0 is advertised (KAFKA-18659);
-a Produce below 3 is answered UNSUPPORTED_VERSION. WriteTxnMarkers 2 is from Kafka 4.2: the coordinators need its
+a Produce below 3 closes its connection, as in Kafka. WriteTxnMarkers 2 is from Kafka 4.2: the coordinators need its
 transaction version (KIP-1228).
 """
 

@@ -141,7 +141,7 @@ class Dispatcher:
             self._close(connection, "api", f"API key {header.api_key} is not served")
             return
         api, version = route.api, header.api_version
-        if not api.min_version <= version <= api.max_version:
+        if not route.lowest <= version <= api.max_version:
             if api.key == api_keys.API_VERSIONS:
                 self._unsupported_api_versions(slot, header.correlation_id)
             else:
@@ -173,9 +173,7 @@ class Dispatcher:
                 if api.large:
                     meter.add(len(frame) + SIZE_BYTES)
                     meter.timed = request.acks != 0
-        if version < route.lowest:
-            reply.send(error_response(api.key, version, request, ErrorCode.UNSUPPORTED_VERSION))
-        elif len(frame) > LONG_REQUEST and api.cost is not Cost.DATA:
+        if len(frame) > LONG_REQUEST and api.cost is not Cost.DATA:
             self._services.loop.call_soon(self._execute, request, reply)  # decoding it was a turn's work
         else:
             self._execute(request, reply)
