@@ -240,3 +240,9 @@ def test_a_cited_file_that_has_moved_is_found() -> None:
     text = "[a](nowhere.md) [b](README.md#top) `log/moved.py` `log/log.py` `tests/gone/` `tests/log` `wire.gone.X`"
     assert _links_that_lead_nowhere(text, ROOT) == ["nowhere.md"]
     assert _paths_that_do_not_exist(text) == ["log/moved.py", "tests/gone/", "wire.gone"]
+
+
+def test_no_extra_is_installed_from_an_index() -> None:
+    """No index has fleetlog: pip takes it from a checkout or a wheel, which the page of versions installs first."""
+    pages = [path for path in DOCUMENTS if path.name != "spark-versions.md"]
+    assert [_relative(path) for path in (*SOURCES, *pages) if "install 'fleetlog[" in path.read_text()] == []
