@@ -37,7 +37,7 @@ from brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
 from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.log.cleaner_pace import until_next_tick
-from brokers.metadata import znodes
+from brokers.metadata import features, znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.leader_history import LeaderHistory
 from brokers.metadata.znodes import BadZnode
@@ -74,8 +74,6 @@ LOG_TICKS = 4
 RETRY_S = 1.0
 UNREGISTER_S = 2.0
 METADATA_WAIT_MS = 30_000
-NEW_CLUSTER_FEATURES = {"transaction.version": 2}
-"""The finalized features of a new cluster (KIP-584): clients that support transactions version 2 (KIP-890) use it."""
 
 
 class StartError(Exception):
@@ -157,7 +155,7 @@ class Node:
         store = self._ports.store
         store.on_session(self._on_session)
         try:
-            seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
+            seeds = {znodes.FEATURE: znodes.encode_features(features.NEWEST)}
             known = cluster_id_of(self._ports.disk, self.config.log_dirs)
             cluster_id = await adopt(store, lambda: known or self._ports.new_cluster_id(), seeds=seeds)
             registered = await registered_directories(store, self.config.broker_id)
@@ -421,6 +419,7 @@ class Node:
             self.config.broker_id,
             [ListenerAddress(*endpoint) for endpoint in self._advertised],
             rack=self.config.broker_rack,
+            features=features.SUPPORTED,
             details={
                 "failure_domain": self.config.failure_domain or self._ports.host,
                 "waives_leases": True,
@@ -439,8 +438,9 @@ class Node:
                 on_waiting=lambda message: logger.warning("%s", message),
                 process=self._process,
                 details=self._intactness,
+                guards=partial(features.registration_guards, self._ports.store),
             )
-        except DuplicateBroker as error:
+        except (DuplicateBroker, features.LacksFeature) as error:
             raise StartError(str(error)) from error
         except StoreError as error:
             raise StartError(f"cannot register in ZooKeeper: {error}") from error
@@ -500,7 +500,7 @@ class Node:
             try:
                 await self._register()
             except StartError as error:
-                if isinstance(error.__cause__, DuplicateBroker):
+                if isinstance(error.__cause__, DuplicateBroker | features.LacksFeature):
                     raise
                 if not isinstance(error.__cause__, SessionExpired):
                     logger.error("%s; retrying", error)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from coordination.store import (
     MultiFailed,
     NodeExists,
     NoNode,
+    Operation,
     SessionExpired,
     SetData,
     Store,
@@ -147,11 +148,13 @@ async def register(
     on_waiting: Callable[[str], None] = lambda message: None,
     process: str = "",
     details: Callable[[LastRegistration], Mapping[str, Any]] = lambda last: {},
+    guards: Callable[[], Awaitable[Sequence[Operation]]] | None = None,
 ) -> Registered:
     """Register in the present session; needs ``coordination.tree.adopt`` before.
 
     ``details`` adds fields that depend on the last registration; the multi fails if another one came in between, and
-    ``details`` is called again. ``process`` is unique to this process.
+    ``details`` is called again, as is ``guards``: what else the multi does or checks; its exceptions reach the caller.
+    ``process`` is unique to this process.
 
     Waits while an ephemeral of another session exists, for as long as that session could last without a heartbeat
     (calls ``on_waiting`` once); then raises DuplicateBroker. Where the last registration is this process's it waits on:
@@ -168,12 +171,13 @@ async def register(
             last = await last_registration(store, broker_id)
         except NoNode as problem:
             raise NoNode(f"{incarnation_path(broker_id)} was deleted", incarnation_path(broker_id)) from problem
+        guarded = [] if guards is None else await guards()
         detailed = replace(advertisement, details={**advertisement.details, **details(last)})
         now_ms = wall_ms()
         kept = incarnation_record(detailed, process, now_ms)
         data = encode_registration(detailed, now_ms, last.incarnation + 1, session.timeout_ms)
         try:
-            return await _register_once(store, broker_id, data, kept, last.incarnation, session.session_id)
+            return await _register_once(store, broker_id, data, kept, last.incarnation, session.session_id, guarded)
         except UnknownOutcome:
             pass
         except MultiFailed as failed:
@@ -222,7 +226,13 @@ async def registered_directories(store: Store, broker_id: int) -> Mapping[str, s
 
 
 async def _register_once(
-    store: Store, broker_id: int, data: bytes, kept: bytes, count: int, session_id: int
+    store: Store,
+    broker_id: int,
+    data: bytes,
+    kept: bytes,
+    count: int,
+    session_id: int,
+    guarded: Sequence[Operation],
 ) -> Registered:
     # A create in a multi returns only the path; the set after it returns the Stat, and with it the czxid.
     results = await store.multi(
@@ -230,6 +240,7 @@ async def _register_once(
             Create(broker_path(broker_id), b"", ephemeral=True),
             SetData(broker_path(broker_id), data, 0),
             SetData(incarnation_path(broker_id), kept, count),
+            *guarded,
         ]
     )
     ephemeral, counted = results[1].stat, results[2].stat

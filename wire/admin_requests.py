@@ -326,6 +326,19 @@ class AlterUserScramCredentialsRequest(Protocol):
     upsertions: list[AlterUserScramCredentialsUpsertions]
 
 
+class UpdateFeaturesFeatureUpdates(Protocol):
+    feature: str
+    max_version_level: int
+    allow_downgrade: bool
+    upgrade_type: int
+
+
+class UpdateFeaturesRequest(Protocol):
+    timeout_ms: int
+    feature_updates: list[UpdateFeaturesFeatureUpdates]
+    validate_only: bool
+
+
 class DescribeProducersTopics(Protocol):
     name: str
     partition_indexes: list[int]

@@ -91,6 +91,7 @@ _ROWS = (
     Api(api_keys.ALTER_CLIENT_QUOTAS, "AlterClientQuotas", 0, 1, Cost.ADMIN),
     Api(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS, "DescribeUserScramCredentials", 0, 0, Cost.ADMIN),
     Api(api_keys.ALTER_USER_SCRAM_CREDENTIALS, "AlterUserScramCredentials", 0, 0, Cost.ADMIN),
+    Api(api_keys.UPDATE_FEATURES, "UpdateFeatures", 0, 2, Cost.ADMIN),
     Api(api_keys.DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, Cost.CHEAP),
     Api(api_keys.DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, Cost.ADMIN),
     Api(api_keys.DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, Cost.ADMIN),

@@ -121,6 +121,7 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     api_keys.ALTER_CLIENT_QUOTAS: _needs((ALTER_CONFIGS, CLUSTER)),
     api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS: _needs((DESCRIBE, CLUSTER)),
     api_keys.ALTER_USER_SCRAM_CREDENTIALS: _needs((ALTER, CLUSTER)),
+    api_keys.UPDATE_FEATURES: _needs((ALTER, CLUSTER)),
     api_keys.DESCRIBE_CLUSTER: _needs((DESCRIBE, CLUSTER)),  # for the operations of the answer
     api_keys.DESCRIBE_PRODUCERS: _needs((READ, TOPIC)),
     api_keys.DESCRIBE_TRANSACTIONS: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),

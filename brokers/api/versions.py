@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from brokers.api.base import Context, Done
+from brokers.metadata.features import SUPPORTED
 from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.messages import ApiVersionsResponse
 from wire.requests import ApiVersionsRequest
 
-SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {"transaction.version": (0, 2)}
-"""What this release supports. Finalized are the cluster's features, kept in ZooKeeper."""
 FEATURES_WITH_ZERO_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -45,12 +44,10 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
         # a minimum of 0 makes older clients fail (KAFKA-17011): they are spared the feature
         response.supported_features = [
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
-            for name, (low, high) in SUPPORTED_FEATURES.items()
+            for name, (low, high) in SUPPORTED.items()
             if low > 0 or version >= FEATURES_WITH_ZERO_VERSION
         ]
-        finalized = {
-            name: level for name, level in metadata.features.items() if name in SUPPORTED_FEATURES and level > 0
-        }
+        finalized = {name: level for name, level in metadata.features.items() if name in SUPPORTED and level > 0}
         if metadata.features_epoch >= 0:
             response.finalized_features_epoch = metadata.features_epoch
             response.finalized_features = [

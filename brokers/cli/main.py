@@ -22,6 +22,7 @@ _SUBJECTS = {
     "consume": ("brokers.cli.consume", "consume", "Read records."),
     "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "doctor": ("brokers.cli.doctor", "doctor", "Say what is wrong with the fleet, why, and what to do."),
+    "features": ("brokers.cli.features", "features", "Finalized features: describe, upgrade."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, lag, describe, reset, delete."),
     "host": ("brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
     "log": ("brokers.cli.logs", "log", "Read the files of log directories."),

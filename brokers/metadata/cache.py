@@ -25,7 +25,7 @@ from brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
 from brokers.metadata.tree_guard import TreeGuard
 from brokers.metadata.watcher import ZnodeWatcher
-from brokers.metadata.znodes import BadZnode, Change, TopicDeleted
+from brokers.metadata.znodes import BadZnode, Change, FeaturesChanged, TopicDeleted
 from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
 from brokers.setting_kinds import attribute
 from coordination.registration import broker_path, incarnation_path
@@ -248,9 +248,11 @@ class MetadataCache:
         whole = whole or self.guard.behind is not None
         if whole or newest < self._sequence or controller_id != self.controller_id:
             await self.guard.check()
+        epoch = self.features_epoch
         delta, reloaded = await self._read_changes(sequences, whole)
+        others_changed = self.features_epoch != epoch
         self.guard.note(change=self._sequence)
-        others_changed = self._note_foreign()
+        others_changed |= self._note_foreign()
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id
         if brokers_changed:  # the same object while nothing changed: users detect changes by its identity
@@ -309,6 +311,9 @@ class MetadataCache:
         assert sequence == self._sequence + 1, "change-log entries are applied in order"
         changes = list(entry)
         self._image.apply(changes, delta)
+        for change in changes:
+            if isinstance(change, FeaturesChanged) and change.version > self.features_epoch:
+                self.features, self.features_epoch = dict(change.levels), change.version
         self.note_deletions(change.id for change in changes if isinstance(change, TopicDeleted))
         self._sequence = sequence
 

@@ -423,7 +423,15 @@ class ConfigChanged:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-Change = TopicChanged | TopicDeleted | StatesChanged | ConfigChanged
+@dataclass(frozen=True, slots=True)
+class FeaturesChanged:
+    """The finalized features, all of them; ``version`` is their epoch."""
+
+    version: int
+    levels: Mapping[str, int]
+
+
+Change = TopicChanged | TopicDeleted | StatesChanged | ConfigChanged | FeaturesChanged
 
 
 def encode_changes(changes: Sequence[Change], origin: str = "") -> bytes:
@@ -455,6 +463,8 @@ def _change_document(change: Change) -> dict[str, Any]:
             }
         case ConfigChanged(kind, entity, version, config):
             return {"config": kind, "entity": entity, "version": version, "values": dict(config)}
+        case FeaturesChanged(version, levels):
+            return {"features": dict(levels), "version": version}
 
 
 def decode_changes(path: str, data: bytes) -> list[Change]:
@@ -487,4 +497,6 @@ def _change_from(part: Mapping[str, Any]) -> Change:
     if "config" in part:
         values = {str(name): str(value) for name, value in part["values"].items()}
         return ConfigChanged(str(part["config"]), str(part["entity"]), int(part["version"]), values)
+    if "features" in part:
+        return FeaturesChanged(int(part["version"]), {str(name): int(lv) for name, lv in part["features"].items()})
     raise ValueError(f"unknown change {sorted(part)}")

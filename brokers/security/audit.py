@@ -142,6 +142,7 @@ _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
         api_keys.OFFSET_DELETE,
         api_keys.ALTER_CLIENT_QUOTAS,
         api_keys.ALTER_USER_SCRAM_CREDENTIALS,
+        api_keys.UPDATE_FEATURES,
         api_keys.REPLICA_ENDS,
         api_keys.RESET_SINK,
         api_keys.COMPACT_TOPICS,

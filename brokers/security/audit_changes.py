@@ -220,6 +220,13 @@ def _alter_users(request: admin_requests.AlterUserScramCredentialsRequest, respo
     return _named("User", _ALTER, names, _codes(response.results, "user"))
 
 
+def _update_features(request: admin_requests.UpdateFeaturesRequest, response: Any) -> Changes:
+    codes = {row.feature: row.error_code for row in response.results or ()}
+    for row in request.feature_updates:
+        error = _error(response.error_code or codes.get(row.feature, 0))
+        yield Change("Cluster", CLUSTER_NAME, _ALTER, error, f"feature {row.feature} to level {row.max_version_level}")
+
+
 def _tokens(request: object, response: Any) -> Changes:
     kind = TYPE_NAMES.get(ResourceType.DELEGATION_TOKEN, "DelegationToken")
     yield Change(kind, "", _ALTER, _error(response.error_code))
@@ -256,6 +263,7 @@ _READERS: Final[dict[int, tuple[str, _Reader]]] = {
     api_keys.OFFSET_DELETE: ("", _delete_offsets),
     api_keys.ALTER_CLIENT_QUOTAS: ("entries", _alter_quotas),
     api_keys.ALTER_USER_SCRAM_CREDENTIALS: ("upsertions", _alter_users),
+    api_keys.UPDATE_FEATURES: ("feature_updates", _update_features),
     api_keys.REPLICA_ENDS: ("", _of_brokers),
     api_keys.RESET_SINK: ("", _reset_sink),
     api_keys.COMPACT_TOPICS: ("topics", _compact_topics),

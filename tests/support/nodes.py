@@ -14,7 +14,7 @@ import pytest
 from brokers.config import BrokerConfig
 from brokers.controller import auto_creation, controller, remaining
 from brokers.controller.controller import Controller
-from brokers.metadata import config_writes, znodes
+from brokers.metadata import config_writes, features, znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LogEnd, PartitionState, TopicPartition
 from brokers.peers.calls import Peers, PeerUnavailable
@@ -255,7 +255,7 @@ class Nodes:
         self._patience = pytest.MonkeyPatch()
 
     async def __aenter__(self) -> Nodes:
-        for module in (controller, auto_creation, config_writes):
+        for module in (controller, auto_creation, config_writes, features):
             self._patience.setattr(module, "METADATA_WAIT_MS", PATIENCE_MS)
         self._patience.setattr(auto_creation, "AUTO_CREATE_MS", PATIENCE_MS)
         self._patience.setattr(remaining, "FRESH_SECONDS", PATIENCE_MS / 1000)

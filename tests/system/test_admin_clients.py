@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually, eventually_async
 from wire import messages
@@ -135,6 +136,35 @@ def test_librdkafka_describes_the_cluster(admin: AdminClient) -> None:
     assert sorted(node.id for node in cluster.nodes) == [1, 2, 3]
     assert cluster.controller.id in (1, 2, 3)
     assert cluster.cluster_id
+
+
+def test_features_are_finalized_by_clients_and_by_the_command_line(fleet: Fleet) -> None:
+    """UpdateFeatures: a new fleet has the newest levels; each broker says so once one was asked."""
+    from kafka.admin import KafkaAdminClient, UpdateFeatureType
+
+    shell = Shell(fleet)
+
+    def described() -> tuple[Any, int]:
+        found = shell.json("features", "describe")
+        (row,) = found["features"]
+        return (row["feature"], row["supported"], row["finalized"]), found["epoch"]
+
+    row, epoch = described()
+    assert row == ("transaction.version", [0, 2], 2)
+    assert shell.lines("features", "describe")[-1] == f"epoch {epoch}"
+    client = KafkaAdminClient(bootstrap_servers=fleet.bootstrap)
+    try:
+        client.update_features({"transaction.version": (UpdateFeatureType.SAFE_DOWNGRADE, 1)})
+    finally:
+        client.close()
+    for broker in fleet.brokers:
+        eventually(lambda: Shell(fleet).json("features", "describe")["epoch"] == epoch + 1, f"{broker} knows it")
+    refused = shell.run("features", "upgrade", "transaction.version=3", code=1)
+    assert "only supports versions 0-2" in refused.stderr
+    shell.run("features", "upgrade", "newest", code=2)
+    assert "possible" in shell.run("features", "upgrade", "--dry-run").stdout
+    assert shell.json("features", "upgrade") == {"features": {"transaction.version": 2}, "finalized": True}
+    eventually(lambda: described() == (row, epoch + 2), "the newest level is back")
 
 
 def has_four_partitions(described: list[Any]) -> bool:

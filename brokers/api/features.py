@@ -1,0 +1,56 @@
+"""UpdateFeatures (key 57, KIP-584): finalized features, by any broker."""
+
+from __future__ import annotations
+
+import logging
+
+from brokers.api.access import ALTER, CLUSTER
+from brokers.api.base import Context, Done
+from brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
+from brokers.metadata.znodes import BadZnode
+from coordination.store import StoreError
+from wire import api_keys, messages
+from wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
+from wire.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+
+async def handle_update_features(request: UpdateFeaturesRequest, context: Context) -> Done:
+    """UpdateFeatures v0-v2: all updates or none, so the outcome is that of each; validated only if asked so."""
+    version = context.api_version
+    updates = [
+        FeatureUpdate(row.feature, row.max_version_level, row.upgrade_type if version >= 1 else _type(row))
+        for row in request.feature_updates
+    ]
+    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+        return _answer(version, updates, FeatureOutcome(denied), top=True)
+    services = context.services
+    try:
+        outcome = await update_features(
+            services.store, services.metadata, updates, validate_only=version >= 1 and request.validate_only
+        )
+    except (StoreError, BadZnode) as error:
+        log.warning("the finalized features cannot be written: %s", error)
+        outcome = FeatureOutcome(ErrorCode.REQUEST_TIMED_OUT, "ZooKeeper cannot be reached")
+    else:
+        if outcome.error is ErrorCode.NONE and updates:
+            names = ", ".join(f"{update.name}={update.level}" for update in updates)
+            done = "checked" if request.validate_only else "finalized"
+            log.info("features %s by %s: %s", done, context.client_id, names)
+    return _answer(version, updates, outcome, top=version >= 2)
+
+
+def _type(row: UpdateFeaturesFeatureUpdates) -> int:
+    return SAFE_DOWNGRADE if row.allow_downgrade else UPGRADE
+
+
+def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome, *, top: bool) -> Done:
+    response = messages.response_class(api_keys.UPDATE_FEATURES)
+    error, message = int(outcome.error), outcome.message
+    if top:
+        return Done(response(version=version, error_code=error, error_message=message))
+    kind = response.UpdatableFeatureResult
+    names = dict.fromkeys(update.name for update in updates)
+    rows = [kind(version=version, feature=name, error_code=error, error_message=message) for name in names]
+    return Done(response(version=version, error_code=0, error_message=None, results=rows))
