@@ -101,7 +101,7 @@ async def write_plan(store: Store, plan: RepairPlan) -> None:
     if plan.chosen:
         await store.multi([await _put(store, znodes.REPAIR, znodes.encode_topic_ids(plan.chosen))])
     for operations in plan.topics.values():
-        for some in pieces(operations):
+        for some in written_at_once(operations):
             await store.multi(some)
     if plan.producer_id >= 0:
         block = Block(max(0, plan.producer_id - 999), plan.producer_id)
@@ -126,7 +126,7 @@ async def _put(store: Store, path: str, data: bytes) -> Operation:
     return Create(path, data) if await store.exists(path) is None else SetData(path, data)
 
 
-def pieces(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+def written_at_once(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
     """Each is written at once. None ends between a znode and its parent: a plan can be made of what is there then."""
     start = 0
     while start < len(operations):

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from brokers.cli.main import cli
-from brokers.cli.repair import AT_ONCE, PRODUCER_IDS, pieces
+from brokers.cli.repair import AT_ONCE, PRODUCER_IDS, written_at_once
 from brokers.metadata import znodes
 from brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
 from brokers.metadata.marks import ClusterMarks
@@ -171,7 +171,7 @@ def test_no_piece_ends_between_a_znode_and_its_parent() -> None:
         made += [Create(f"/t/partitions/{index}"), Create(f"/t/partitions/{index}/state")]
         gone += [Delete(f"/t/partitions/{index}/state"), Delete(f"/t/partitions/{index}")]
     for operations in (made, [*gone, Delete("/t/partitions"), Delete("/t")], [*gone[1:], SetData("/t", b"")]):
-        found = list(pieces(operations))
+        found = list(written_at_once(operations))
         assert [one for piece in found for one in piece] == operations
         assert all(AT_ONCE <= len(piece) < AT_ONCE + 4 for piece in found[:-1])
         for piece, after in pairwise(found):

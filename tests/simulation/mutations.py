@@ -27,11 +27,11 @@ from brokers.log.producers import Duplicate, ProducerState, Refusal
 from brokers.log.read import LogReader
 from brokers.log.store import LogStore
 from brokers.log.truncate import Truncation
-from brokers.metadata import znodes
+from brokers.metadata import marks, repair, znodes
 from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LiveBroker
-from brokers.replication import continuity, isr
+from brokers.replication import continuity, inventory_keeper, isr
 from brokers.replication.confirmations import Confirmations
 from brokers.replication.follower_progress import Follower
 from brokers.replication.in_sync_set import InSyncSet
@@ -46,7 +46,7 @@ from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
 from tests.simulation.replacing import Mutation, instead, mutated
-from tests.simulation.world import DIRECTORIES, HURRY, Report, World
+from tests.simulation.world import DIRECTORIES, HURRY, ROLLBACK, Report, World
 from txn import sinks, transaction
 from txn.coordinator import Producer, TransactionShard
 from txn.markers import Senders
@@ -113,6 +113,13 @@ def _counts_before_it_is_written(original: Any, self: Any, state: Any) -> None:
 async def _takes_an_unknown_outcome_for_a_failure(self: Any, batch: Any) -> list[Any]:
     self._refused(batch)
     return []
+
+
+# ---- ZooKeeper's older copies
+
+
+def _keeps_leader_epochs(original: Any, plan: Any, replicas: Any, logs: Any, known_epoch: Any) -> Any:
+    return replace(original(plan, replicas, logs, known_epoch), leader_epoch=max(known_epoch, 0))
 
 
 # ---- epochs, incarnations, elections
@@ -563,6 +570,12 @@ MUTATIONS = (
         instead(PositionSets.takes, lambda self, batches, now_ms: 0),
         instead(PositionSets.sift, _keeps_the_highest_position),
     ), 0, REPEATS),
+    # ---- ZooKeeper's older copies
+    Mutation("brokers follow a ZooKeeper that is older than what they have seen", (
+        instead(marks.lower, lambda seen, found: None),
+        instead(inventory_keeper.later_epochs, lambda topics, logs: None),
+    ), 0, (ROLLBACK,), 8),
+    Mutation("a repair keeps the leader epochs of the older copy", (instead(repair._state, _keeps_leader_epochs),), 0, (ROLLBACK,), 8),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 2, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),
