@@ -181,7 +181,7 @@ async def answer(broker: Guarded, key: int, version: int, request: Any) -> Any:
 
 
 def request_of(broker: Guarded, key: int, version: int, **others: Any) -> Any:
-    if key in (0, 1):
+    if key in (0, 1, 8, 9, 28):
         others = {"topic_id": TOPIC_ID, "records": broker.batch()} | others
     return filled(key, version, **others)
 

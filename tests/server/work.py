@@ -116,6 +116,7 @@ WORK: dict[int, Entry] = {
     49: _entry(validate_only=True),
     50: _entry(),
     51: _entry(mechanism=1, iterations=4096),
+    57: _entry(upgrade_type=1, max_version_level=1),
     60: _entry(),
     61: _entry(),
     65: _entry(),
