@@ -427,6 +427,20 @@ def test_a_damaged_snapshot_is_dropped(tmp_path):
     assert not snapshot.exists()
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_snapshot_above_the_end_is_of_what_was_cut_off(tmp_path, clean):
+    """A process that died in a cut may have left it: what is appended up to there is another history."""
+    path = tmp_path / "events-0"
+    log = open_log(path)
+    append(log, produced(7, 0, 0, 3))
+    log.close()
+    later = path / f"{5:020d}.snapshot"
+    later.write_bytes((path / f"{3:020d}.snapshot").read_bytes())
+    again = open_log(path, clean=clean, recovery_point=3)
+    assert not later.exists()
+    assert again.producers.entries[7].last_sequence == 2
+
+
 def test_a_log_shorter_than_its_start_begins_anew(tmp_path):
     path = tmp_path / "events-0"
     log = open_log(path)
