@@ -394,11 +394,12 @@ async def _alter_one(
     if validate_only:
         alteration(metadata.dynamic_config(_KINDS[resource], entity))
     else:
+        before = dict(metadata.dynamic_config(_KINDS[resource], entity))
         await alter_config(context.services.store, metadata, _KINDS[resource], entity, alteration)
         if certificates is not None:
             await certificates.applied()
         wanted = [one for one in alterations if one.operation != Operation.DELETE and not of_tls(one.name)]
-        changed = {one.name: one.value for one in wanted}
+        changed = {one.name: one.value for one in wanted if before.get(one.name) != one.value}
         inert = without_effect(changed, _TABLES[resource])
         if inert:
             entity = f"{resource.name.lower()} {name or 'defaults'}"

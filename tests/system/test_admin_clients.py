@@ -255,3 +255,27 @@ def test_all_brokers_name_the_same_coordinators(fleet: Fleet, kind: int) -> None
         return answers[0] == answers[1] == answers[2] and all(node > 0 for _, node in answers[0])
 
     eventually(agreed, "all brokers name the same coordinators")
+
+
+def test_a_setting_without_effect_is_warned_of_once_a_change(fleet: Fleet, admin: AdminClient, topic: str) -> None:
+    """MirrorMaker sets what it mirrors every ten seconds, mostly to what it is."""
+    admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(20)
+
+    where = ConfigResource(ResourceType.TOPIC, topic)
+
+    def alter(value: str) -> None:
+        entry = ConfigEntry("local.retention.ms", value, incremental_operation=AlterConfigOpType.SET)
+        result(
+            admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])])
+        )
+        for broker in fleet.brokers:
+            one = AdminClient({"bootstrap.servers": broker.address})
+            eventually(
+                lambda one=one: result(one.describe_configs([where]))["local.retention.ms"].value,
+                "every broker knows it", good=lambda found: found == value,
+            )  # fmt: skip
+
+    for value in ("5", "5", "6", "6"):
+        alter(value)
+    logs = "".join(broker.log_file.read_text(errors="replace") for broker in fleet.brokers)
+    assert logs.count(f"topic {topic}: settings are stored, but without effect here") == 2
