@@ -153,7 +153,7 @@ class Broker:
 
 
 class Fleet:
-    """N brokers beside one ZooKeeper, all on loopback, all ended by :meth:`close`."""
+    """N brokers beside one ZooKeeper, all on loopback, all ended by :meth:`close`, or when one cannot start."""
 
     def __init__(self, directory: Path, brokers: int = 3, **settings: object) -> None:
         self.directory = directory
@@ -171,10 +171,14 @@ class Fleet:
     def start(self, count: int | None = None) -> Fleet:
         """All brokers, or the first of them: the rest are a test's to start."""
         started = self.brokers[:count]
-        for broker in started:
-            broker.start()
-        for broker in started:
-            broker.wait_ready()
+        try:
+            for broker in started:
+                broker.start()
+            for broker in started:
+                broker.wait_ready()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def close(self) -> None:

@@ -248,3 +248,12 @@ def test_a_broker_alone_with_the_defaults_of_a_fleet_says_what_groups_wait_for(o
     producer.commit()
     ended = subprocess.run([*command, "60", "-n", "1"], capture_output=True, text=True, check=True)
     assert ended.stdout == "one\n"
+
+
+def test_a_fleet_that_cannot_start_leaves_nothing_running(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 3)
+    fleet.brokers[2].config_file.write_text("broker.id=none\n")
+    with pytest.raises(AssertionError, match="broker 3 ended with"):
+        fleet.start()
+    assert [broker.process is not None and broker.process.poll() is not None for broker in fleet.brokers] == [True] * 3
+    assert fleet.zookeeper.pid is None
