@@ -230,7 +230,7 @@ def reset_group_offsets(
         moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
         if execute:
             if state not in MEMBERLESS:
-                raise CliError(f"group {name} has active members (it is {state}); stop them first")
+                raise CliError(f"group {name} has active members (it is {state}); stop them first (NON_EMPTY_GROUP)")
             _commit(client, name, moves)
     _show(out, moves, execute)
     if not execute and state not in MEMBERLESS:

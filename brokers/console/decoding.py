@@ -58,15 +58,14 @@ def _without_schema(raw: bytes, how: str, limit: int) -> ShownBytes:
 
 
 def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) -> ShownBytes:
-    """By the schema whose id comes first. Bytes that may have that look by chance are shown as others."""
+    """By the schema whose id comes first. Bytes that have that look by chance are shown as others, with a word."""
     try:
         if schemas is None:
             raise SchemaProblem("the console was started without --schema-registry")
         found = schemas.avro(raw)
     except SchemaProblem as problem:
         if how == "auto":
-            shown = _without_schema(raw, how, limit)
-            return shown if problem.unknown else shown._replace(problem=str(problem))
+            return _without_schema(raw, how, limit)._replace(problem=str(problem))
         return _without_schema(raw, "hex", limit)._replace(problem=str(problem))
     number = schema_id(raw)
     if found is None:

@@ -149,6 +149,15 @@ def test_a_groups_lag_is_shown_and_its_offsets_move(visitor: Visitor, shell: She
     assert visitor.json(href)["lag"] == 6
     done(visitor, "reset-group", group=group, how="shift-by", value="-3")
     assert visitor.json(href)["lag"] == 9
+    with shell.start("consume", name, "-g", group) as member:
+        try:
+            eventually(lambda: visitor.json(href)["members"], "the group has a member")
+            form = {"form_token": visitor.json("/topics")["form_token"], "confirm": "yes", "group": group}
+            refused = visitor.post("/change/reset-group", {**form, "how": "to-latest"}, Accept="application/json")
+            assert (refused.status, "stop them first" in refused.text) == (409, True)
+        finally:
+            member.terminate()
+    eventually(lambda: visitor.json(href)["members"] == [], "the member has left")
     done(visitor, "delete-group", group=group)
     assert visitor.get(href).status == 404
 

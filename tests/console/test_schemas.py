@@ -209,7 +209,7 @@ def test_values_are_shown_by_their_schema_with_its_id(registry: FakeRegistry) ->
     assert (shown.kind, shown.schema) == ("hex", None)
     assert f"schema {avro}" in shown.problem
     by_chance = decode_bytes(framed(77, b"abc"), "auto", schemas=schemas)
-    assert (by_chance.kind, by_chance.problem) == ("hex", "")
+    assert (by_chance.kind, by_chance.problem) == ("hex", "the registry has no schema 77")
     assert "no schema 77" in decode_bytes(framed(77, b"abc"), "registry", schemas=schemas).problem
     assert "zero byte" in decode_bytes(b"abc", "registry", schemas=schemas).problem
     assert decode_bytes(b"abc", "auto", schemas=schemas).text == "abc"
