@@ -11,7 +11,6 @@ SEED ?= 1
 REPEAT ?= 1
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
-PACKAGES := wire _native coordination txn brokers spark_udfs
 
 .PHONY: help quickstart test test-all house test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 

@@ -1,9 +1,9 @@
 """Spark looks for modules named ``pyspark_*`` and registers their ``DefaultSource``: no import, no jar, no setting."""
 
-from spark_udfs.versions import require_data_sources
+from fleetlog.spark.versions import require_data_sources
 
 require_data_sources()
 
-from spark_udfs.data_source import FleetlogSource as DefaultSource  # noqa: E402
+from fleetlog.spark.data_source import FleetlogSource as DefaultSource  # noqa: E402
 
 __all__ = ["DefaultSource"]

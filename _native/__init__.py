@@ -10,6 +10,9 @@ import importlib
 import os
 from types import ModuleType
 
+if __name__ != "fleetlog._native":
+    raise ImportError("_native is imported as fleetlog._native")
+
 CHOICE = os.environ.get("FLEETLOG_NATIVE", "auto")
 if CHOICE not in ("auto", "cython", "pure"):
     raise ImportError(f"FLEETLOG_NATIVE={CHOICE!r}: must be auto, cython or pure")
@@ -23,7 +26,7 @@ def choose(kernel: str) -> ModuleType:
     REASONS[kernel] = "pure: FLEETLOG_NATIVE=pure"
     if CHOICE != "pure":
         try:
-            found = importlib.import_module(f"_native.{kernel}_cy")
+            found = importlib.import_module(f"fleetlog._native.{kernel}_cy")
             _refuse_stale(kernel, found)
             REASONS[kernel] = f"cython: {found.__file__}"
             return found
@@ -34,7 +37,7 @@ def choose(kernel: str) -> ModuleType:
                     f"FLEETLOG_NATIVE=cython, but the compiled kernel {kernel} cannot be loaded: {error}; "
                     "install fleetlog with a C compiler present, or choose auto or pure"
                 ) from error
-    return importlib.import_module(f"_native.{kernel}_py")
+    return importlib.import_module(f"fleetlog._native.{kernel}_py")
 
 
 def names_of(kernel: str) -> dict[str, object]:
@@ -42,7 +45,7 @@ def names_of(kernel: str) -> dict[str, object]:
 
     Types that a compiled twin doesn't define are the pure one's.
     """
-    pure, found = importlib.import_module(f"_native.{kernel}_py"), choose(kernel)
+    pure, found = importlib.import_module(f"fleetlog._native.{kernel}_py"), choose(kernel)
     return {name: getattr(found, name, getattr(pure, name)) for name in pure.__all__}
 
 
@@ -52,7 +55,7 @@ class StaleKernelError(Exception):
 
 def _refuse_stale(kernel: str, compiled: ModuleType) -> None:
     """Raise if a newer checkout finds older compiled kernels: names are missing then."""
-    pure = importlib.import_module(f"_native.{kernel}_py")
+    pure = importlib.import_module(f"fleetlog._native.{kernel}_py")
     own = {name: value for name, value in vars(pure).items() if getattr(value, "__module__", "") == pure.__name__}
     missing = [
         name

@@ -9,10 +9,10 @@ from libc.string cimport memcpy
 
 cimport cython
 
-from _native.batch_py import Admitted
-from _native.batch_py import BatchHeader as HeaderTuple
-from _native.batch_py import Record
-from _native.errors import CorruptBatch
+from fleetlog._native.batch_py import Admitted
+from fleetlog._native.batch_py import BatchHeader as HeaderTuple
+from fleetlog._native.batch_py import Record
+from fleetlog._native.errors import CorruptBatch
 
 include "varints.pxi"
 include "bytes.pxi"

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import crc32c as _crc32c
 
-from _native.byte_reader import ByteReader, put_varint, zigzag
-from _native.errors import CorruptBatch
+from fleetlog._native.byte_reader import ByteReader, put_varint, zigzag
+from fleetlog._native.errors import CorruptBatch
 
 __all__ = [
     "HEADER_SIZE",

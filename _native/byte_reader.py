@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Generic, TypeVar
 
-from _native.errors import LooseMessage, MalformedMessage
+from fleetlog._native.errors import LooseMessage, MalformedMessage
 
 B = TypeVar("B", bytes, memoryview)
 M = TypeVar("M")

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from _native import columns_py, names_of
-from _native.batch import HEADER_SIZE, BatchHeader, crc32c, validate_batch
-from _native.columns_py import *
-from _native.errors import CorruptBatch
+from fleetlog._native import columns_py, names_of
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, crc32c, validate_batch
+from fleetlog._native.columns_py import *
+from fleetlog._native.errors import CorruptBatch
 
 if not TYPE_CHECKING:
     globals().update(names_of("columns"))

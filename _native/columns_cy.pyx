@@ -7,8 +7,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.columns_py import Columns, Runs
-from _native.errors import CorruptBatch
+from fleetlog._native.columns_py import Columns, Runs
+from fleetlog._native.errors import CorruptBatch
 
 include "varints.pxi"
 include "records.pxi"

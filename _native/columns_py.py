@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from _native.batch_py import BatchHeader, Record, decode_records, encode_records
-from _native.errors import CorruptBatch
+from fleetlog._native.batch_py import BatchHeader, Record, decode_records, encode_records
+from fleetlog._native.errors import CorruptBatch
 
 __all__ = [
     "Columns",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native import names_of
-from _native.compact_py import *
+from fleetlog._native import names_of
+from fleetlog._native.compact_py import *
 
 if not TYPE_CHECKING:
     globals().update(names_of("compact"))

@@ -9,9 +9,9 @@ from libc.string cimport memcmp, memcpy, memset
 
 cimport cython
 
-from _native.batch import validate_records
-from _native.compact_py import Gathered, Kept, PagePositions
-from _native.errors import CorruptBatch
+from fleetlog._native.batch import validate_records
+from fleetlog._native.compact_py import Gathered, Kept, PagePositions
+from fleetlog._native.errors import CorruptBatch
 
 include "varints.pxi"
 

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from _native.batch_py import BatchHeader, _RecordReader, decode_records, validate_records
-from _native.byte_reader import put_varint, zigzag
+from fleetlog._native.batch_py import BatchHeader, _RecordReader, decode_records, validate_records
+from fleetlog._native.byte_reader import put_varint, zigzag
 
 __all__ = [
     "PAGE_BITS", "SLOT_BYTES", "Gathered", "Kept", "KeyMap", "PagePositions", "Position", "collect_keys",

@@ -5,8 +5,8 @@ import os
 
 from libc.stdint cimport int64_t
 
-from _native.files_py import MAPPED_BELOW, MAPPED_FROM, SliceGone
-from _native.io_py import FilePart
+from fleetlog._native.files_py import MAPPED_BELOW, MAPPED_FROM, SliceGone
+from fleetlog._native.io_py import FilePart
 
 include "named.pxi"
 

@@ -9,10 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from _native.io_py import FilePart
+from fleetlog._native.io_py import FilePart
 
 if TYPE_CHECKING:
-    from _native.io_py import Mapping
+    from fleetlog._native.io_py import Mapping
 
 __all__ = ["MAPPED_BELOW", "MAPPED_FROM", "FileSlice", "OpenFile", "SliceGone"]
 

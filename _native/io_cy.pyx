@@ -7,7 +7,7 @@ import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from _native.io_py import SEND_LIMIT, SMALL, FilePart, Sent, Stop
+from fleetlog._native.io_py import SEND_LIMIT, SMALL, FilePart, Sent, Stop
 
 include "named.pxi"
 

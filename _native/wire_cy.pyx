@@ -11,9 +11,9 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from _native.byte_reader import ReplacedText
-from _native.errors import LooseMessage, MalformedMessage
-from _native.wire_py import (
+from fleetlog._native.byte_reader import ReplacedText
+from fleetlog._native.errors import LooseMessage, MalformedMessage
+from fleetlog._native.wire_py import (
     MAX_ASKED,
     MAX_OBJECTS,
     MAX_RUN_PARTS,
@@ -76,7 +76,7 @@ __all__ = [
     "parse_request_header",
 ]
 
-from _native.wire_tuples import LARGEST_FETCH_RUN as _LARGEST_FETCH_RUN
+from fleetlog._native.wire_tuples import LARGEST_FETCH_RUN as _LARGEST_FETCH_RUN
 
 cdef Py_ssize_t LARGEST_FETCH_RUN = _LARGEST_FETCH_RUN
 cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK

@@ -10,8 +10,8 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 
-from _native.byte_reader import ByteReader, put_varint
-from _native.errors import MalformedMessage
+from fleetlog._native.byte_reader import ByteReader, put_varint
+from fleetlog._native.errors import MalformedMessage
 
 Buffer = bytes | bytearray | memoryview
 

@@ -19,9 +19,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from _native.byte_reader import put_varint
-from _native.errors import LooseMessage, MalformedMessage
-from _native.wire_fields import (
+from fleetlog._native.byte_reader import put_varint
+from fleetlog._native.errors import LooseMessage, MalformedMessage
+from fleetlog._native.wire_fields import (
     I16,
     I32,
     I64,
@@ -35,7 +35,7 @@ from _native.wire_fields import (
     put_string,
     put_tags,
 )
-from _native.wire_tuples import (
+from fleetlog._native.wire_tuples import (
     LARGEST_FETCH_RUN,
     FetchAnswer,
     FetchAnswerPart,

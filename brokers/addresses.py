@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from brokers.model import Endpoint
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.setting_kinds import ConfigError
 
 PLAINTEXT: Final = "PLAINTEXT"
 SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"

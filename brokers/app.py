@@ -18,44 +18,44 @@ import time
 import uuid
 from pathlib import Path
 
-from brokers.api.base import Services
-from brokers.config import BrokerConfig, ConfigError
-from brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, StoreRefused
-from brokers.log.directories import LogDirectory
-from brokers.log.directory_owner import DirectoryOwner
-from brokers.log.sync_times import slow_sync_micros
-from brokers.metadata.client_configs import ClientConfigs
-from brokers.metadata.login_secret import login_secret
-from brokers.metadata.users import ScramUsers
-from brokers.metadata.znodes import BadZnode
-from brokers.metrics import Metrics
-from brokers.model import CertificateState, Endpoint, ProcessHealth, id_text, random_id
-from brokers.node import Node, Ports, StartError
-from brokers.peers.calls import Peers
-from brokers.replication.rolling import held_back, not_in_sync, some_of
-from brokers.security.admin_tls import admin_contexts
-from brokers.security.audit_settings import audit_settings
-from brokers.security.listener_logins import LoginSettings, login_settings
-from brokers.security.listener_tls import ignored_client_auth, listener_tls
-from brokers.security.peer_tls import inter_broker_contexts, inter_broker_server_context
-from brokers.security.sasl import SaslListener
-from brokers.security.scram import random_text
-from brokers.security.tls_contexts import server_context
-from brokers.security.zookeeper_settings import ZookeeperSettings
-from brokers.server.admin import Admin
-from brokers.server.descriptors import Descriptors, in_use
-from brokers.server.dynamic_tls import DynamicTls
-from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
-from brokers.server.listener import Server
-from brokers.server.login import sasl_listener
-from brokers.server.process_figures import ProcessFigures
-from brokers.server.service_manager import service_manager
-from brokers.server.tls_listeners import TlsListener
-from brokers.server.watchdog import LoopWatch
-from brokers.server.zookeeper_figures import watch_zookeeper
-from coordination.previous_session import FILE_NAME, PreviousSession
-from coordination.store import StoreError
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.config import BrokerConfig, ConfigError
+from fleetlog.brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, StoreRefused
+from fleetlog.brokers.log.directories import LogDirectory
+from fleetlog.brokers.log.directory_owner import DirectoryOwner
+from fleetlog.brokers.log.sync_times import slow_sync_micros
+from fleetlog.brokers.metadata.client_configs import ClientConfigs
+from fleetlog.brokers.metadata.login_secret import login_secret
+from fleetlog.brokers.metadata.users import ScramUsers
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import CertificateState, Endpoint, ProcessHealth, id_text, random_id
+from fleetlog.brokers.node import Node, Ports, StartError
+from fleetlog.brokers.peers.calls import Peers
+from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
+from fleetlog.brokers.security.admin_tls import admin_contexts
+from fleetlog.brokers.security.audit_settings import audit_settings
+from fleetlog.brokers.security.listener_logins import LoginSettings, login_settings
+from fleetlog.brokers.security.listener_tls import ignored_client_auth, listener_tls
+from fleetlog.brokers.security.peer_tls import inter_broker_contexts, inter_broker_server_context
+from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.security.scram import random_text
+from fleetlog.brokers.security.tls_contexts import server_context
+from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.server.admin import Admin
+from fleetlog.brokers.server.descriptors import Descriptors, in_use
+from fleetlog.brokers.server.dynamic_tls import DynamicTls
+from fleetlog.brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
+from fleetlog.brokers.server.listener import Server
+from fleetlog.brokers.server.login import sasl_listener
+from fleetlog.brokers.server.process_figures import ProcessFigures
+from fleetlog.brokers.server.service_manager import service_manager
+from fleetlog.brokers.server.tls_listeners import TlsListener
+from fleetlog.brokers.server.watchdog import LoopWatch
+from fleetlog.brokers.server.zookeeper_figures import watch_zookeeper
+from fleetlog.coordination.previous_session import FILE_NAME, PreviousSession
+from fleetlog.coordination.store import StoreError
+from fleetlog.coordination.zookeeper import ZookeeperStore
 
 __all__ = ["Broker", "StartError", "SystemClock", "new_cluster_id", "run"]
 

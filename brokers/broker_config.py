@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
-from brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
-from brokers.model import Endpoint
-from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, table_of
-from brokers.topic_config import CODECS, DAY_MS, FOREVER, GZIP_LEVELS, LARGEST_ARRAY, MIB, TOPIC_SETTINGS, TopicConfig
+from fleetlog.brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
+from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, table_of
+from fleetlog.brokers.topic_config import (
+    CODECS,
+    DAY_MS,
+    FOREVER,
+    GZIP_LEVELS,
+    LARGEST_ARRAY,
+    MIB,
+    TOPIC_SETTINGS,
+    TopicConfig,
+)
 
 BOOLEAN, STRING, INT, SHORT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT, SettingType.SHORT
 LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST

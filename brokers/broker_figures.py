@@ -8,14 +8,14 @@ from itertools import chain
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from brokers.api.base import Services
-from brokers.config import BrokerConfig
-from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
-from brokers.groups.rebalances import RebalanceTimes
-from brokers.kafka_names import KafkaPage
-from brokers.log.sync_times import SYNC_SECONDS
-from brokers.model import NO_LEADER
-from brokers.replication.figures import (
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
+from fleetlog.brokers.groups.rebalances import RebalanceTimes
+from fleetlog.brokers.kafka_names import KafkaPage
+from fleetlog.brokers.log.sync_times import SYNC_SECONDS
+from fleetlog.brokers.model import NO_LEADER
+from fleetlog.brokers.replication.figures import (
     dedup_rows,
     follower_families,
     partition_rows,
@@ -23,8 +23,8 @@ from brokers.replication.figures import (
     silent_transactions,
     states_in_slices,
 )
-from brokers.topic_figures import OTHER_TOPICS, TopicTable
-from txn.states import TransactionState
+from fleetlog.brokers.topic_figures import OTHER_TOPICS, TopicTable
+from fleetlog.txn.states import TransactionState
 
 PARTS_PER_TURN = 5
 """Parts of :meth:`txn.commands.Shard.metric_parts`, or slices of as many rows, that one turn of the loop may read."""

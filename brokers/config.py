@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from brokers.broker_config import BROKER_SETTINGS, FALLBACKS, LISTENER_PREFIX, BrokerConfig, broker_setting
-from brokers.inert_settings import KAFKA_BROKER_SETTINGS
-from brokers.properties import parse_properties
-from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, suggest
-from brokers.topic_config import TOPIC_SETTINGS, TopicConfig
-from coordination.connect import CannotConnect, parse_connect
+from fleetlog.brokers.broker_config import BROKER_SETTINGS, FALLBACKS, LISTENER_PREFIX, BrokerConfig, broker_setting
+from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS
+from fleetlog.brokers.properties import parse_properties
+from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, suggest
+from fleetlog.brokers.topic_config import TOPIC_SETTINGS, TopicConfig
+from fleetlog.coordination.connect import CannotConnect, parse_connect
 
 __all__ = [
     "BROKER_SETTINGS",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from brokers.setting_kinds import Setting, SettingType
+from fleetlog.brokers.setting_kinds import Setting, SettingType
 
 _SECURITY = """
 delegation.token.expiry.check.interval.ms long 3600000 1..

@@ -13,12 +13,12 @@ from functools import cache
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from _native.tally import TIME_BOUNDS_S
-from brokers.api.base import Services
-from brokers.exposition import SLICE, RowFamily, Rows, in_slices
-from brokers.metrics import Histogram
-from brokers.model import NO_LEADER
-from brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
+from fleetlog._native.tally import TIME_BOUNDS_S
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.exposition import SLICE, RowFamily, Rows, in_slices
+from fleetlog.brokers.metrics import Histogram
+from fleetlog.brokers.model import NO_LEADER
+from fleetlog.brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
 
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")

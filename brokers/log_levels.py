@@ -1,7 +1,8 @@
 """Levels of the process's loggers, as Kafka's resource BROKER_LOGGER tells and changes them at run time.
 
-A logger is named as the module that writes to it; a room's name (``brokers.replication``) stands for all its modules.
-Levels have Kafka's names: FATAL is Python's CRITICAL, TRACE is below DEBUG. A change lasts until the process ends.
+A logger is named as the module that writes to it; a room's name (``fleetlog.brokers.replication``) stands for all its
+modules. Levels have Kafka's names: FATAL is Python's CRITICAL, TRACE is below DEBUG. A change lasts until the process
+ends.
 
 Source: KIP-412, Kafka's LoggingController and RuntimeLoggerManager.
 """
@@ -12,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterable
 
-from brokers.model import BrokerId
+from fleetlog.brokers.model import BrokerId
 
 ROOT = "root"
 TRACE_LEVEL = 5

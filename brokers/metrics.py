@@ -11,8 +11,8 @@ from prometheus_client.metrics import Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from _native.tally import TIME_BOUNDS_S, Times
-from brokers.exposition import (
+from fleetlog._native.tally import TIME_BOUNDS_S, Times
+from fleetlog.brokers.exposition import (
     BROKER_PAGE,
     KAFKA_PAGE,
     PARTITION_PAGE,
@@ -21,7 +21,7 @@ from brokers.exposition import (
     exposition_text,
     in_slices,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 _PARTS = ("totaltimems", "localtimems", "remotetimems")
 """Parts of request times by Kafka's names, of followers' fetches, too."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from wire.types import NO_LEADER, BrokerId, LeaderEpoch, Offset, ProducerId, TopicPartition
+from fleetlog.wire.types import NO_LEADER, BrokerId, LeaderEpoch, Offset, ProducerId, TopicPartition
 
 __all__ = [
     "AUDIT_TOPIC",

@@ -15,46 +15,46 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from brokers.api.acl_door import Authorization, CannotReplicate
-from brokers.api.audit import Audit, started_audit
-from brokers.api.audit_writer import AuditWriter
-from brokers.api.base import Services
-from brokers.api.groups import drop_topic_offsets
-from brokers.api.metering import Metering
-from brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
-from brokers.config import BrokerConfig
-from brokers.controller.controller import Controller
-from brokers.controller.handover import hand_over
-from brokers.coordinators.lag_families import serve_lags
-from brokers.coordinators.lags import LagWatch
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
-from brokers.groups.member_memory import MemberRoom
-from brokers.groups.rebalances import RebalanceTimes
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
-from brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
-from brokers.log.checkpoints import CleanStop
-from brokers.log.cleaner_metrics import watch_cleaner
-from brokers.log.cleaner_pace import until_next_tick
-from brokers.metadata import features, znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.leader_history import LeaderHistory
-from brokers.metadata.znodes import BadZnode
-from brokers.metrics import Metrics
-from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
-from brokers.peers.calls import PeersPort
-from brokers.replication.continuity import intact_since, stale_directories
-from brokers.replication.fetcher import ReplicaFetchers
-from brokers.replication.full_disks import RoomKeeper
-from brokers.replication.inventory_keeper import InventoryKeeper, cluster_id_of, later_epochs
-from brokers.replication.isr_writer import ZooKeeperIsrWriter
-from brokers.replication.proposals import Proposer
-from brokers.replication.replicas import ReplicaManager
-from brokers.replication.throttles import throttle_of
-from brokers.security.audit import EventSource
-from brokers.timers import Timers
-from coordination.registration import (
+from fleetlog.brokers.api.acl_door import Authorization, CannotReplicate
+from fleetlog.brokers.api.audit import Audit, started_audit
+from fleetlog.brokers.api.audit_writer import AuditWriter
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.api.groups import drop_topic_offsets
+from fleetlog.brokers.api.metering import Metering
+from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.controller.controller import Controller
+from fleetlog.brokers.controller.handover import hand_over
+from fleetlog.brokers.coordinators.lag_families import serve_lags
+from fleetlog.brokers.coordinators.lags import LagWatch
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
+from fleetlog.brokers.groups.member_memory import MemberRoom
+from fleetlog.brokers.groups.rebalances import RebalanceTimes
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
+from fleetlog.brokers.log.checkpoints import CleanStop
+from fleetlog.brokers.log.cleaner_metrics import watch_cleaner
+from fleetlog.brokers.log.cleaner_pace import until_next_tick
+from fleetlog.brokers.metadata import features, znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.leader_history import LeaderHistory
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
+from fleetlog.brokers.peers.calls import PeersPort
+from fleetlog.brokers.replication.continuity import intact_since, stale_directories
+from fleetlog.brokers.replication.fetcher import ReplicaFetchers
+from fleetlog.brokers.replication.full_disks import RoomKeeper
+from fleetlog.brokers.replication.inventory_keeper import InventoryKeeper, cluster_id_of, later_epochs
+from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
+from fleetlog.brokers.replication.proposals import Proposer
+from fleetlog.brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.replication.throttles import throttle_of
+from fleetlog.brokers.security.audit import EventSource
+from fleetlog.brokers.timers import Timers
+from fleetlog.coordination.registration import (
     Advertisement,
     DuplicateBroker,
     LastRegistration,
@@ -64,8 +64,8 @@ from coordination.registration import (
     registered_directories,
     unregister,
 )
-from coordination.store import SessionEvent, SessionExpired, SessionState, SessionStore, StoreError
-from coordination.tree import adopt
+from fleetlog.coordination.store import SessionEvent, SessionExpired, SessionState, SessionStore, StoreError
+from fleetlog.coordination.tree import adopt
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from brokers.setting_kinds import HIDDEN, ConfigError, secret
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, secret
 
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))")
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

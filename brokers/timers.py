@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from brokers.model import Clock
+from fleetlog.brokers.model import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
-from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
+from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
 
 BOOLEAN, STRING, INT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT
 LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordination.election import Leadership, fenced_multi
-from coordination.store import (
+from fleetlog.coordination.election import Leadership, fenced_multi
+from fleetlog.coordination.store import (
     MAX_MULTI_OPERATIONS,
     Create,
     Delete,
@@ -21,7 +21,7 @@ from coordination.store import (
     NoNode,
     Store,
 )
-from coordination.tree import CHANGES
+from fleetlog.coordination.tree import CHANGES
 
 PREFIX = "c_"
 

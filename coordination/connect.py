@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordination.store import StoreError
+from fleetlog.coordination.store import StoreError
 
 DEFAULT_PORT = 2181
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from coordination.store import (
+from fleetlog.coordination.store import (
     BadVersion,
     Check,
     Create,

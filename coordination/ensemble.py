@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 
 MAX_HEAP = "-Xmx64m"
 """Enough for some thousand partitions; with 10,000 ZooKeeper's log thread fails, and the server does not answer."""

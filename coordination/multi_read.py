@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kazoo.exceptions import EXCEPTIONS, MarshallingError, NoNodeError
 
-from coordination.store import Stat
+from fleetlog.coordination.store import Stat
 
 _GET_DATA = 4
 _ERROR = -1

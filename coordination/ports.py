@@ -9,7 +9,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from _native.temporary import own_directory
+from fleetlog._native.temporary import own_directory
 
 FIRST_PORT, USUAL_OUTGOING = 10_000, 32_768
 """Of a server here; and where Linux usually begins with the ports of outgoing connections."""

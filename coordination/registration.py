@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from coordination.store import (
+from fleetlog.coordination.store import (
     BadVersion,
     Create,
     MultiFailed,
@@ -35,7 +35,7 @@ from coordination.store import (
     UnknownOutcome,
     WatchEvent,
 )
-from coordination.tree import BROKER_IDS, INCARNATIONS, ensure
+from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 
 UNKNOWN_TIMEOUT_MS = 18_000
 """The assumed session timeout of an ephemeral that does not contain it."""

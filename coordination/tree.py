@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from coordination.store import Create, MultiFailed, NodeExists, NoNode, Store, StoreError, UnknownOutcome
+from fleetlog.coordination.store import Create, MultiFailed, NodeExists, NoNode, Store, StoreError, UnknownOutcome
 
 MARK = "/fleetlog"
 CLUSTER_ID = "/cluster/id"

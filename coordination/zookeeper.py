@@ -22,11 +22,11 @@ from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
-from coordination.multi_read import GetMany
-from coordination.request_times import RequestTimes
-from coordination.session import SessionLease
-from coordination.store import (
+from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
+from fleetlog.coordination.multi_read import GetMany
+from fleetlog.coordination.request_times import RequestTimes
+from fleetlog.coordination.session import SessionLease
+from fleetlog.coordination.store import (
     MAX_GET_MANY,
     MAX_MULTI_BYTES,
     MAX_MULTI_OPERATIONS,
@@ -53,7 +53,7 @@ from coordination.store import (
     Watch,
     WatchKind,
 )
-from coordination.zookeeper_session import RegisteredWatch, Visitor, ZooKeeperSession, boot_ms
+from fleetlog.coordination.zookeeper_session import RegisteredWatch, Visitor, ZooKeeperSession, boot_ms
 
 _log = logging.getLogger(__name__)
 

@@ -24,14 +24,16 @@ from kazoo.protocol.connection import STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 
-from coordination.client_log import client_log
-from coordination.connect import ConnectionSecurity, ConnectString
-from coordination.loop_handler import LoopHandler
-from coordination.request_times import RequestTimes
-from coordination.store import SessionInfo, Watch, WatchEvent, WatchKind
+from fleetlog.coordination.client_log import client_log
+from fleetlog.coordination.connect import ConnectionSecurity, ConnectString
+from fleetlog.coordination.loop_handler import LoopHandler
+from fleetlog.coordination.request_times import RequestTimes
+from fleetlog.coordination.store import SessionInfo, Watch, WatchEvent, WatchKind
 
 _log = logging.getLogger(__name__)
-_kazoo_log = client_log("coordination.zookeeper.kazoo")  # nearly silent: the store logs once per session change
+_kazoo_log = client_log(
+    "fleetlog.coordination.zookeeper.kazoo"
+)  # nearly silent: the store logs once per session change
 
 _WATCH_KINDS = {
     EventType.CREATED: WatchKind.CREATED,

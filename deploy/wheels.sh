@@ -64,7 +64,7 @@ for python in "${pythons[@]}"; do
   "$python" -m venv "$work/empty-$tag"
   "$work/empty-$tag/bin/python" "${pip[@]}" install "$work/made-$tag"/*.whl
   (cd "$work" && "empty-$tag/bin/fleetlog" --version >/dev/null &&
-    "empty-$tag/bin/python" -c 'import _native; assert _native.IMPLEMENTATION == "cython", _native.IMPLEMENTATION')
+    "empty-$tag/bin/python" -c 'from fleetlog import _native; assert _native.IMPLEMENTATION == "cython", _native.IMPLEMENTATION')
   cp "$work/made-$tag"/*.whl "$out/"
   (cd "$work/made-$tag" && ls -1 -- *.whl)
 done

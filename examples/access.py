@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from brokers.properties import parse_properties
-from spark_udfs.client.settings import kafka_settings, librdkafka_settings
+from fleetlog.brokers.properties import parse_properties
+from fleetlog.spark.client.settings import kafka_settings, librdkafka_settings
 
 BOOTSTRAP = "bootstrap.servers"
 
@@ -36,5 +36,5 @@ class FleetAccess:
         return {f"kafka.{name}": value for name, value in self._settings.items()}
 
     def login(self) -> dict[str, str]:
-        """All but the address, with ``_`` for ``.``: for the functions of ``spark_udfs``."""
+        """All but the address, with ``_`` for ``.``: for the functions of ``fleetlog.spark``."""
         return {name.replace(".", "_"): value for name, value in self._settings.items() if name != BOOTSTRAP}

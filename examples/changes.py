@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_udfs import spark_environment, write_stream
+from fleetlog.spark import spark_environment, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_udfs import spark_environment
+from fleetlog.spark import spark_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-import brokers.log.compaction as passes
-from _native import compact_cy, compact_py  # type: ignore[attr-defined]
-from _native.batch import Record, encode_batch
-from brokers.config import BrokerConfig, TopicConfig
-from brokers.log import Log, Origin, RealDisk, Terms
-from brokers.log.cleaner import Cleaner
-from brokers.log.cleaner_figures import CleanerSettings
-from wire import compression
-from wire.types import TopicPartition
+import fleetlog.brokers.log.compaction as passes
+from fleetlog._native import compact_cy, compact_py  # type: ignore[attr-defined]
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.config import BrokerConfig, TopicConfig
+from fleetlog.brokers.log import Log, Origin, RealDisk, Terms
+from fleetlog.brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.wire import compression
+from fleetlog.wire.types import TopicPartition
 
 TP = TopicPartition("changelog", 0)
 NOW_MS = 1_700_000_000_000

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _native.batch import Record, encode_batch
+from fleetlog._native.batch import Record, encode_batch
 from perf.clients import cpu_s
 from perf.generator.frames import produce_frame
 from perf.load import KIB, send_all

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from _native.batch import HEADER_SIZE, Record, crc32c, encode_batch
+from fleetlog._native.batch import HEADER_SIZE, Record, crc32c, encode_batch
 from perf.compaction_peers import EAGER, SEGMENT_BYTES, TOPIC, alter, measure_pass, print_pass
 from perf.generator.frames import Frame, produce_frame
 from perf.load import send_frames

@@ -57,7 +57,17 @@ class ConsoleProcess:
     """``fleetlog console`` at any free port."""
 
     def __init__(self, bootstrap: str) -> None:
-        command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", "--json", "-b", bootstrap]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetlog.brokers.cli.main",
+            "console",
+            "--port",
+            "0",
+            "--json",
+            "-b",
+            bootstrap,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
         assert self.process.stdout is not None
         head = b""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _native.batch import scan
-from brokers.timers import Timers
+from fleetlog._native.batch import scan
+from fleetlog.brokers.timers import Timers
 from harness.turns import TurnClient, TurnLoop
 from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame, sourced_batch
 
@@ -95,9 +95,9 @@ class Fixture:
     """A broker that leads one topic."""
 
     def __init__(self, directory: Path, plant: int = 0, *, figures: bool = True) -> None:
-        from brokers import metrics
-        from brokers.model import Endpoint
-        from brokers.server.listener import Server
+        from fleetlog.brokers import metrics
+        from fleetlog.brokers.model import Endpoint
+        from fleetlog.brokers.server.listener import Server
         from perf.stage import LoneLeader
 
         self.stage = stage = LoneLeader(directory, NOW_MS, figures=figures)

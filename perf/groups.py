@@ -13,12 +13,12 @@ import socket
 import time
 from typing import Any
 
+from fleetlog.wire import messages
 from perf.clients import cpu_s
 from perf.options import Options
 from perf.results import Results
 from perf.targets import Address, Cluster, TargetError
 from perf.targets.kafka import Kafka, version
-from wire import messages
 
 MEMBERS = 50
 TOPIC = b"\0\0\0\1" + b"\0\5topic"

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from _native.batch_py import Record, encode_batch, parse_header
-from _native.columns_py import Runs
-from _native.wire_py import (
+from fleetlog._native.batch_py import Record, encode_batch, parse_header
+from fleetlog._native.columns_py import Runs
+from fleetlog._native.wire_py import (
     FetchOutcome,
     FetchPart,
     MetadataPartition,
@@ -149,7 +149,7 @@ def measure(sizes: tuple[int, ...], only: str) -> Iterator[Measured]:
         for items in sizes:
             for kernel, name, call in make(items):
                 if only in name:
-                    pure, fast = (importlib.import_module(f"_native.{kernel}_{twin}") for twin in ("py", "cy"))
+                    pure, fast = (importlib.import_module(f"fleetlog._native.{kernel}_{twin}") for twin in ("py", "cy"))
                     yield Measured(name, items, _best_ns(call(pure), items), _best_ns(call(fast), items))
 
 

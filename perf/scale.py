@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fleetlog.wire import messages
 from perf import generator
 from perf.clients import cpu_s
 from perf.generator import Flow
@@ -25,7 +26,6 @@ from perf.results import Results
 from perf.rounds import interleave
 from perf.targets import Address, TargetError
 from perf.targets.fleetlog import Fleetlog
-from wire import messages
 
 METADATA, METADATA_VERSION = 3, 12
 PARTITIONS = (100, 1000, 10_000)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetlog.wire import messages
 from perf.generator.frames import Frame
 from perf.targets import Address, TargetError
-from wire import messages
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE, API_VERSIONS = 17, 36, 18
 USER, PASSWORD = "perf", "of-perf-1"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from brokers.cli.dev_security import load_or_make
-from coordination.ports import free_ports
+from fleetlog.brokers.cli.dev_security import load_or_make
+from fleetlog.coordination.ports import free_ports
 from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 from perf.load import KIB, MIB, send_all
 from perf.options import Options

@@ -91,7 +91,7 @@ class Spark:
     """The Spark process, and what it and all it started have used."""
 
     def __init__(self, jars: str, log: Path, settings: Mapping[str, str]) -> None:
-        from spark_udfs import spark_environment
+        from fleetlog.spark import spark_environment
 
         given = json.dumps({"jars": jars, "settings": dict(settings)})
         self._log = log
@@ -304,11 +304,11 @@ def commit_times(cluster: Cluster, topic: str, tasks: int) -> dict[str, float]:
     """Milliseconds of CommitBatch, and until a read_committed reader sees all that every task wrote everywhere."""
     import pyarrow as pa
 
-    from spark_udfs.client.connections import Client
-    from spark_udfs.client.numbers import LATEST, READ_COMMITTED, READ_UNCOMMITTED
-    from spark_udfs.client.producer import MemberProducer, WriteSettings
-    from spark_udfs.sink.batch_transactions import BatchTransactions
-    from wire.types import TopicPartition
+    from fleetlog.spark.client.connections import Client
+    from fleetlog.spark.client.numbers import LATEST, READ_COMMITTED, READ_UNCOMMITTED
+    from fleetlog.spark.client.producer import MemberProducer, WriteSettings
+    from fleetlog.spark.sink.batch_transactions import BatchTransactions
+    from fleetlog.wire.types import TopicPartition
 
     client = Client({"bootstrap_servers": cluster.bootstrap.split(",")})
     sink = BatchTransactions(client, f"perf-{uuid.uuid4().hex}")

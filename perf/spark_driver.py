@@ -17,11 +17,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.sink.executor_mode import ExecutorMode
+from fleetlog.spark.sink.options import WriteOptions
+from fleetlog.spark.sink.writes import Write
 from perf.processes import ProcessTree
-from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
-from spark_udfs.sink.executor_mode import ExecutorMode
-from spark_udfs.sink.options import WriteOptions
-from spark_udfs.sink.writes import Write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,7 +146,7 @@ class Work:
         ``phases``: the medians of all that Spark's progress says of it (``durationMs``). ``cpu_ms``: CPU of this
         process and all that it started, for each batch.
         """
-        from spark_udfs import write_stream
+        from fleetlog.spark import write_stream
 
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 1)
         rows = source.load().selectExpr("cast(string(value) as binary) as key", "repeat('x', 200) as value")
@@ -216,7 +216,7 @@ def _collect(rows: DataFrame, _: int) -> None:
 
 def _plain(settings: dict[str, Any], how: WriteSettings, batches: Iterator[pa.RecordBatch]) -> int:
     """The same producer without a transaction: a task that is repeated writes its rows again."""
-    from spark_udfs.client.connections import shared_client
+    from fleetlog.spark.client.connections import shared_client
 
     producer = MemberProducer(shared_client(settings), None, TaskMember(-1, -1), how)
     for batch in batches:

@@ -25,12 +25,12 @@ from pyspark import serializers
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from pyspark.sql.worker import python_streaming_sink_runner, write_into_data_source
 
+from fleetlog.spark.client.connections import shared_client
+from fleetlog.spark.data_source import FleetlogSource
+from fleetlog.spark.sink import writer
+from fleetlog.spark.sink.options import WriteOptions
 from perf.targets import TargetError
 from perf.targets.fleetlog import Fleetlog
-from spark_udfs.client.connections import shared_client
-from spark_udfs.data_source import FleetlogSource
-from spark_udfs.sink import writer
-from spark_udfs.sink.options import WriteOptions
 
 SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
 RESULT = StructType([StructField("message", BinaryType())])

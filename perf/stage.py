@@ -12,23 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from _native.batch import Record, encode_batch
-from brokers.api.access import Access
-from brokers.api.acl_door import AclDoor, AuthorizerLog
-from brokers.api.base import Services
-from brokers.api.disconnects import Disconnects
-from brokers.api.fetch_sessions import FetchSessions
-from brokers.api.fetch_wakes import Wakes
-from brokers.api.metering import Metering
-from brokers.config import load_config
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
-from brokers.log import LogStore, Origin, RealDisk
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metrics import Metrics
-from brokers.model import (
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.acl_door import AclDoor, AuthorizerLog
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.api.disconnects import Disconnects
+from fleetlog.brokers.api.fetch_sessions import FetchSessions
+from fleetlog.brokers.api.fetch_wakes import Wakes
+from fleetlog.brokers.api.metering import Metering
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.log import LogStore, Origin, RealDisk
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import (
     GROUP_METADATA_TOPIC,
     TRANSACTION_STATE_TOPIC,
     BrokerId,
@@ -38,9 +38,9 @@ from brokers.model import (
     TopicInfo,
     TopicPartition,
 )
-from brokers.replication.replicas import ReplicaManager
-from brokers.security.acl_rules import AclRules
-from brokers.security.acls import (
+from fleetlog.brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acls import (
     AccessControlEntry,
     AclImage,
     AclOperation,
@@ -48,8 +48,8 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from brokers.topic_figures import TopicTable
+from fleetlog.brokers.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from fleetlog.brokers.topic_figures import TopicTable
 
 ME, INCARNATION = BrokerId(1), 7
 

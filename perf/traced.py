@@ -17,7 +17,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.txn.commands import Command
+from fleetlog.txn.coordinator import Producer
+from fleetlog.wire.types import TopicPartition
 from perf.build import ROOT
 from perf.counted import (
     IN_TRANSACTION,
@@ -31,9 +34,6 @@ from perf.counted import (
     reading_in_session,
 )
 from perf.generator.frames import Frame, batch_of, end_txn_frame, offset_commit_frame, produce_frame
-from txn.commands import Command
-from txn.coordinator import Producer
-from wire.types import TopicPartition
 
 ROOMS = ("brokers", "wire", "txn", "coordination")
 """Without the kernels, which are Cython's or their pure twins."""
@@ -67,7 +67,7 @@ class Trace:
     def _heard(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if code not in self._known:
-            path = Path(code.co_filename)
+            path = Path(code.co_filename).resolve()  # through the link of its room
             ours = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ROOMS
             self._known[code] = str(path.relative_to(ROOT)) if ours else None
         file = self._known[code]

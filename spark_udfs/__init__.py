@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+if __name__ != "fleetlog.spark":
+    from fleetlog.renamed import rename
+
+    rename(__name__, "fleetlog.spark")
+
 _MODULES = {
     "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError", "reason"),
     "functions.columns": (

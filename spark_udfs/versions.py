@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from spark_udfs.client.failures import OptionError
+from fleetlog.spark.client.failures import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import _native
-from coordination.ensemble import ZooKeeperNode, start_local
+from fleetlog import _native
+from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
 from tests.support import stage
 from tests.support.draw import drawn_files, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordination.ports import free_row, is_free
+from fleetlog.coordination.ports import free_row, is_free
 
 ROOT = Path(__file__).parents[1]
 FIRST_PORT = 9092

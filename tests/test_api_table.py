@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.api.handlers import BATCHING, HANDLERS
-from wire import api_keys
-from wire.apis import APIS, Api
+from fleetlog.brokers.api.handlers import BATCHING, HANDLERS
+from fleetlog.wire import api_keys
+from fleetlog.wire.apis import APIS, Api
 
 ROOT = Path(__file__).parents[1]
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "test_api_table.py")

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from brokers.api.config_alterations import check_internal_topic, check_topic
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
-from brokers.controller.requests import Refused, check_configs
-from brokers.inert_settings import OIDC_SETTINGS
-from brokers.metadata.cache import effective_config
-from brokers.setting_kinds import SettingType, without_effect
+from fleetlog.brokers.api.config_alterations import check_internal_topic, check_topic
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
+from fleetlog.brokers.controller.requests import Refused, check_configs
+from fleetlog.brokers.inert_settings import OIDC_SETTINGS
+from fleetlog.brokers.metadata.cache import effective_config
+from fleetlog.brokers.setting_kinds import SettingType, without_effect
 
 MINIMAL = "broker.id=1\nzookeeper.connect=127.0.0.1:2181\n"
 

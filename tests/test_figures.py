@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.api.fetch import handle_fetch
-from brokers.exposition import (
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.exposition import (
     LONG_SLICE,
     SLICE,
     Exposition,
@@ -22,12 +22,12 @@ from brokers.exposition import (
     in_slices,
     in_weighed_slices,
 )
-from brokers.groups.members import Group, GroupState
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
-from brokers.metrics import Metrics
-from brokers.model import PartitionState, TopicInfo
-from brokers.replication.figures import (
+from fleetlog.brokers.groups.members import Group, GroupState
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import PartitionState, TopicInfo
+from fleetlog.brokers.replication.figures import (
     bytes_from,
     dedup_rows,
     follower_families,
@@ -35,17 +35,17 @@ from brokers.replication.figures import (
     replica_families,
     states_in_slices,
 )
-from brokers.topic_figures import OTHER_TOPICS, TopicTable
+from fleetlog.brokers.topic_figures import OTHER_TOPICS, TopicTable
+from fleetlog.txn.commands import METRIC_ROWS
+from fleetlog.txn.coordinator import TransactionSettings, TransactionShard
+from fleetlog.txn.states import TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.errors import ErrorCode
 from tests.support.bytecodes import Bytecodes, in_steps
 from tests.support.fetching import part, request
 from tests.support.gauges import added_up
 from tests.support.produce_runs import Broker, batch, frame
 from tests.support.stage import ME, OTHER, Stage
-from txn.commands import METRIC_ROWS
-from txn.coordinator import TransactionSettings, TransactionShard
-from txn.states import TransactionState
-from txn.transaction import Transaction
-from wire.errors import ErrorCode
 
 BYTECODES_PER_SLICE = 50_000
 """Some 2 ms of a slow core."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from brokers.model import id_text, random_id
+from fleetlog.brokers.model import id_text, random_id
 
 
 def test_no_id_begins_with_a_dash() -> None:

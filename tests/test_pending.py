@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pending import Pending
+from fleetlog.brokers.pending import Pending
 
 
 @pytest.mark.parametrize("first", ["result", "callback"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.config import ConfigError, parse_properties
-from brokers.security.jaas import parse_jaas
+from fleetlog.brokers.config import ConfigError, parse_properties
+from fleetlog.brokers.security.jaas import parse_jaas
 
 
 def value(text: str) -> str:

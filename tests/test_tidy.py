@@ -218,7 +218,7 @@ def _paths_that_do_not_exist(text: str) -> list[str]:
     files = re.findall(rf"`((?!/)[\w.*/-]+/[\w.*-]+\.(?:{_SUFFIXES}))`", text)
     folders = re.findall(rf"`((?:{_FOLDERS})/[\w/-]*)`", text)
     # spark_udfs is cited by its public names, which are no modules.
-    modules = re.findall(rf"`((?:{'|'.join(set(PACKAGES) - {'spark_udfs'})})\.[a-z]\w*)", text)
+    modules = re.findall(rf"`(?:fleetlog\.)?((?:{'|'.join(set(PACKAGES) - {'spark_udfs'})})\.[a-z]\w*)", text)
     missing = [path for path in files + folders if not any(any(root.glob(path)) for root in (ROOT, ROOT / "brokers"))]
     for module in modules:
         path = ROOT / module.replace(".", "/")

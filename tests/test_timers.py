@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.timers import EXACT_MS, TICK_MS, Timer, Timers, TimerWheel
+from fleetlog.brokers.timers import EXACT_MS, TICK_MS, Timer, Timers, TimerWheel
 from tests.coordinators.support import VirtualLoop
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("wire", "_native", "coordination", "txn", "brokers", "spark_udfs")
-ALONE = ("fleetlog_testcontainers.py", "pyspark_fleetlog.py", "pyspark_fleetlog_segments.py")
 GENERATED = ("wire/requests.py", "wire/admin_requests.py")
 FILE_LINES = 1000
 FUNCTION_LINES = 75
@@ -25,8 +24,9 @@ FUNCTION_LINES = 75
 @cache
 def product() -> tuple[Path, ...]:
     """The product's Python: rooms and the modules beside them, without what is generated."""
-    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")] + [ROOT / name for name in ALONE]
-    return tuple(sorted(path for path in files if path.exists() and name_of(path) not in GENERATED))
+    rooms = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    beside = [*(ROOT / "fleetlog").glob("*.py"), *ROOT.glob("*fleetlog*.py")]
+    return tuple(sorted(path for path in rooms + beside if name_of(path) not in GENERATED))
 
 
 def name_of(path: Path) -> str:
@@ -39,13 +39,16 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    """The name that a file of a room is imported by."""
+    room, *parts = path.relative_to(ROOT).with_suffix("").parts
+    names = ["fleetlog", room.replace("spark_udfs", "spark"), *parts] if room in ROOMS else [room, *parts]
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
 def imported_by(path: Path) -> set[str]:
     """Full names of the modules that a file imports, and of what it imports from them, which may be modules."""
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    name = module_of(path).split(".")
+    package = name if path.name == "__init__.py" else name[:-1]
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):

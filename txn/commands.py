@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType, Protocol
 
-from txn.batches import MemberMarker
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.txn.batches import MemberMarker
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 Ticket = NewType("Ticket", int)
 """The id of a waiting request; the runtime creates it, the shard only stores it."""

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from txn.commands import METRIC_ROWS, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
-from txn.records import (
+from fleetlog.txn.commands import METRIC_ROWS, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
+from fleetlog.txn.records import (
     RecordError,
     decode_transaction,
     decode_transaction_key,
     encode_transaction,
     encode_transaction_key,
 )
-from txn.states import ENDED, PREPARED, TransactionState
-from txn.transaction import LAST_CLIENT_EPOCH, Transaction, member_refusal
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from fleetlog.txn.states import ENDED, PREPARED, TransactionState
+from fleetlog.txn.transaction import LAST_CLIENT_EPOCH, Transaction, member_refusal
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 __all__ = [
     "AddPartitionsAnswer",

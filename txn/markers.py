@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from txn.batches import MemberMarker
-from txn.commands import WriteMarkers
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.txn.batches import MemberMarker
+from fleetlog.txn.commands import WriteMarkers
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 MAX_MARKERS_PER_REQUEST = 5_000
 """A request with this many markers is full; one partition's markers are never split."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from itertools import starmap
 
-from _native.byte_reader import ByteReader, varint_bytes
-from txn.batches import BatchFence, BatchMember, SinkBatch, members_of
-from txn.states import TransactionState
-from txn.transaction import Transaction
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from fleetlog._native.byte_reader import ByteReader, varint_bytes
+from fleetlog.txn.batches import BatchFence, BatchMember, SinkBatch, members_of
+from fleetlog.txn.states import TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 __all__ = [
     "RecordError",

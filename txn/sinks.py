@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from txn.batches import BatchFence, BatchMember, SinkBatch
-from txn.commands import Cancel, Effect, Now, Result
-from txn.states import PREPARED, TransactionState
-from txn.transaction import Transaction
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from fleetlog.txn.batches import BatchFence, BatchMember, SinkBatch
+from fleetlog.txn.commands import Cancel, Effect, Now, Result
+from fleetlog.txn.states import PREPARED, TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 if TYPE_CHECKING:
-    from txn.coordinator import FreshProducerId, Producer, TransactionShard
+    from fleetlog.txn.coordinator import FreshProducerId, Producer, TransactionShard
 
 MAX_MEMBERS = 10_000
 MAX_NAME_BYTES = 1_000

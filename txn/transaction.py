@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from txn.batches import BatchFence, BatchMember, SinkBatch
-from txn.states import PREPARED, TransactionState, may_follow
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from fleetlog.txn.batches import BatchFence, BatchMember, SinkBatch
+from fleetlog.txn.states import PREPARED, TransactionState, may_follow
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 MAX_EPOCH = 2**15 - 1
 LAST_CLIENT_EPOCH = MAX_EPOCH - 1

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 _ADDS_FROM = {api_keys.PRODUCE: 12, api_keys.TXN_OFFSET_COMMIT: 5}
 _ABORTABLE_FROM = {api_keys.PRODUCE: 11, api_keys.TXN_OFFSET_COMMIT: 4}

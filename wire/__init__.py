@@ -1,5 +1,8 @@
 """What brokers and Spark share: messages, error codes, compression. Below both, above the kernels (ADR-0002)."""
 
-from wire.deferred import defer
+from fleetlog.wire.deferred import defer
+
+if __name__ != "fleetlog.wire":
+    raise ImportError("wire is imported as fleetlog.wire")
 
 defer("kafka")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from wire import api_keys
+from fleetlog.wire import api_keys
 
 
 class Cost(Enum):

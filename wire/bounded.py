@@ -22,9 +22,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from _native.byte_reader import ByteReader
-from _native.errors import MalformedMessage
-from _native.wire import MAX_TAGS
+from fleetlog._native.byte_reader import ByteReader
+from fleetlog._native.errors import MalformedMessage
+from fleetlog._native.wire import MAX_TAGS
 
 _ZERO_UUID = uuid.UUID(int=0)
 

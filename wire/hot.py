@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from _native import wire as kernel
-from _native.wire import (
+from fleetlog._native import wire as kernel
+from fleetlog._native.wire import (
     NO_HIGH_WATERMARK,
     NO_OPERATIONS,
     FetchAnswer,
@@ -41,7 +41,7 @@ from _native.wire import (
     encode_produce_run,
     join_metadata,
 )
-from _native.wire_fields import I64, MAX_OBJECTS, Reader
+from fleetlog._native.wire_fields import I64, MAX_OBJECTS, Reader
 
 __all__ = [
     "DECODERS",

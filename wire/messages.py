@@ -23,11 +23,10 @@ import kafka.protocol.sasl as _sasl
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
-import wire.schemas
-from _native import wire as kernel
-from _native.wire import RequestHeader
-from wire import api_keys
-from wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
+from fleetlog._native import wire as kernel
+from fleetlog._native.wire import RequestHeader
+from fleetlog.wire import api_keys, schemas
+from fleetlog.wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
     "Encodable",
@@ -64,227 +63,227 @@ class Encodable(Protocol):
 # -- messages the library does not have ---------------------------------------------------------------------------
 
 
-class CreateDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CreateDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 38 (KIP-48)."""
 
 
-class CreateDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CreateDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 38 (KIP-48)."""
 
 
-class RenewDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class RenewDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 39 (KIP-48)."""
 
 
-class RenewDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class RenewDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 39 (KIP-48)."""
 
 
-class ExpireDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ExpireDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 40 (KIP-48)."""
 
 
-class ExpireDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ExpireDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 40 (KIP-48)."""
 
 
-class DescribeDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 41 (KIP-48)."""
 
 
-class DescribeDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 41 (KIP-48)."""
 
 
-class ConsumerGroupDescribeRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ConsumerGroupDescribeRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 69 (KIP-848)."""
 
 
-class ConsumerGroupDescribeResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ConsumerGroupDescribeResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 69 (KIP-848)."""
 
 
-class ConsumerGroupHeartbeatRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ConsumerGroupHeartbeatRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 68 (KIP-848)."""
 
 
-class ConsumerGroupHeartbeatResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ConsumerGroupHeartbeatResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 68 (KIP-848)."""
 
 
-class ShareGroupHeartbeatRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ShareGroupHeartbeatRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 76 (KIP-932)."""
 
 
-class ShareGroupHeartbeatResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ShareGroupHeartbeatResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 76 (KIP-932)."""
 
 
-class ControlledShutdownRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ControlledShutdownRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 7, between brokers: a broker that is about to stop asks the controller to find other leaders (KIP-380)."""
 
 
-class ControlledShutdownResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ControlledShutdownResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 7."""
 
 
-class WriteTxnMarkersRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class WriteTxnMarkersRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 27, with a tagged field of fleetlog's: how many markers of the same batch follow (``txn.batches``)."""
 
 
-class ApiVersionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ApiVersionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 18, with version 5 (KIP-1242)."""
 
 
-class ApiVersionsResponse(_metadata.ApiVersionsResponse, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ApiVersionsResponse(_metadata.ApiVersionsResponse, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 18, with version 5 (KIP-1242). The library asks the class of this key how a refusal is read."""
 
 
-class TxnOffsetCommitRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class TxnOffsetCommitRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 28, with version 6: topic ids (KIP-1319)."""
 
 
-class TxnOffsetCommitResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class TxnOffsetCommitResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 28, with version 6 (KIP-1319)."""
 
 
-class DeleteGroupsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DeleteGroupsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 42, with version 3."""
 
 
-class DeleteGroupsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DeleteGroupsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 42, with version 3: a message for each group."""
 
 
-class DescribeLogDirsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeLogDirsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing."""
 
 
-class ReplicaEndsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ReplicaEndsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12000, fleetlog's, between brokers: the log ends of the receiver's replicas of these partitions."""
 
 
-class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ReplicaEndsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12000."""
 
 
-class AcceptedPositionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class AcceptedPositionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12015, fleetlog's, between brokers: what a topic that drops duplicates accepted before an offset."""
 
 
-class AcceptedPositionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class AcceptedPositionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12015."""
 
 
-class LogPositionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class LogPositionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12010, fleetlog's, between brokers: where a leader's logs end, and how long a record at an offset waits."""
 
 
-class LogPositionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class LogPositionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12010."""
 
 
-class DescribeLagRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeLagRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12011, fleetlog's: how far consumer groups are behind, by their coordinator (docs/lag.md)."""
 
 
-class DescribeLagResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeLagResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12011."""
 
 
-class DescribeHealthRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeHealthRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12012, fleetlog's: what only the broker knows of its process and of its connection to ZooKeeper."""
 
 
-class DescribeHealthResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeHealthResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12012."""
 
 
-class DescribeConnectionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeConnectionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12013, fleetlog's: the open connections of a broker."""
 
 
-class DescribeConnectionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeConnectionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12013."""
 
 
-class DescribeElectionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeElectionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12014, fleetlog's: which leaders, controllers and registrations a broker has seen change."""
 
 
-class DescribeElectionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeElectionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12014."""
 
 
-class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class BeginBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
 
 
-class BeginBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class BeginBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12001."""
 
 
-class EnlistProducerRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class EnlistProducerRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12002, fleetlog's: producers for the tasks of a batch (docs/protocol.md)."""
 
 
-class EnlistProducerResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class EnlistProducerResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12002."""
 
 
-class CommitBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CommitBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12003, fleetlog's: decide a batch (docs/protocol.md)."""
 
 
-class CommitBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CommitBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12003."""
 
 
-class HeartbeatBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class HeartbeatBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12004, fleetlog's: the driver of a batch is alive (docs/protocol.md)."""
 
 
-class HeartbeatBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class HeartbeatBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12004."""
 
 
-class AbortBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class AbortBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12005, fleetlog's: abort a batch (docs/protocol.md)."""
 
 
-class AbortBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class AbortBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12005."""
 
 
-class DescribeSinksRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeSinksRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12006, fleetlog's: sinks and their fences (docs/protocol.md)."""
 
 
-class DescribeSinksResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeSinksResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12006."""
 
 
-class ResetSinkRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ResetSinkRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12007, fleetlog's: move a sink's fence (docs/protocol.md)."""
 
 
-class ResetSinkResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class ResetSinkResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12007."""
 
 
-class CompactTopicsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CompactTopicsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12008, fleetlog's: compact the broker's copies of partitions soon (docs/protocol.md)."""
 
 
-class CompactTopicsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class CompactTopicsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12008."""
 
 
-class DescribeCompactionRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeCompactionRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12009, fleetlog's: how far the broker's copies of partitions are compacted (docs/protocol.md)."""
 
 
-class DescribeCompactionResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+class DescribeCompactionResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
     """Key 12009."""
 
 
@@ -370,11 +369,11 @@ _BY_NAME: dict[str, Any] = {cls.__name__: cls for table in (_REQUESTS, _RESPONSE
 
 
 def __getattr__(name: str) -> Any:
-    """All message classes by name: ``from wire.messages import MetadataResponse``."""
+    """All message classes by name: ``from fleetlog.wire.messages import MetadataResponse``."""
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise AttributeError(f"wire.messages has no message {name!r}") from None
+        raise AttributeError(f"fleetlog.wire.messages has no message {name!r}") from None
 
 
 def request_class(key: int) -> Any:

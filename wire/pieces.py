@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from _native.byte_reader import varint_bytes
-from wire.messages import EncodeBuffer
+from fleetlog._native.byte_reader import varint_bytes
+from fleetlog.wire.messages import EncodeBuffer
 
 PIECE_ELEMENTS = 64
 """About how many array elements a piece has: some 100 microseconds of work."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire import hot, messages
-from wire.errors import ErrorCode
+from fleetlog.wire import hot, messages
+from fleetlog.wire.errors import ErrorCode
 
 PRODUCE = 0
 

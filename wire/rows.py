@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from _native.byte_reader import varint_bytes
-from wire.messages import EncodeBuffer
-from wire.pieces import BUFFER_BYTES
+from fleetlog._native.byte_reader import varint_bytes
+from fleetlog.wire.messages import EncodeBuffer
+from fleetlog.wire.pieces import BUFFER_BYTES
 
 THROTTLE_MS = bytes(4)
 

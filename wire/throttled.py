@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from wire import messages
+from fleetlog.wire import messages
 
 PRODUCE, API_VERSIONS, OFFSET_DELETE = 0, 18, 47
 TAGGED_PRODUCE: Final = 9

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from _native import wire as kernel
-from _native.byte_reader import varint_bytes
-from _native.wire import FetchOutcome, FetchPart, NodeEndpoint, ProduceOutcome, ProducePart
-from wire.pieces import PIECE_ELEMENTS
+from fleetlog._native import wire as kernel
+from fleetlog._native.byte_reader import varint_bytes
+from fleetlog._native.wire import FetchOutcome, FetchPart, NodeEndpoint, ProduceOutcome, ProducePart
+from fleetlog.wire.pieces import PIECE_ELEMENTS
 
 FETCH_FLEXIBLE, PRODUCE_FLEXIBLE, TOPIC_IDS = 12, 9, 13
 THROTTLE = 4

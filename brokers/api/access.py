@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from brokers.security.acl_rules import Question
-from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
-from wire import api_keys
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.acl_rules import Question
+from fleetlog.brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 
 
 class Need(NamedTuple):

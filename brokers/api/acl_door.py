@@ -10,24 +10,24 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, AskingClient, Login, OpenAccess
-from brokers.metadata.acl_cache import AclCache
-from brokers.security.acl_rules import AclRules, Question
-from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
-from brokers.security.audit import LOGGER, AclDecision, authorizer_line
-from brokers.security.authorizer_settings import (
+from fleetlog.brokers.api.access import Access, AskingClient, Login, OpenAccess
+from fleetlog.brokers.metadata.acl_cache import AclCache
+from fleetlog.brokers.security.acl_rules import AclRules, Question
+from fleetlog.brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
+from fleetlog.brokers.security.audit import LOGGER, AclDecision, authorizer_line
+from fleetlog.brokers.security.authorizer_settings import (
     AuthorizerSettings,
     broker_principals,
     cannot_replicate,
     inter_broker_principal,
     without_authorizer,
 )
-from brokers.security.hosts import host_as_acls_have_it
-from wire.apis import APIS
+from fleetlog.brokers.security.hosts import host_as_acls_have_it
+from fleetlog.wire.apis import APIS
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from coordination.store import Store
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.coordination.store import Store
 
 log = logging.getLogger(__name__)
 decisions_log = logging.getLogger(LOGGER)

@@ -13,11 +13,11 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
-from brokers.metadata.acl_cache import AclCache
-from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
-from brokers.security.acls import (
+from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
+from fleetlog.brokers.metadata.acl_cache import AclCache
+from fleetlog.brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
+from fleetlog.brokers.security.acls import (
     AccessControlEntry,
     AclBinding,
     AclFilter,
@@ -33,13 +33,13 @@ from brokers.security.acls import (
     entries_with,
     entries_without,
 )
-from brokers.security.documents import BadDocument
-from brokers.security.hosts import why_no_client_has
-from coordination.store import UNANSWERED, StoreError, TooLarge
-from wire import api_keys, messages
-from wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
-from wire.errors import ErrorCode
-from wire.requests import DescribeAclsRequest
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.brokers.security.hosts import why_no_client_has
+from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeAclsRequest
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,19 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
-from brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
-from brokers.security.acls import AclOperation, ResourceType
-from brokers.security.audit import EVENT_TYPES, AclDecision, AuditSettings, AuditTrail, Caller, EventSource, EventType
-from brokers.security.audit_changes import (
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
+from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.brokers.security.audit import (
+    EVENT_TYPES,
+    AclDecision,
+    AuditSettings,
+    AuditTrail,
+    Caller,
+    EventSource,
+    EventType,
+)
+from fleetlog.brokers.security.audit_changes import (
     BETWEEN_BROKERS,
     MANAGEMENT_APIS,
     Changes,
@@ -26,17 +34,17 @@ from brokers.security.audit_changes import (
     created_topics,
     failed_changes,
 )
-from brokers.security.audit_settings import audit_settings
-from brokers.security.authorizer_settings import inter_broker_principal
-from brokers.security.hosts import host_as_acls_have_it
-from wire import messages
-from wire.apis import APIS
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.audit_settings import audit_settings
+from fleetlog.brokers.security.authorizer_settings import inter_broker_principal
+from fleetlog.brokers.security.hosts import host_as_acls_have_it
+from fleetlog.wire import messages
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.api.base import ClientConnection
-    from brokers.config import BrokerConfig
-    from brokers.model import Clock
+    from fleetlog.brokers.api.base import ClientConnection
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.model import Clock
 
 log = logging.getLogger(__name__)
 

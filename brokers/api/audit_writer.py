@@ -13,17 +13,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from _native.batch import Record, encode_batch
-from brokers.log import Origin
-from brokers.model import AUDIT_TOPIC, TopicPartition
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.security.audit_settings import BATCH_BYTES
-from wire import api_keys, messages
-from wire.errors import ErrorCode
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.model import AUDIT_TOPIC, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.security.audit_settings import BATCH_BYTES
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.api.audit import Audit
-    from brokers.api.base import Services
+    from fleetlog.brokers.api.audit import Audit
+    from fleetlog.brokers.api.base import Services
 
 log = logging.getLogger(__name__)
 

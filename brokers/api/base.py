@@ -14,38 +14,38 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from _native.byte_reader import ReplacedText
-from brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
-from brokers.api.disconnects import Disconnects
-from brokers.api.fetch_sessions import FetchSessions
-from brokers.api.fetch_wakes import Wakes
-from brokers.api.metering import Meter, Metering
-from brokers.api.new_topics import NewTopics
-from brokers.api.unpacking import Unpacking
-from brokers.metadata.quota_cache import QuotaCache
-from brokers.model import Carried, ProcessHealth
-from brokers.pending import Pending
-from brokers.security.acls import AclOperation, ResourceType
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog._native.byte_reader import ReplacedText
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
+from fleetlog.brokers.api.disconnects import Disconnects
+from fleetlog.brokers.api.fetch_sessions import FetchSessions
+from fleetlog.brokers.api.fetch_wakes import Wakes
+from fleetlog.brokers.api.metering import Meter, Metering
+from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.metadata.quota_cache import QuotaCache
+from fleetlog.brokers.model import Carried, ProcessHealth
+from fleetlog.brokers.pending import Pending
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.controller.handle import ControllerHandle
-    from brokers.coordinators.lags import LagWatch
-    from brokers.coordinators.runtime import CoordinatorRuntime
-    from brokers.coordinators.transactions.coordinator import TransactionCoordinator
-    from brokers.groups.shard import GroupShard
-    from brokers.metadata.acl_cache import AclCache
-    from brokers.metadata.cache import MetadataCache
-    from brokers.metadata.client_configs import ClientConfigs
-    from brokers.metadata.leader_history import LeaderHistory
-    from brokers.metrics import Metrics
-    from brokers.model import Clock
-    from brokers.peers.calls import PeersPort
-    from brokers.replication.replicas import ReplicaManager
-    from brokers.timers import Timers
-    from coordination.store import Store
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.controller.handle import ControllerHandle
+    from fleetlog.brokers.coordinators.lags import LagWatch
+    from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+    from fleetlog.brokers.groups.shard import GroupShard
+    from fleetlog.brokers.metadata.acl_cache import AclCache
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metadata.client_configs import ClientConfigs
+    from fleetlog.brokers.metadata.leader_history import LeaderHistory
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.timers import Timers
+    from fleetlog.coordination.store import Store
 
 
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TypeVar
 
-from brokers.model import TopicPartition
+from fleetlog.brokers.model import TopicPartition
 
 V = TypeVar("V")
 

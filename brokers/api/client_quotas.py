@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
-from brokers.api.base import WRITE_SECONDS, Context, Done, unfit
-from brokers.metadata.quota_cache import write_quotas
-from brokers.metadata.znodes import BadZnode
-from brokers.security.quota_entities import (
+from fleetlog.brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.metadata.quota_cache import write_quotas
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.quota_entities import (
     CLIENT_ID,
     IP,
     USER,
@@ -26,11 +26,11 @@ from brokers.security.quota_entities import (
     entity_of,
     entity_path,
 )
-from brokers.security.quotas import DEFAULT, Entity
-from coordination.store import UNANSWERED, StoreError
-from wire import api_keys, messages
-from wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.quotas import DEFAULT, Entity
+from fleetlog.coordination.store import UNANSWERED, StoreError
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
+from fleetlog.wire.errors import ErrorCode
 
 QUOTA_ENTRIES_MAX: Final = 1_000
 """Entities of one request; each of them is read, and written, by itself."""

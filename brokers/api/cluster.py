@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from brokers.api.access import CLUSTER, DESCRIBE, bits
-from brokers.api.base import Context, Done
-from wire import api_keys, messages
-from wire.errors import ErrorCode
-from wire.requests import DescribeClusterRequest
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, bits
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeClusterRequest
 
 BROKERS = 1
 CONTROLLERS = 2

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import ALTER, DESCRIBE, TOPIC
-from brokers.api.base import Context, Done, Paced, named_once
-from brokers.api.by_topic import by_topic
-from brokers.log import DiskError, Log, LogStore
-from brokers.log.cleaner_figures import CleaningReport, CleaningState
-from brokers.model import TopicPartition
-from brokers.security.acls import AclOperation
-from wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import ALTER, DESCRIBE, TOPIC
+from fleetlog.brokers.api.base import Context, Done, Paced, named_once
+from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.log import DiskError, Log, LogStore
+from fleetlog.brokers.log.cleaner_figures import CleaningReport, CleaningState
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
+from fleetlog.wire.errors import ErrorCode
 
 Asked = list[tuple[TopicPartition, Log | ErrorCode]]
 _UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)

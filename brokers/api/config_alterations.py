@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
-from brokers.controller.requests import Refused
-from brokers.security.dynamic_tls import of_tls, refused_change
-from brokers.setting_kinds import Setting, SettingType, resembling, suggest
-from brokers.topic_config import CHECKED_TOGETHER
-from wire.errors import ErrorCode
+from fleetlog.brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.security.dynamic_tls import of_tls, refused_change
+from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
+from fleetlog.brokers.topic_config import CHECKED_TOGETHER
+from fleetlog.wire.errors import ErrorCode
 
 MISSPELT = 0.85
 """Likeness from which an unknown name of a broker's setting is taken for a misspelling."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
-from brokers.security.dynamic_tls import of_tls
-from brokers.setting_kinds import Setting, SettingType, attribute
+from fleetlog.brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
+from fleetlog.brokers.security.dynamic_tls import of_tls
+from fleetlog.brokers.setting_kinds import Setting, SettingType, attribute
 
 
 def _group(kind: SettingType, name: str, default: object, doc: str, **bounds: Any) -> Setting:

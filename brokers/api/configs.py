@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brokers.api.access import (
+from fleetlog.brokers.api.access import (
     ALTER_CONFIGS,
     CLUSTER,
     CLUSTER_NAME,
@@ -24,8 +24,8 @@ from brokers.api.access import (
     GROUP,
     TOPIC,
 )
-from brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
-from brokers.api.config_alterations import (
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
+from fleetlog.brokers.api.config_alterations import (
     Alteration,
     Operation,
     Resource,
@@ -35,7 +35,7 @@ from brokers.api.config_alterations import (
     check_topic,
     setting_of,
 )
-from brokers.api.config_values import (
+from fleetlog.brokers.api.config_values import (
     GROUP_SETTINGS,
     ConfigEntry,
     Source,
@@ -44,29 +44,29 @@ from brokers.api.config_values import (
     group_entries,
     topic_entries,
 )
-from brokers.api.logger_levels import alter_levels, logger_entries
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
-from brokers.controller.requests import Refused, check_name
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
-from brokers.metadata.znodes import BadZnode
-from brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
-from brokers.security.acls import AclOperation
-from brokers.security.audit_settings import refused_alteration
-from brokers.security.dynamic_tls import of_tls
-from brokers.setting_kinds import ConfigError, Setting, without_effect
-from coordination.store import UNANSWERED, StoreError, TooLarge
-from coordination.tree import may_be_named
-from wire import api_keys, messages
-from wire.admin_requests import (
+from fleetlog.brokers.api.logger_levels import alter_levels, logger_entries
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from fleetlog.brokers.controller.requests import Refused, check_name
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit_settings import refused_alteration
+from fleetlog.brokers.security.dynamic_tls import of_tls
+from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
+from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
+from fleetlog.coordination.tree import may_be_named
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
     DescribeConfigsResources,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import wire.messages as m
-from brokers.api.access import CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, Paced
-from wire.admin_requests import DescribeConnectionsRequest
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.wire.admin_requests import DescribeConnectionsRequest
+from fleetlog.wire.errors import ErrorCode
 
 ROWS_MAX = 500
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brokers.api.base import Context, Done
-from wire import messages
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 
 
 def handle_delegation_token(request: object, context: Context) -> Done:

@@ -10,14 +10,14 @@ from collections.abc import Generator, Mapping
 from enum import IntEnum
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER
-from brokers.api.base import Context, Done
-from brokers.api.by_topic import by_topic
-from brokers.controller.handle import NOT_CONTROLLER_TEXT
-from brokers.model import TopicPartition
-from wire import api_keys, messages
-from wire.admin_requests import ElectLeadersRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.access import ALTER, CLUSTER
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import ElectLeadersRequest
+from fleetlog.wire.errors import ErrorCode
 
 Result = tuple[ErrorCode, str | None]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from brokers.api.access import ALTER, CLUSTER
-from brokers.api.base import Context, Done
-from brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
-from brokers.metadata.znodes import BadZnode
-from coordination.store import StoreError
-from wire import api_keys, messages
-from wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.access import ALTER, CLUSTER
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from _native.tally import count_fetched
-from brokers.api import fetch_answers as answers
-from brokers.api.access import CLUSTER, CLUSTER_ACTION
-from brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
-from brokers.api.fetch_answers import grouped_by_topic, refused, release
-from brokers.api.fetch_followers import count_positions
-from brokers.api.fetch_reads import CONSUMER, PartitionReader
-from brokers.api.fetch_sessions import (
+from fleetlog._native.tally import count_fetched
+from fleetlog.brokers.api import fetch_answers as answers
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION
+from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
+from fleetlog.brokers.api.fetch_answers import grouped_by_topic, refused, release
+from fleetlog.brokers.api.fetch_followers import count_positions
+from fleetlog.brokers.api.fetch_reads import CONSUMER, PartitionReader
+from fleetlog.brokers.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
     NO_SESSION,
@@ -32,10 +32,10 @@ from brokers.api.fetch_sessions import (
     Owner,
     SessionPart,
 )
-from brokers.api.leaders import endpoints_of
-from brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, looks_enough, names_many
-from wire.errors import ErrorCode
-from wire.hot import (
+from fleetlog.brokers.api.leaders import endpoints_of
+from fleetlog.brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, looks_enough, names_many
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import (
     Encoded,
     FetchOutcome,
     FetchPart,
@@ -47,8 +47,8 @@ from wire.hot import (
 )
 
 if TYPE_CHECKING:
-    from brokers.replication.partition import Partition
-    from brokers.timers import Timer
+    from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.timers import Timer
 
 TOPIC_IDS_VERSION = 13
 NEWS_DELAY_MS = 5

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from brokers.api.base import Context
-from brokers.api.leaders import endpoints_of
-from wire.errors import ErrorCode
-from wire.hot import Encoded, FetchOutcome, FetchPart, encode_fetch_response
-from wire.topic_pieces import fetch_response_pieces
+from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.api.leaders import endpoints_of
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import Encoded, FetchOutcome, FetchPart, encode_fetch_response
+from fleetlog.wire.topic_pieces import fetch_response_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brokers.api.fetch_answers import slices_of
-from brokers.log import OffsetOutOfRange
-from wire.errors import ErrorCode
-from wire.hot import FetchOutcome
+from fleetlog.brokers.api.fetch_answers import slices_of
+from fleetlog.brokers.log import OffsetOutOfRange
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-    from brokers.api.fetch_reads import PartitionReader
-    from brokers.api.fetch_sessions import FetchSession, FollowerSession, SessionPart
-    from brokers.replication.partition import Partition
+    from fleetlog.brokers.api.fetch_reads import PartitionReader
+    from fleetlog.brokers.api.fetch_sessions import FetchSession, FollowerSession, SessionPart
+    from fleetlog.brokers.replication.partition import Partition
 
 Current = tuple["SessionPart", "Partition"]
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from brokers.api.access import READ, TOPIC
-from brokers.api.leaders import current_leader
-from brokers.log import DiskError, LogOffline, OffsetOutOfRange
-from brokers.model import TopicPartition
-from brokers.replication.follower_progress import ReplicaSession
-from brokers.replication.partition import Partition
-from brokers.replication.serving import Serve
-from wire.errors import ErrorCode
-from wire.hot import FetchOutcome, FetchPart, FetchRequest
+from fleetlog.brokers.api.access import READ, TOPIC
+from fleetlog.brokers.api.leaders import current_leader
+from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
-    from brokers.api.base import Context
-    from brokers.api.fetch_sessions import SessionPart
-    from brokers.log import Log, ReadResult
-    from brokers.replication.throttles import ReplicationThrottle
+    from fleetlog.brokers.api.base import Context
+    from fleetlog.brokers.api.fetch_sessions import SessionPart
+    from fleetlog.brokers.log import Log, ReadResult
+    from fleetlog.brokers.replication.throttles import ReplicationThrottle
 
 READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2

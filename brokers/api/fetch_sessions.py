@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from brokers.replication.follower_progress import ReplicaSession
-from brokers.replication.partition import Partition
-from brokers.replication.throttles import ReplicationThrottle, throttle_of
-from wire.errors import ErrorCode
-from wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart, FetchRequest
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.throttles import ReplicationThrottle, throttle_of
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metadata.cache import MetadataCache
 
 Key = tuple[uuid.UUID | str | None, int]
 

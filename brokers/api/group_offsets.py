@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import wire.messages as m
-from brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
-from brokers.api.base import Context, Done, Paced, named_once
-from brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
-from brokers.api.waiting import when_done
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
-from txn.commands import CommandFailed
-from wire import admin_requests, api_keys, requests
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from fleetlog.brokers.api.base import Context, Done, Paced, named_once
+from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
+from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
+from fleetlog.txn.commands import CommandFailed
+from fleetlog.wire import admin_requests, api_keys, requests
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 Errors = dict[TopicPartition, ErrorCode]
 Rows = Generator[None, None, Any]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import CLUSTER, DELETE, DESCRIBE, GROUP, READ, bits
-from brokers.api.base import Context, Done, Outcome, Paced, unfit
-from brokers.api.waiting import JoinedResponse, when_done
-from brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
-from brokers.groups.requests import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import CLUSTER, DELETE, DESCRIBE, GROUP, READ, bits
+from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.waiting import JoinedResponse, when_done
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
+from fleetlog.brokers.groups.requests import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     Description,
     HeartbeatRequest,
@@ -28,11 +28,11 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from brokers.groups.shard import GroupShard
-from brokers.model import TopicInfo
-from txn.commands import Command, CommandFailed
-from wire import admin_requests, requests
-from wire.errors import ErrorCode
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.txn.commands import Command, CommandFailed
+from fleetlog.wire import admin_requests, requests
+from fleetlog.wire.errors import ErrorCode
 
 ANSWER_TIMEOUT_MS = 5_000
 """Kafka's offsets.commit.timeout.ms: how long a write to __consumer_offsets may take."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from brokers.api import (
+from fleetlog.brokers.api import (
     acls,
     client_quotas,
     cluster,
@@ -38,8 +38,8 @@ from brokers.api import (
     transactions,
     versions,
 )
-from brokers.api.base import Batching, Context
-from wire import api_keys
+from fleetlog.brokers.api.base import Batching, Context
+from fleetlog.wire import api_keys
 
 Handler = Callable[[Any, Context], Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 
-import wire.messages as m
-from brokers.api.access import CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done
-from brokers.metadata import znodes
-from coordination.store import StoreError
-from wire.admin_requests import DescribeHealthRequest
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.metadata import znodes
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire.admin_requests import DescribeHealthRequest
+from fleetlog.wire.errors import ErrorCode
 
 READS = 3
 READ_TIMEOUT_S = 1.2

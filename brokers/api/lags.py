@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import DESCRIBE, GROUP, TOPIC
-from brokers.api.base import Context, Done, Paced
-from brokers.coordinators.lags import GroupLag, LagWatch
-from brokers.groups.lag import LogPosition
-from brokers.model import TopicPartition
-from brokers.replication.positions import own_position
-from wire.admin_requests import DescribeLagRequest, LogPositionsRequest
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import DESCRIBE, GROUP, TOPIC
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
+from fleetlog.brokers.groups.lag import LogPosition
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.positions import own_position
+from fleetlog.wire.admin_requests import DescribeLagRequest, LogPositionsRequest
+from fleetlog.wire.errors import ErrorCode
 
 
 def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from brokers.api.base import Context
-from brokers.model import TopicPartition
-from wire.hot import NodeEndpoint
+from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire.hot import NodeEndpoint
 
 
 def current_leader(context: Context, tp: TopicPartition) -> tuple[int, int] | None:

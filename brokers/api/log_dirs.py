@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, Paced
-from brokers.api.by_topic import by_topic
-from brokers.log import Log
-from brokers.model import TopicPartition
-from wire import api_keys, messages
-from wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
+from fleetlog.wire.errors import ErrorCode
 
 
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:

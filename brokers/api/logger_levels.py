@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from brokers.api.base import Context
-from brokers.api.config_alterations import Alteration, Operation
-from brokers.api.config_values import ConfigEntry, Source
-from brokers.controller.requests import Refused
-from brokers.log_levels import (
+from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.api.config_alterations import Alteration, Operation
+from fleetlog.brokers.api.config_values import ConfigEntry, Source
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.log_levels import (
     NotALevel,
     WrongLoggerRequest,
     change,
@@ -22,8 +22,8 @@ from brokers.log_levels import (
     check_set,
     loggers,
 )
-from brokers.setting_kinds import SettingType
-from wire.errors import ErrorCode
+from fleetlog.brokers.setting_kinds import SettingType
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

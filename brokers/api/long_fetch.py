@@ -9,20 +9,20 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from brokers.api import fetch_answers as answers
-from brokers.api.base import Done, Paced
-from brokers.api.fetch_answers import encoded_in_slices, is_urgent, refused, slices_of
-from brokers.api.fetch_followers import count_in_slices
-from wire.errors import ErrorCode
-from wire.hot import Encoded, FetchOutcome, encode_fetch_response
+from fleetlog.brokers.api import fetch_answers as answers
+from fleetlog.brokers.api.base import Done, Paced
+from fleetlog.brokers.api.fetch_answers import encoded_in_slices, is_urgent, refused, slices_of
+from fleetlog.brokers.api.fetch_followers import count_in_slices
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import Encoded, FetchOutcome, encode_fetch_response
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-    from brokers.api.base import Context, DelayedResponse
-    from brokers.api.fetch_reads import PartitionReader
-    from brokers.api.fetch_sessions import FetchSession, SessionPart
-    from wire.hot import FetchRequest
+    from fleetlog.brokers.api.base import Context, DelayedResponse
+    from fleetlog.brokers.api.fetch_reads import PartitionReader
+    from fleetlog.brokers.api.fetch_sessions import FetchSession, SessionPart
+    from fleetlog.wire.hot import FetchRequest
 
 Found = tuple["SessionPart", FetchOutcome]
 

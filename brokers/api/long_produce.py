@@ -14,15 +14,15 @@ import functools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from brokers.api.base import Context, Done
-from brokers.api.fetch_answers import slices_of
-from brokers.api.leaders import endpoints_of
-from brokers.api.produce_work import NONE, Work, Worked, denied_transaction, last_offset_of, run_of
-from brokers.api.unpacking import is_compressed
-from brokers.replication.partition import Partition
-from wire.errors import ErrorCode
-from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest
-from wire.topic_pieces import produce_response_pieces
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.fetch_answers import slices_of
+from fleetlog.brokers.api.leaders import endpoints_of
+from fleetlog.brokers.api.produce_work import NONE, Work, Worked, denied_transaction, last_offset_of, run_of
+from fleetlog.brokers.api.unpacking import is_compressed
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest
+from fleetlog.wire.topic_pieces import produce_response_pieces
 
 LONG_PARTS = 256
 """A Produce to more partitions is executed in slices: some milliseconds of work."""

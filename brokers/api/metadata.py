@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from brokers.api.access import (
+from fleetlog.brokers.api.access import (
     AUTHORIZATION_ERRORS,
     CLUSTER,
     CREATE,
@@ -21,11 +21,11 @@ from brokers.api.access import (
     TRANSACTIONAL_ID,
     mask,
 )
-from brokers.api.base import Context, Done, Outcome, Paced, through
-from brokers.api.metadata_body import TopicRows, body, error_row, leader_of
-from brokers.controller.requests import check_name
-from brokers.metadata.cache import MetadataCache
-from brokers.model import (
+from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, through
+from fleetlog.brokers.api.metadata_body import TopicRows, body, error_row, leader_of
+from fleetlog.brokers.controller.requests import check_name
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import (
     GROUP_METADATA_TOPIC,
     NO_LEADER,
     PROTECTED_TOPICS,
@@ -34,11 +34,11 @@ from brokers.model import (
     TopicInfo,
     TopicPartition,
 )
-from wire import api_keys, messages
-from wire.admin_requests import DescribeTopicPartitionsRequest
-from wire.errors import ErrorCode
-from wire.hot import Encoded
-from wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import DescribeTopicPartitionsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import Encoded
+from fleetlog.wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
 
 CREATION_WAIT_MS = 1_500
 """How long an answer waits for a topic it has asked to be created; then the client gets a retriable error."""

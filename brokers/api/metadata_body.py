@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from _native.byte_reader import varint_bytes
-from brokers.api.access import NOT_ASKED
-from brokers.metadata.cache import MetadataCache
-from brokers.model import NO_LEADER, PROTECTED_TOPICS, BrokerInfo, PartitionState, TopicInfo
-from wire.errors import ErrorCode
+from fleetlog._native.byte_reader import varint_bytes
+from fleetlog.brokers.api.access import NOT_ASKED
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import NO_LEADER, PROTECTED_TOPICS, BrokerInfo, PartitionState, TopicInfo
+from fleetlog.wire.errors import ErrorCode
 
 FLEXIBLE = 9
 MAX_KEPT_BYTES = 64 * 1024 * 1024

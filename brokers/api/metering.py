@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from brokers.security.authorizer_settings import inter_broker_principal
-from brokers.security.principals import ANONYMOUS
-from brokers.security.quotas import (
+from fleetlog.brokers.security.authorizer_settings import inter_broker_principal
+from fleetlog.brokers.security.principals import ANONYMOUS
+from fleetlog.brokers.security.quotas import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
@@ -23,12 +23,12 @@ from brokers.security.quotas import (
     ClientQuotas,
     QuotaImage,
 )
-from wire import api_keys
+from fleetlog.wire import api_keys
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.metrics import Metrics
-    from brokers.model import Clock
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
 
 CLIENTS_TOLD: Final = 100
 """Clients that metrics name; what is behind them is counted as ``OTHERS``."""

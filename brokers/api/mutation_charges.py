@@ -10,9 +10,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-from brokers.api.base import Context
-from brokers.controller.requests import TopicOutcome
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.controller.requests import TopicOutcome
+from fleetlog.wire.errors import ErrorCode
 
 CREATE_STRICT, DELETE_STRICT, PARTITIONS_STRICT = 6, 5, 3
 """The versions from which on CreateTopics, DeleteTopics and CreatePartitions know THROTTLING_QUOTA_EXCEEDED."""

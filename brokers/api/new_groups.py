@@ -7,11 +7,11 @@ of Java fail at once either way.
 
 from __future__ import annotations
 
-from brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
-from brokers.api.base import Context, Done, Paced
-from wire import api_keys, messages
-from wire.errors import ErrorCode
-from wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
+from fleetlog.brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
 
 
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:

@@ -13,20 +13,20 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
-from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
-from brokers.api.base import Context, Done, Paced
-from brokers.api.unpacking import Unpacking
-from brokers.api.waiting import JoinedResponse
-from brokers.log import DiskError, LogOffline
-from brokers.log.read import LogReader
-from brokers.model import PROTECTED_TOPICS, TopicPartition
-from brokers.replication.partition import Partition
-from brokers.replication.replicas import LedPartition
-from brokers.replication.serving import Serve
-from wire.admin_requests import DeleteRecordsRequest
-from wire.errors import ErrorCode
-from wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
-from wire.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.api.waiting import JoinedResponse
+from fleetlog.brokers.log import DiskError, LogOffline
+from fleetlog.brokers.log.read import LogReader
+from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.replicas import LedPartition
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire.admin_requests import DeleteRecordsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
+from fleetlog.wire.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 logger = logging.getLogger(__name__)
 

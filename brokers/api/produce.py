@@ -11,11 +11,11 @@ from collections.abc import Coroutine
 from operator import attrgetter
 from typing import Any
 
-from brokers.api.base import Batching, Context, Outcome
-from brokers.api.long_produce import LONG_PARTS, produce_in_slices
-from brokers.api.produce_work import Worked, execute_produce, run_of
-from brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
-from wire.hot import ProduceRequest, ProduceRun, decode_produce_run
+from fleetlog.brokers.api.base import Batching, Context, Outcome
+from fleetlog.brokers.api.long_produce import LONG_PARTS, produce_in_slices
+from fleetlog.brokers.api.produce_work import Worked, execute_produce, run_of
+from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
+from fleetlog.wire.hot import ProduceRequest, ProduceRun, decode_produce_run
 
 
 def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Any] | Worked:

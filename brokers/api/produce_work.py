@@ -13,18 +13,18 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
-from _native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
-from brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE
-from brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
-from brokers.api.leaders import current_leader, endpoints_of
-from brokers.log import Appended, AppendInfo, Origin, Terms
-from brokers.log.rejected import Place
-from brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
-from brokers.replication.partition import Partition
-from brokers.topic_figures import TopicFigures
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.hot import (
+from fleetlog._native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
+from fleetlog.brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE
+from fleetlog.brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
+from fleetlog.brokers.api.leaders import current_leader, endpoints_of
+from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
+from fleetlog.brokers.log.rejected import Place
+from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.topic_figures import TopicFigures
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import (
     Encoded,
     NodeEndpoint,
     ProduceOutcome,
@@ -35,7 +35,7 @@ from wire.hot import (
     encode_produce_run,
     framed,
 )
-from wire.messages import encode_response_header
+from fleetlog.wire.messages import encode_response_header
 
 PRODUCE = 0
 ALL, LEADER, NONE = -1, 1, 0
@@ -246,8 +246,8 @@ class Work:
 
     async def _verify(self) -> None:
         """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
-        from brokers.coordinators.transactions import verification
-        from txn.verification import Ask, client_error, client_message, question
+        from fleetlog.brokers.coordinators.transactions import verification
+        from fleetlog.txn.verification import Ask, client_error, client_message, question
 
         context, run, unverified = self.context, self.run, self.unverified
         assert run.transactional_id is not None, "else no batch is verified"

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import Context, Done, Paced
-from brokers.api.by_topic import by_topic
-from brokers.controller.handle import NOT_CONTROLLER_TEXT
-from brokers.model import PartitionState, TopicPartition
-from wire import api_keys, messages
-from wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
+from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metadata.cache import MetadataCache
 
 
 Result = tuple[ErrorCode, str | None]

@@ -9,16 +9,16 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from brokers.api.access import CLUSTER, CLUSTER_ACTION
-from brokers.api.base import Context, Done, Paced
-from brokers.model import TopicPartition
-from brokers.replication import ends
-from brokers.replication.accepted import ToldPart, own_accepted
-from coordination.store import StoreError
-from wire import messages
-from wire.admin_requests import AcceptedPositionsRequest, ReplicaEndsRequest
-from wire.errors import ErrorCode
-from wire.requests import ControlledShutdownRequest
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication import ends
+from fleetlog.brokers.replication.accepted import ToldPart, own_accepted
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire import messages
+from fleetlog.wire.admin_requests import AcceptedPositionsRequest, ReplicaEndsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import ControlledShutdownRequest
 
 CONTROLLED_SHUTDOWN_MS = 10_000
 READ_MS = 1_000

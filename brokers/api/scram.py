@@ -10,15 +10,15 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE
-from brokers.api.base import WRITE_SECONDS, Context, Done, unfit
-from brokers.metadata.users import read_users, write_users
-from brokers.metadata.znodes import BadZnode
-from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
-from coordination.store import UNANSWERED, StoreError
-from wire import api_keys, messages
-from wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.metadata.users import read_users, write_users
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
+from fleetlog.coordination.store import UNANSWERED, StoreError
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
+from fleetlog.wire.errors import ErrorCode
 
 USERS_MAX: Final = 1_000
 """Users of one request; each of them is read, and written, by itself."""

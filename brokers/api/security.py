@@ -5,10 +5,10 @@ What comes before a login never gets here: ``brokers.server.login`` answers it.
 
 from __future__ import annotations
 
-from brokers.api.base import Context, Done
-from wire import api_keys, messages
-from wire.errors import ErrorCode
-from wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest
 
 NO_SASL = "There is no login to do: the connection has one already, or its listener is PLAINTEXT."
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import ALTER, CLUSTER, DESCRIBE, TOPIC, TRANSACTIONAL_ID, WRITE
-from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
-from brokers.api.waiting import when_done
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator
-from txn import sinks
-from txn.batches import BatchFence, members_of
-from txn.commands import CommandFailed, Now, Result, Ticket
-from txn.coordinator import Producer, TransactionShard
-from txn.sinks import BatchCommitRequest, BeginAnswer, CommitAnswer, EnlistAnswer, SinkAnswer
-from txn.transaction import Transaction
-from wire import hot
-from wire.admin_requests import DescribeSinksRequest
-from wire.errors import ErrorCode
-from wire.requests import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE, TOPIC, TRANSACTIONAL_ID, WRITE
+from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.txn import sinks
+from fleetlog.txn.batches import BatchFence, members_of
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.coordinator import Producer, TransactionShard
+from fleetlog.txn.sinks import BatchCommitRequest, BeginAnswer, CommitAnswer, EnlistAnswer, SinkAnswer
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire import hot
+from fleetlog.wire.admin_requests import DescribeSinksRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import (
     AbortBatchRequest,
     BeginBatchRequest,
     EnlistProducerRequest,
     HeartbeatBatchRequest,
     ResetSinkRequest,
 )
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 ANSWER_TIMEOUT_MS = 30_000
 

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
-from brokers.api.base import Context, Done
-from brokers.api.config_values import ConfigEntry, topic_entries
-from brokers.api.mutation_charges import (
+from fleetlog.brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.config_values import ConfigEntry, topic_entries
+from fleetlog.brokers.api.mutation_charges import (
     CREATE_STRICT,
     DELETE_STRICT,
     PARTITIONS_STRICT,
     MutationCharge,
     throttled_outcome,
 )
-from brokers.controller.requests import (
+from fleetlog.brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     NewPartitions,
     NewTopic,
@@ -31,11 +31,11 @@ from brokers.controller.requests import (
     new_partitions,
     too_many,
 )
-from brokers.model import AUDIT_TOPIC
-from wire import api_keys, messages
-from wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
-from wire.errors import ErrorCode
-from wire.rows import NamedRows
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.rows import NamedRows
 
 UNKNOWN = -1
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
-from brokers.api.base import Context, Done, Paced
-from brokers.api.unpacking import PAUSE
-from txn.commands import Now
-from txn.patterns import BadPattern, Pattern
-from txn.states import TransactionState
-from wire.admin_requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
+from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.unpacking import PAUSE
+from fleetlog.txn.commands import Now
+from fleetlog.txn.patterns import BadPattern, Pattern
+from fleetlog.txn.states import TransactionState
+from fleetlog.wire.admin_requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
 def handle_describe_producers(request: DescribeProducersRequest, context: Context) -> Paced:

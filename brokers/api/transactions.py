@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-import wire.messages as m
-from brokers.api.access import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import (
     ALTER,
     CLUSTER,
     CLUSTER_ACTION,
@@ -21,23 +21,23 @@ from brokers.api.access import (
     TRANSACTIONAL_ID,
     WRITE,
 )
-from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, unfit
-from brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
-from brokers.api.transaction_lists import (
+from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, unfit
+from fleetlog.brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
+from fleetlog.brokers.api.transaction_lists import (
     handle_describe_producers,
     handle_describe_transactions,
     handle_list_transactions,
 )
-from brokers.api.waiting import JoinedResponse, when_done
-from brokers.coordinators.pending import PendingAnswer
-from brokers.coordinators.ports import TransactionMarker
-from brokers.coordinators.transactions.coordinator import Runs, TransactionCoordinator
-from brokers.coordinators.transactions.verification import admit, command_for, errors_of
-from brokers.groups.requests import OffsetCommitRequest
-from brokers.groups.shard import GroupShard
-from brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
-from txn.commands import CommandFailed, Now, Result, Ticket
-from txn.coordinator import (
+from fleetlog.brokers.api.waiting import JoinedResponse, when_done
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.transactions.coordinator import Runs, TransactionCoordinator
+from fleetlog.brokers.coordinators.transactions.verification import admit, command_for, errors_of
+from fleetlog.brokers.groups.requests import OffsetCommitRequest
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.coordinator import (
     AddPartitionsAnswer,
     End,
     EndAnswer,
@@ -45,11 +45,11 @@ from txn.coordinator import (
     Producer,
     TransactionShard,
 )
-from txn.markers import SentBy
-from txn.verification import TRY_AGAIN, Ask, Question, client_error, question
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.requests import (
+from fleetlog.txn.markers import SentBy
+from fleetlog.txn.verification import TRY_AGAIN, Ask, Question, client_error, question
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
@@ -57,7 +57,7 @@ from wire.requests import (
     TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 __all__ = [
     "handle_add_offsets_to_txn",

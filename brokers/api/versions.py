@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from brokers.api.base import Context, Done
-from brokers.metadata.features import SUPPORTED
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.messages import ApiVersionsResponse
-from wire.requests import ApiVersionsRequest
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.metadata.features import SUPPORTED
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import ApiVersionsResponse
+from fleetlog.wire.requests import ApiVersionsRequest
 
 FEATURES_WITH_ZERO_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")

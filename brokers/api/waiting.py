@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from brokers.api.base import DelayedResponse, Done, Outcome
-from brokers.coordinators.pending import PendingAnswer
-from txn.commands import CommandFailed
-from wire.errors import ErrorCode
+from fleetlog.brokers.api.base import DelayedResponse, Done, Outcome
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.txn.commands import CommandFailed
+from fleetlog.wire.errors import ErrorCode
 
 
 def when_done(

@@ -1,5 +1,5 @@
 """The command line: ``fleetlog``."""
 
-from wire.deferred import defer
+from fleetlog.wire.deferred import defer
 
 defer("kafka.protocol.admin", classes=True)

@@ -16,10 +16,10 @@ import kafka.errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire.messages import Encodable
+    from fleetlog.wire.messages import Encodable
 
 TRY_MS = 2_000
 """How long one broker may take to answer a request that any broker can answer."""
@@ -130,7 +130,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     def cut_off(self) -> list[int]:
         """The brokers that say that ZooKeeper does not answer them."""
-        from wire import api_keys, messages  # which few commands need
+        from fleetlog.wire import api_keys, messages  # which few commands need
 
         ask = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0)
         answers = self.ask_each({one.node_id: ask for one in self._manager.cluster.brokers()}, TRY_MS / 1000)

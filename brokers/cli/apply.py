@@ -12,9 +12,9 @@ from typing import Any
 import click
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
-from brokers.cli.acls import CREATE_ACLS, DELETE_ACLS, Wanted, acl_rows
-from brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
-from brokers.cli.fleet_changes import (
+from fleetlog.brokers.cli.acls import CREATE_ACLS, DELETE_ACLS, Wanted, acl_rows
+from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
+from fleetlog.brokers.cli.fleet_changes import (
     AddPartitions,
     AlterAcl,
     AlterQuota,
@@ -27,14 +27,14 @@ from brokers.cli.fleet_changes import (
     TopicFound,
     differences,
 )
-from brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWanted, read_fleet
-from brokers.cli.output import CliError, Output, confirm
-from brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
-from brokers.cli.users import alter_users_at, upsertions, users_at
-from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from brokers.security.acls import PatternType, Permission
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWanted, read_fleet
+from fleetlog.brokers.cli.output import CliError, Output, confirm
+from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
+from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
+from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
+from fleetlog.brokers.security.acls import PatternType, Permission
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 DRIFT = 3
 """The exit code of --check when the fleet differs."""

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import click
 
-from brokers.cli.log_lines import start_logging
-from brokers.cli.options import config_file_argument, log_level_option, override_option, settings_text
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
+from fleetlog.brokers.cli.log_lines import start_logging
+from fleetlog.brokers.cli.options import config_file_argument, log_level_option, override_option, settings_text
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
     except OSError as error:
         _refuse(f"{config_file}: {error.strerror}")
     start_logging(config.log_format, config.broker_id, log_level)
-    from brokers import app
-    from brokers.app import StartError
+    from fleetlog.brokers import app
+    from fleetlog.brokers.app import StartError
 
     try:
         if check:

@@ -25,11 +25,11 @@ import click
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
-from brokers.cli.admin_client import GONE, AdminClient, BrokerGone
-from brokers.cli.options import at_least
-from brokers.cli.output import CliError, Output, number_text
-from brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.admin_client import GONE, AdminClient, BrokerGone
+from fleetlog.brokers.cli.options import at_least
+from fleetlog.brokers.cli.output import CliError, Output, number_text
+from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
+from fleetlog.wire.errors import ErrorCode
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_TIMEOUT_S = 15.0
@@ -98,7 +98,7 @@ class Target:
 def _properties(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
-    from brokers.cli.command_config import read_command_config  # with all that logins and TLS need
+    from fleetlog.brokers.cli.command_config import read_command_config  # with all that logins and TLS need
 
     return read_command_config(file)
 
@@ -107,7 +107,7 @@ def _security(properties: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of kafka-python's clients."""
     if not properties:
         return {}
-    from brokers.cli.command_config import client_security
+    from fleetlog.brokers.cli.command_config import client_security
 
     return client_security(properties)
 
@@ -274,7 +274,7 @@ def _probe(address: tuple[str, int], timeout_s: float, security: Mapping[str, An
     problem = _exchange(address, context, timeout_s, answer_s, ask)
     if problem is not None or "sasl_mechanism" not in security:
         return problem
-    from brokers.cli.login_probe import probe_login
+    from fleetlog.brokers.cli.login_probe import probe_login
 
     return _exchange(address, context, timeout_s, LOGIN_TIMEOUT_S, lambda one: probe_login(one, security))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from brokers.cli.client import Target, admin, client_options
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.diagnosis import FleetHealth
-from brokers.cli.moves import moves_to
-from brokers.cli.options import config_file_argument, numbers, override_option
-from brokers.cli.output import CliError, Output, bytes_text, table
-from brokers.cli.overview import (
+from fleetlog.brokers.cli.client import Target, admin, client_options
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.diagnosis import FleetHealth
+from fleetlog.brokers.cli.moves import moves_to
+from fleetlog.brokers.cli.options import config_file_argument, numbers, override_option
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, table
+from fleetlog.brokers.cli.overview import (
     BrokerOverview,
     Overview,
     PartitionOverview,
@@ -22,9 +22,9 @@ from brokers.cli.overview import (
     read_domains,
     read_incarnations,
 )
-from brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
-from brokers.controller.balance import propose
-from brokers.model import BrokerId
+from fleetlog.brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
+from fleetlog.brokers.controller.balance import propose
+from fleetlog.brokers.model import BrokerId
 
 PROBLEMS_SHOWN = 50
 
@@ -44,7 +44,7 @@ def describe_cluster(target: Target, out: Output) -> None:
 
     A dead or paused broker is not waited for; what only it knows is left out.
     """
-    from brokers.cli.doctor import judged
+    from fleetlog.brokers.cli.doctor import judged
 
     with admin(target) as client:
         overview = fetch_overview(client)
@@ -291,6 +291,6 @@ def repair_cluster(
       fleetlog cluster repair broker.properties
       fleetlog cluster repair broker.properties --execute
     """
-    from brokers.cli.repair import repair
+    from fleetlog.brokers.cli.repair import repair
 
     repair(config_file, override, execute=execute, without=without or (), yes=yes)

@@ -11,17 +11,17 @@ from typing import Any, Final
 import click
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
-from brokers.cli.output import warn
-from brokers.cli.tls_probe import TLS_CONTEXT
-from brokers.properties import parse_properties
-from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
-from brokers.security.mechanism_names import MECHANISMS
-from brokers.security.oauthbearer import OAUTHBEARER
-from brokers.security.plain import PLAIN
-from brokers.security.tls_contexts import client_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN, ConfigError, suggest
+from fleetlog.brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
+from fleetlog.brokers.cli.output import warn
+from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT
+from fleetlog.brokers.properties import parse_properties
+from fleetlog.brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
+from fleetlog.brokers.security.mechanism_names import MECHANISMS
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.security.plain import PLAIN
+from fleetlog.brokers.security.tls_contexts import client_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"

@@ -37,7 +37,7 @@ class CommandGroup(click.Group):
         """By click."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            from brokers.setting_kinds import suggest  # most commands are spelled right
+            from fleetlog.brokers.setting_kinds import suggest  # most commands are spelled right
 
             ctx.fail(f"there is no command {name!r}{suggest(name, self.list_commands(ctx))}; -h lists them")
         return super().resolve_command(ctx, args)

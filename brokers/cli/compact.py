@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import (
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
@@ -19,10 +19,10 @@ from brokers.cli.client import (
     known_partitions,
     raise_for_code,
 )
-from brokers.cli.output import CliError, Output, bytes_text, progress
-from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview
-from wire import api_keys
-from wire.messages import Encodable, request_class
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, progress
+from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview
+from fleetlog.wire import api_keys
+from fleetlog.wire.messages import Encodable, request_class
 
 ASKED, CLEANING, STOPPED, OFF = 1, 2, 3, 4
 STATES = ("idle", "asked for", "under way", "stopped", "off")

@@ -17,7 +17,7 @@ from kafka.errors import RebalanceInProgressError
 from kafka.protocol.consumer import IsolationLevel, OffsetSpec
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from brokers.cli.client import (
+from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
@@ -28,8 +28,8 @@ from brokers.cli.client import (
     known_partitions,
     topic_partitions,
 )
-from brokers.cli.output import CliError, Output, iso, number_text, progress, warn
-from brokers.cli.times import Point, PointType
+from fleetlog.brokers.cli.output import CliError, Output, iso, number_text, progress, warn
+from fleetlog.brokers.cli.times import Point, PointType
 
 POLL_MS = 1_000
 """Data ends a poll at once; on a busy machine shorter polls only split a group join into more steps."""

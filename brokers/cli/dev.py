@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 
-from brokers.cli import dev_fleet as fleet
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.dev_security import (
+from fleetlog.brokers.cli import dev_fleet as fleet
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.dev_security import (
     ADMIN,
     APP,
     SUBDIRECTORY,
@@ -26,10 +26,10 @@ from brokers.cli.dev_security import (
     is_secure,
     load_or_make,
 )
-from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
-from brokers.cli.interrupts import Interrupted, interrupts
-from brokers.cli.options import pairs
-from brokers.cli.output import table
+from fleetlog.brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
+from fleetlog.brokers.cli.options import pairs
+from fleetlog.brokers.cli.output import table
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

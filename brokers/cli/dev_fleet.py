@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import brokers
-from _native.temporary import own_directory
-from brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity, write_private
-from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
-from brokers.cli.interrupts import interrupts
-from brokers.cli.output import CliError
-from brokers.cli.users import add_users
-from coordination.ensemble import (
+import fleetlog
+from fleetlog._native.temporary import own_directory
+from fleetlog.brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity, write_private
+from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
+from fleetlog.brokers.cli.interrupts import interrupts
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.users import add_users
+from fleetlog.coordination.ensemble import (
     EnsembleError,
     ZooKeeperNode,
     find_classpath,
@@ -29,7 +29,7 @@ from coordination.ensemble import (
     spawn,
     start_local,
 )
-from coordination.ports import free_ports, is_free
+from fleetlog.coordination.ports import free_ports, is_free
 
 BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0
@@ -237,10 +237,10 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
 def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die_with_parent: bool) -> None:
     """Start one broker's process from its properties file and record its pid."""
     home = Path(broker.directory)
-    root = str(Path(brokers.__file__).parents[1])
+    root = str(Path(fleetlog.__file__).parents[1])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "brokers.cli.main", "broker", str(home / CONFIG_FILE)]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(home / CONFIG_FILE)]
     with interrupts.held(), log_path(broker).open("ab") as log:
         process = spawn(command, home, log, die_with_parent=die_with_parent, environment=environment)
         broker.process = Process.of(process.pid)
@@ -395,6 +395,6 @@ def _round_trip(settings: dict[str, str], count: int, topic: str, timeout_s: flo
 def _quiet() -> Any:
     import logging
 
-    logger = logging.getLogger("brokers.cli.dev.client")
+    logger = logging.getLogger("fleetlog.brokers.cli.dev.client")
     logger.setLevel(logging.CRITICAL)  # connections are refused until the brokers listen
     return logger

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from brokers.security.zookeeper_settings import SECRET_PATHS
-from coordination.connect import ConnectionSecurity
+from fleetlog.brokers.security.zookeeper_settings import SECRET_PATHS
+from fleetlog.coordination.connect import ConnectionSecurity
 
 SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"

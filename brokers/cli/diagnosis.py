@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from brokers.cli.overview import Overview, PartitionOverview
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
+from fleetlog.brokers.cli.overview import Overview, PartitionOverview
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 NAMED = 5
 """Partitions, groups or topics that a finding names; the rest is counted."""

@@ -18,9 +18,9 @@ from kafka.protocol.admin import (
     ListTransactionsRequest,
 )
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import Target, admin, client_options, first_line
-from brokers.cli.diagnosis import (
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import Target, admin, client_options, first_line
+from fleetlog.brokers.cli.diagnosis import (
     ALIKE,
     BrokerHealth,
     Finding,
@@ -33,12 +33,12 @@ from brokers.cli.diagnosis import (
     findings_of,
     verdict,
 )
-from brokers.cli.group_lags import lag_of_groups
-from brokers.cli.options import at_least
-from brokers.cli.output import CliError, Output, visible
-from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
-from brokers.model import TopicPartition
-from wire import api_keys, messages
+from fleetlog.brokers.cli.group_lags import lag_of_groups
+from fleetlog.brokers.cli.options import at_least
+from fleetlog.brokers.cli.output import CliError, Output, visible
+from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire import api_keys, messages
 
 UNCLEAN_SETTING = "unclean.leader.election.enable"
 EXIT_WARNINGS, EXIT_ERRORS = 3, 4

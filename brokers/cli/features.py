@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from brokers.cli.client import Target, admin, client_options, raise_for_code
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.output import CliError, Output, table
-from wire.messages import request_class
+from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import CliError, Output, table
+from fleetlog.wire.messages import request_class
 
 API_VERSIONS, UPDATE_FEATURES = 18, 57
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
-from brokers.cli.client import Target, admin, client_options, raise_for_code
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
-from brokers.cli.moves import moves_to
-from brokers.cli.options import BROKER_ID, pairs
-from brokers.cli.output import CliError, Output, warn
-from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
-from brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
+from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
+from fleetlog.brokers.cli.moves import moves_to
+from fleetlog.brokers.cli.options import BROKER_ID, pairs
+from fleetlog.brokers.cli.output import CliError, Output, warn
+from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
+from fleetlog.brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
 
 if TYPE_CHECKING:
-    from brokers.cli.admin_client import AdminClient
-    from wire.messages import Encodable
+    from fleetlog.brokers.cli.admin_client import AdminClient
+    from fleetlog.wire.messages import Encodable
 
 BROKER_LOGGER = 8
 dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show what would move.")
@@ -57,7 +57,7 @@ def broker_loggers(
         (row,) = _answer(client, broker_id, request).results
         raise_for_code(f"broker {broker_id}", row.error_code, row.error_message)
     changed = {*levels, *unset}
-    own = ("brokers", "coordination", "txn", "kafka", "root")
+    own = ("fleetlog", "kafka", "root")
     rows = [
         [one.name, one.value]
         for one in row.configs

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from brokers.cli.fleet_file import AclRow, Entity, FleetFile, TopicWanted, UserWanted
-from brokers.cli.output import number_text
-from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
-from brokers.setting_kinds import ConfigError
-from brokers.topic_config import TOPIC_SETTINGS
+from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, TopicWanted, UserWanted
+from fleetlog.brokers.cli.output import number_text
+from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
+from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.brokers.topic_config import TOPIC_SETTINGS
 
 OF_MOVES: Final = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 """Settings that a move of replicas sets and removes."""

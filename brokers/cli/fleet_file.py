@@ -9,16 +9,16 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from brokers.cli.output import CliError
-from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
-from brokers.security.acl_znodes import OPERATION_NAMES
-from brokers.security.acls import CLUSTER_NAME, WILDCARD
-from brokers.security.hosts import host_as_acls_have_it
-from brokers.security.principals import BadPrincipal, granted_principal
-from brokers.security.quota_entities import CLIENT_KEYS, IP_KEYS
-from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism
-from brokers.setting_kinds import ConfigError, suggest
-from brokers.topic_config import TOPIC_SETTINGS
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
+from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES
+from fleetlog.brokers.security.acls import CLUSTER_NAME, WILDCARD
+from fleetlog.brokers.security.hosts import host_as_acls_have_it
+from fleetlog.brokers.security.principals import BadPrincipal, granted_principal
+from fleetlog.brokers.security.quota_entities import CLIENT_KEYS, IP_KEYS
+from fleetlog.brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism
+from fleetlog.brokers.setting_kinds import ConfigError, suggest
+from fleetlog.brokers.topic_config import TOPIC_SETTINGS
 
 SECTIONS: Final = ("topics", "users", "acls", "quotas")
 _TOPIC: Final = ("partitions", "replication", "config")

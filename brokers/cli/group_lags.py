@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from brokers.cli.overview import PATIENCE_S
-from wire import api_keys
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.overview import PATIENCE_S
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 
 
 def lag_of_groups(
@@ -18,7 +18,7 @@ def lag_of_groups(
     All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
     record not consumed; a ``status`` is empty until the group's coordinator has computed it.
     """
-    from wire.messages import request_class
+    from fleetlog.wire.messages import request_class
 
     request = request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=list(names) or None)
     if brokers is None:

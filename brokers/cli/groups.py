@@ -10,7 +10,7 @@ import click
 from kafka.protocol.consumer import OffsetSpec
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from brokers.cli.client import (
+from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
@@ -23,11 +23,11 @@ from brokers.cli.client import (
     reworded,
     topic_partitions,
 )
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.group_lags import lag_of_groups
-from brokers.cli.output import CliError, Output, confirm, table, visible, warn
-from brokers.cli.times import DurationType, TimeType
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.group_lags import lag_of_groups
+from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
+from fleetlog.brokers.cli.times import DurationType, TimeType
+from fleetlog.wire.errors import ErrorCode
 
 MEMBERLESS = {"Empty", "Dead"}
 _ENDS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from brokers.cli.output import CliError
-from brokers.cli.overview import Overview, PartitionOverview
-from brokers.controller.placement import crowding
-from brokers.model import BrokerId, TopicPartition
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.overview import Overview, PartitionOverview
+from fleetlog.brokers.controller.placement import crowding
+from fleetlog.brokers.model import BrokerId, TopicPartition
 
 Assigned = dict[TopicPartition, tuple[int, ...]]
 

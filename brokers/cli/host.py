@@ -16,13 +16,19 @@ from typing import Any
 
 import click
 
-from brokers.addresses import address_text
-from brokers.cli.host_plan import HostPlan, local_address, plan_host
-from brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
-from brokers.cli.options import at_least, config_file_argument, log_level_option, override_option, settings_text
-from brokers.cli.output import CliError, number_text
-from brokers.config import ConfigError
-from brokers.server.service_manager import service_manager
+from fleetlog.brokers.addresses import address_text
+from fleetlog.brokers.cli.host_plan import HostPlan, local_address, plan_host
+from fleetlog.brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
+from fleetlog.brokers.cli.options import (
+    at_least,
+    config_file_argument,
+    log_level_option,
+    override_option,
+    settings_text,
+)
+from fleetlog.brokers.cli.output import CliError, number_text
+from fleetlog.brokers.config import ConfigError
+from fleetlog.brokers.server.service_manager import service_manager
 
 
 class _RunFirst(click.Group):

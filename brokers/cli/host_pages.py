@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from brokers.cli.output import number_text
+from fleetlog.brokers.cli.output import number_text
 
 PAGE_MAX = 64 * 1024 * 1024
 REQUEST_MAX = 8 * 1024

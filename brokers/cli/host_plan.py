@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from brokers.addresses import address_text
-from brokers.config import BrokerConfig, ConfigError, load_config
-from brokers.inert_settings import ADMIN_TLS_PREFIX
+from fleetlog.brokers.addresses import address_text
+from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
+from fleetlog.brokers.inert_settings import ADMIN_TLS_PREFIX
 
 BROKERS_MAX = 64
 _LISTENER = re.compile(r"(.*://.*:)(\d+)")

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import brokers
-from brokers.cli.host_pages import TEXT, Page, PageServer, fetch_page, gauge, join_metrics
-from brokers.cli.host_plan import HostPlan, PlannedBroker, same_unit
-from brokers.config import ConfigError
-from brokers.server.service_manager import ServiceManager
-from coordination.ensemble import ends_with_parent
+import fleetlog
+from fleetlog.brokers.cli.host_pages import TEXT, Page, PageServer, fetch_page, gauge, join_metrics
+from fleetlog.brokers.cli.host_plan import HostPlan, PlannedBroker, same_unit
+from fleetlog.brokers.config import ConfigError
+from fleetlog.brokers.server.service_manager import ServiceManager
+from fleetlog.coordination.ensemble import ends_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Unit:
             pass
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:
-        root = str(Path(brokers.__file__).parents[1])
+        root = str(Path(fleetlog.__file__).parents[1])
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
         child.ready_since, child.ready, child.said = 0.0, False, "starting"
@@ -440,7 +440,7 @@ def broker_command(
     config_file: Path, overrides: dict[str, str], log_level: str
 ) -> Callable[[PlannedBroker], list[str]]:
     """What starts a broker of the unit from this file."""
-    start = [sys.executable, "-m", "brokers.cli.main", "broker", str(config_file), "--log-level", log_level]
+    start = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(config_file), "--log-level", log_level]
 
     def command(plan: PlannedBroker) -> list[str]:
         values = {**overrides, **plan.overrides}

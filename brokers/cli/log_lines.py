@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from brokers.log_levels import level_name
+from fleetlog.brokers.log_levels import level_name
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

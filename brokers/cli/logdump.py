@@ -18,16 +18,16 @@ from typing import Any
 
 import click
 
-from _native.batch import BatchHeader, decode_records, parse_header, validate_batch
-from _native.errors import CorruptBatch
-from brokers.cli.logduplicates import NotReadable, duplicate_rows
-from brokers.cli.output import CliError, iso, text, warn
-from brokers.groups import records as group_records
-from brokers.log import checkpoints
-from brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot
-from brokers.model import id_text
-from txn import records as transaction_records
-from wire.compression import NAMES, CodecError, decompress
+from fleetlog._native.batch import BatchHeader, decode_records, parse_header, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.cli.logduplicates import NotReadable, duplicate_rows
+from fleetlog.brokers.cli.output import CliError, iso, text, warn
+from fleetlog.brokers.groups import records as group_records
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot
+from fleetlog.brokers.model import id_text
+from fleetlog.txn import records as transaction_records
+from fleetlog.wire.compression import NAMES, CodecError, decompress
 
 HEADER_BYTES = 61
 MAX_DECOMPRESSED_BYTES = 1 << 30

@@ -12,13 +12,13 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from _native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, parse_header, validate_batch
-from _native.errors import CorruptBatch
-from brokers.log import checkpoints
-from brokers.log.indexes import unpack_aborted
-from brokers.log.retained import MetTransactions
-from wire.compression import CodecError, decompress
-from wire.types import TopicPartition
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, parse_header, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.indexes import unpack_aborted
+from fleetlog.brokers.log.retained import MetTransactions
+from fleetlog.wire.compression import CodecError, decompress
+from fleetlog.wire.types import TopicPartition
 
 MAX_DECOMPRESSED_BYTES = 1 << 30
 TOP_KEYS = 10

@@ -8,14 +8,14 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-from brokers.cli.output import CliError
-from brokers.security.mechanism_names import SCRAM_MECHANISMS
-from brokers.security.mechanisms import AuthenticationFailed
-from brokers.security.oauthbearer import OAUTHBEARER, token_message
-from brokers.security.plain import plain_message
-from brokers.security.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from brokers.security.scram import ScramClient, random_text
-from wire import messages
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER, token_message
+from fleetlog.brokers.security.plain import plain_message
+from fleetlog.brokers.security.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from fleetlog.brokers.security.scram import ScramClient, random_text
+from fleetlog.wire import messages
 
 _CLIENT_ID: Final = "fleetlog-cli"
 _HANDSHAKE_VERSION: Final = 1

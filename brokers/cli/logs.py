@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.logdump import dump
-from brokers.cli.logstrays import log_strays
-from brokers.cli.logverify import verify_logs
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.logdump import dump
+from fleetlog.brokers.cli.logstrays import log_strays
+from fleetlog.brokers.cli.logverify import verify_logs
 
 
 @click.group(cls=CommandGroup)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import click
 
-from brokers.cli.output import CliError, bytes_text, confirm, table
-from brokers.log.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
-from brokers.log.directories import STRAY_DIRECTORY
-from brokers.model import id_text
+from fleetlog.brokers.cli.output import CliError, bytes_text, confirm, table
+from fleetlog.brokers.log.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
+from fleetlog.brokers.log.directories import STRAY_DIRECTORY
+from fleetlog.brokers.model import id_text
 
 
 class Stray(NamedTuple):

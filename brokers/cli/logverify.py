@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from brokers.cli.output import CliError, bytes_text, progress, warn
-from brokers.log.segment import LOG_SUFFIX
-from brokers.log.verify import Verified, partition_of, verify_partition
+from fleetlog.brokers.cli.output import CliError, bytes_text, progress, warn
+from fleetlog.brokers.log.segment import LOG_SUFFIX
+from fleetlog.brokers.log.verify import Verified, partition_of, verify_partition
 
 
 @click.command("verify")

@@ -6,34 +6,46 @@ import importlib
 
 import click
 
-from brokers.cli.command_group import CommandGroup
-from brokers.security.core_dumps import switch_core_dumps_off
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.security.core_dumps import switch_core_dumps_off
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
-    "acls": ("brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
-    "apply": ("brokers.cli.apply", "apply", "Make the fleet what a file says: topics, users, ACLs, quotas."),
-    "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
-    "brokers": ("brokers.cli.fleet_brokers", "brokers", "Single brokers: drain, replace, levels of their loggers."),
-    "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
-    "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
-    "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
-    "console": ("brokers.console.command", "console", "A console for browsers: fleet, topics, messages, groups."),
-    "consume": ("brokers.cli.consume", "consume", "Read records."),
-    "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
-    "doctor": ("brokers.cli.doctor", "doctor", "Say what is wrong with the fleet, why, and what to do."),
-    "features": ("brokers.cli.features", "features", "Finalized features: describe, upgrade."),
-    "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, lag, describe, reset, delete."),
-    "host": ("brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
-    "log": ("brokers.cli.logs", "log", "Read the files of log directories."),
-    "produce": ("brokers.cli.produce", "produce", "Write records."),
-    "quotas": ("brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
-    "records": ("brokers.cli.records", "records", "Single records: write one, copy one."),
-    "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
-    "spark": ("brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
-    "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
-    "users": ("brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
-    "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, fence, producers."),
+    "acls": ("fleetlog.brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
+    "apply": ("fleetlog.brokers.cli.apply", "apply", "Make the fleet what a file says: topics, users, ACLs, quotas."),
+    "broker": ("fleetlog.brokers.cli.broker", "broker", "Run one broker from a properties file."),
+    "brokers": (
+        "fleetlog.brokers.cli.fleet_brokers",
+        "brokers",
+        "Single brokers: drain, replace, levels of their loggers.",
+    ),
+    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
+    "completion": ("fleetlog.brokers.cli.completion", "completion", "Print the shell completion script."),
+    "config": ("fleetlog.brokers.cli.broker", "config", "List every setting of a broker or a topic."),
+    "console": (
+        "fleetlog.brokers.console.command",
+        "console",
+        "A console for browsers: fleet, topics, messages, groups.",
+    ),
+    "consume": ("fleetlog.brokers.cli.consume", "consume", "Read records."),
+    "dev": ("fleetlog.brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
+    "doctor": ("fleetlog.brokers.cli.doctor", "doctor", "Say what is wrong with the fleet, why, and what to do."),
+    "features": ("fleetlog.brokers.cli.features", "features", "Finalized features: describe, upgrade."),
+    "groups": ("fleetlog.brokers.cli.groups", "groups", "Consumer groups: list, lag, describe, reset, delete."),
+    "host": ("fleetlog.brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
+    "log": ("fleetlog.brokers.cli.logs", "log", "Read the files of log directories."),
+    "produce": ("fleetlog.brokers.cli.produce", "produce", "Write records."),
+    "quotas": ("fleetlog.brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
+    "records": ("fleetlog.brokers.cli.records", "records", "Single records: write one, copy one."),
+    "sinks": ("fleetlog.brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
+    "spark": ("fleetlog.brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
+    "topics": ("fleetlog.brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
+    "users": ("fleetlog.brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
+    "transactions": (
+        "fleetlog.brokers.cli.transactions",
+        "transactions",
+        "Transactions: list, describe, fence, producers.",
+    ),
 }
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from brokers.cli.output import CliError, bytes_text
-from brokers.cli.overview import Overview, PartitionOverview
-from brokers.controller.placement import Places, crowding
-from brokers.model import BrokerId, TopicPartition
+from fleetlog.brokers.cli.output import CliError, bytes_text
+from fleetlog.brokers.cli.overview import Overview, PartitionOverview
+from fleetlog.brokers.controller.placement import Places, crowding
+from fleetlog.brokers.model import BrokerId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

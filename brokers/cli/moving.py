@@ -16,13 +16,13 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition as ClientPartition
 
-from brokers.cli.admin_client import GONE, AdminClient
-from brokers.cli.client import KNOWN_POLL_S, explain
-from brokers.cli.moves import ReplicaMove
-from brokers.cli.output import CliError, bytes_text, progress
-from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_directories
-from brokers.model import TopicPartition
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.admin_client import GONE, AdminClient
+from fleetlog.brokers.cli.client import KNOWN_POLL_S, explain
+from fleetlog.brokers.cli.moves import ReplicaMove
+from fleetlog.brokers.cli.output import CliError, bytes_text, progress
+from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_directories
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire.errors import ErrorCode
 
 POLL_S = 0.5
 SILENCE_S = 60.0

@@ -14,11 +14,11 @@ import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.output import bytes_text
-from brokers.controller.placement import Place
-from brokers.model import TopicPartition, has_room
-from wire import api_keys
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.output import bytes_text
+from fleetlog.brokers.controller.placement import Place
+from fleetlog.brokers.model import TopicPartition, has_room
+from fleetlog.wire import api_keys
 
 PATIENCE_S = 2.0
 """How long one broker may take to answer what only it knows."""
@@ -316,7 +316,9 @@ def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:
     """Ask each broker for its incarnation; a Kafka broker has none."""
-    from wire.messages import request_class  # as much as all else together, and most commands ask nothing of ours
+    from fleetlog.wire.messages import (
+        request_class,  # as much as all else together, and most commands ask nothing of ours
+    )
 
     ends = request_class(api_keys.REPLICA_ENDS)
     requests = {broker.id: ends(version=0, topics=[]) for broker in overview.live_brokers()}

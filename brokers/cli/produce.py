@@ -18,10 +18,10 @@ from typing import Any
 
 import click
 
-from brokers.cli.client import Target, admin, client_options, complete_topics
-from brokers.cli.options import pairs, partition_option
-from brokers.cli.output import CliError, Output, progress, warn
-from brokers.cli.sender import InputRecord, Sender
+from fleetlog.brokers.cli.client import Target, admin, client_options, complete_topics
+from fleetlog.brokers.cli.options import pairs, partition_option
+from fleetlog.brokers.cli.output import CliError, Output, progress, warn
+from fleetlog.brokers.cli.sender import InputRecord, Sender
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PIPE_BYTES = 64 * 1024

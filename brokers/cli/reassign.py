@@ -8,12 +8,20 @@ from typing import Any
 
 import click
 
-from brokers.cli import moves as plans
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, explain, known_partitions
-from brokers.cli.interrupts import Interrupted, interrupts
-from brokers.cli.moves import ReplicaMove
-from brokers.cli.moving import (
+from fleetlog.brokers.cli import moves as plans
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    client_options,
+    complete_topics,
+    explain,
+    known_partitions,
+)
+from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
+from fleetlog.brokers.cli.moves import ReplicaMove
+from fleetlog.brokers.cli.moving import (
     KNOWN_S,
     PREFERRED,
     UNCLEAN,
@@ -23,12 +31,12 @@ from brokers.cli.moving import (
     request_elections,
     wait_for_reassignments,
 )
-from brokers.cli.options import numbers, rate
-from brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
-from brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
-from brokers.cli.throttling import clear_throttles, throttled
-from brokers.model import TopicPartition
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.options import numbers, rate
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
+from fleetlog.brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
+from fleetlog.brokers.cli.throttling import clear_throttles, throttled
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire.errors import ErrorCode
 
 EXIT_MOVING = 3
 EXIT_INTERRUPTED = 130

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from _native.columns import partition_for_key
-from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, known_partitions
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.options import partition_option
-from brokers.cli.output import CliError, Output, iso
-from brokers.cli.sender import InputRecord, Sender
-from brokers.cli.topic_reader import COMMITTED, StoredRecord, TopicReader
+from fleetlog._native.columns import partition_for_key
+from fleetlog.brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, known_partitions
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import partition_option
+from fleetlog.brokers.cli.output import CliError, Output, iso
+from fleetlog.brokers.cli.sender import InputRecord, Sender
+from fleetlog.brokers.cli.topic_reader import COMMITTED, StoredRecord, TopicReader
 
 READ_BYTES = 1
 """Inflated bytes after which reading may stop: the batch with the record is always decoded."""

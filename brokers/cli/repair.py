@@ -10,22 +10,22 @@ from pathlib import Path
 
 import click
 
-from brokers.cli.options import settings_text
-from brokers.cli.output import CliError, confirm
-from brokers.config import BrokerConfig, ConfigError, load_config
-from brokers.metadata import znodes
-from brokers.metadata.inventories import Inventory, decode_inventory
-from brokers.metadata.loading import children_or_none, load_metadata, read_or_none
-from brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
-from brokers.metadata.tree_guard import read_marks
-from brokers.metadata.znodes import BadZnode
-from brokers.security.zookeeper_settings import ZookeeperSettings
-from coordination.changes import entry
-from coordination.registration import incarnation_path
-from coordination.store import Create, Delete, Operation, SetData, Store, StoreError
-from coordination.tree import INCARNATIONS, ensure
-from coordination.zookeeper import ZookeeperStore
-from txn.producer_ids import Block, decode_block, encode_block
+from fleetlog.brokers.cli.options import settings_text
+from fleetlog.brokers.cli.output import CliError, confirm
+from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.inventories import Inventory, decode_inventory
+from fleetlog.brokers.metadata.loading import children_or_none, load_metadata, read_or_none
+from fleetlog.brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
+from fleetlog.brokers.metadata.tree_guard import read_marks
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.coordination.changes import entry
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store, StoreError
+from fleetlog.coordination.tree import INCARNATIONS, ensure
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.txn.producer_ids import Block, decode_block, encode_block
 
 PRODUCER_IDS = "/latest_producer_id_block"
 AT_ONCE = 400

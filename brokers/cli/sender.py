@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.metadata import MetadataRequest
 
-from _native.batch import Record, encode_batch
-from _native.columns import partition_for_key
-from brokers.cli.admin_client import GONE, AdminClient
-from brokers.cli.client import explain, raise_for_code
-from brokers.cli.output import CliError
-from wire.compression import CODES, compress
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog._native.columns import partition_for_key
+from fleetlog.brokers.cli.admin_client import GONE, AdminClient
+from fleetlog.brokers.cli.client import explain, raise_for_code
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.wire.compression import CODES, compress
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
 BATCH_BYTES = 900_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
-from brokers.cli.client import Target, admin, client_options, raise_for_code
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.output import CliError, Output, iso
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.messages import Encodable, request_class
+from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
+from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import CliError, Output, iso
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import Encodable, request_class
 
 
 @click.group(cls=CommandGroup)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.command_group import CommandGroup
 
 
 @click.group(cls=CommandGroup)
@@ -24,7 +24,7 @@ def pack(archive: Path, more: tuple[str, ...]) -> None:
     It holds this Python, fleetlog with compiled kernels, and what Spark's side of it requires: executors need nothing
     installed but Spark. They need the operating system and the processor of this machine.
     """
-    from spark_udfs import packing  # late: the other commands do not look for installed packages
+    from fleetlog.spark import packing  # late: the other commands do not look for installed packages
 
     try:
         packed = packing.write_archive(archive, more)

@@ -16,14 +16,14 @@ from kafka.admin import ConfigResourceType
 from kafka.errors import KafkaError
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import raise_for_code
-from brokers.cli.interrupts import interrupts
-from brokers.cli.moves import ReplicaMove
-from brokers.cli.output import CliError, warn
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import raise_for_code
+from fleetlog.brokers.cli.interrupts import interrupts
+from fleetlog.brokers.cli.moves import ReplicaMove
+from fleetlog.brokers.cli.output import CliError, warn
 
 if TYPE_CHECKING:
-    from wire.messages import Encodable
+    from fleetlog.wire.messages import Encodable
 
 SENDERS = "leader.replication.throttled.replicas"
 TAKERS = "follower.replication.throttled.replicas"

@@ -6,7 +6,7 @@ import socket
 import ssl
 from typing import Final
 
-from brokers.addresses import address_text
+from fleetlog.brokers.addresses import address_text
 
 TLS_CONTEXT: Final = "ssl_context"
 """The argument of kafka-python's clients that holds all of TLS."""

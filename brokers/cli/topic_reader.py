@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 from kafka.protocol.consumer import OffsetSpec
 from kafka.structs import TopicPartition
 
-from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan
-from brokers.cli.client import PartitionsOf, explain, known_partitions
-from brokers.cli.output import CliError
-from wire.compression import NAMES, CodecError, decompress
-from wire.messages import request_class
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan
+from fleetlog.brokers.cli.client import PartitionsOf, explain, known_partitions
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.wire.compression import NAMES, CodecError, decompress
+from fleetlog.wire.messages import request_class
 
 FETCH: Final = 1
 COMMITTED, UNCOMMITTED = 1, 0

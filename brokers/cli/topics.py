@@ -9,8 +9,8 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.consumer import OffsetSpec
 from kafka.structs import TopicPartition
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import (
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
@@ -21,20 +21,20 @@ from brokers.cli.client import (
     reworded,
     wait_for_topics,
 )
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
-from brokers.cli.output import CliError, Output, confirm, table, visible, warn
-from brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
-from wire.errors import ErrorCode
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
+from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
+from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
+from fleetlog.wire.errors import ErrorCode
 
 READ_UNCOMMITTED = 0
 
 
 CLEANUP = "cleanup.policy"
 _LATER = {
-    "compact": ("brokers.cli.compact", "compact_topics"),
-    "reassign": ("brokers.cli.reassign", "reassign"),
-    "elect": ("brokers.cli.reassign", "elect_leaders"),
+    "compact": ("fleetlog.brokers.cli.compact", "compact_topics"),
+    "reassign": ("fleetlog.brokers.cli.reassign", "reassign"),
+    "elect": ("fleetlog.brokers.cli.reassign", "elect_leaders"),
 }
 
 
@@ -165,7 +165,7 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
         if topic["compaction"]:
-            from brokers.cli.compact import COLUMNS, figure_rows
+            from fleetlog.brokers.cli.compact import COLUMNS, figure_rows
 
             table(COLUMNS, figure_rows(figures, topic["topic"]))
         for trouble in topic["troubles"]:
@@ -182,7 +182,7 @@ def _figures(client: AdminClient, overview: Overview) -> dict[Any, Any]:
     found = policies.get("topic", {})
     if not any("compact" in str(rows.get(CLEANUP, {}).get("value")) for rows in found.values()):
         return {}
-    from brokers.cli.compact import compaction_of  # as much as all else together
+    from fleetlog.brokers.cli.compact import compaction_of  # as much as all else together
 
     return compaction_of(client, overview)
 

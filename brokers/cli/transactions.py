@@ -8,8 +8,8 @@ from typing import Any
 import click
 from kafka.structs import TopicPartition
 
-from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
-from brokers.cli.client import (
+from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
+from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
@@ -18,11 +18,11 @@ from brokers.cli.client import (
     raise_for_code,
     topic_partitions,
 )
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.output import CliError, Output, confirm, iso, table, visible
-from brokers.cli.times import DurationType
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import CliError, Output, confirm, iso, table, visible
+from fleetlog.brokers.cli.times import DurationType
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 INIT_PRODUCER_ID = 22
 FENCED_MS = 60_000

@@ -20,20 +20,20 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
-from brokers.cli.client import Target, admin, client_options, raise_for_code
-from brokers.cli.command_group import CommandGroup
-from brokers.cli.output import CliError, Output, confirm
-from brokers.config import ConfigError, parse_properties
-from brokers.metadata.users import read_users, write_users
-from brokers.metadata.znodes import BadZnode
-from brokers.security.principals import has_outer_blanks
-from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism, random_text, salted_password
-from brokers.security.scram_users import Deletion, Upsertion, describe_users
-from brokers.security.zookeeper_settings import ZookeeperSettings
-from coordination.connect import ConnectionSecurity
-from coordination.store import Store, StoreError
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import CliError, Output, confirm
+from fleetlog.brokers.config import ConfigError, parse_properties
+from fleetlog.brokers.metadata.users import read_users, write_users
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.principals import has_outer_blanks
+from fleetlog.brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism, random_text, salted_password
+from fleetlog.brokers.security.scram_users import Deletion, Upsertion, describe_users
+from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.coordination.connect import ConnectionSecurity
+from fleetlog.coordination.store import Store, StoreError
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 DESCRIBE_SCRAM: Final = 50
 ALTER_SCRAM: Final = 51
@@ -249,7 +249,7 @@ def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemb
 
 
 def _with_store(zookeeper: _Ensemble, work: Callable[[Store], Awaitable[_Value]]) -> _Value:
-    from coordination.zookeeper import ZookeeperStore  # which only a fleet's first users need
+    from fleetlog.coordination.zookeeper import ZookeeperStore  # which only a fleet's first users need
 
     async def run() -> _Value:
         store = ZookeeperStore(zookeeper.connect, security=zookeeper.security)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brokers.cli.client import Target
-from brokers.cli.output import CliError
-from brokers.console.schemas import SchemaRegistry
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.console.schemas import SchemaRegistry
 
 TOPIC_CHARS_MAX: Final = 249
 NAME_BYTES_MAX: Final = 32_767

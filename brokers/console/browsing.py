@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from brokers.cli.topic_reader import COMMITTED, UNCOMMITTED, FetchedPart, PartitionBounds, StoredRecord
+from fleetlog.brokers.cli.topic_reader import COMMITTED, UNCOMMITTED, FetchedPart, PartitionBounds, StoredRecord
 
 RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 20_000_000

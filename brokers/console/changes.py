@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from brokers.cli.client import Target
-from brokers.console.asking import NAME_BYTES_MAX, PageError
-from brokers.console.commands import CommandLine
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
+from fleetlog.brokers.console.commands import CommandLine
 
 VALUE_CHARS_MAX: Final = 100_000
 """A command line takes no longer argument, and the command that is shown must do the same."""

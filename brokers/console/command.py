@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import click
 
-from brokers.addresses import address_text
-from brokers.cli.client import Target, client_options
-from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
-from brokers.cli.output import CliError, Output
-from brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
-from brokers.console.schemas import SchemaRegistry
-from brokers.properties import parse_properties
-from brokers.security.mechanism_names import MECHANISMS
-from brokers.security.oauthbearer import OAUTHBEARER
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.addresses import address_text
+from fleetlog.brokers.cli.client import Target, client_options
+from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
+from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
+from fleetlog.brokers.console.schemas import SchemaRegistry
+from fleetlog.brokers.properties import parse_properties
+from fleetlog.brokers.security.mechanism_names import MECHANISMS
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.setting_kinds import ConfigError
 
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
@@ -90,8 +90,8 @@ def console(
         raise CliError(
             f"the console needs {', '.join(missing)}: pip install '.[console]' in the checkout, or 'FILE.whl[console]'"
         )
-    from brokers.console.serving import serve
-    from brokers.console.web import ConsoleSettings
+    from fleetlog.brokers.console.serving import serve
+    from fleetlog.brokers.console.web import ConsoleSettings
 
     registry = _registry(registry_url, registry_config)
     issuer = _issuer(login, **oidc)

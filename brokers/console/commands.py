@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from brokers.cli.client import DEFAULT_BOOTSTRAP, Target
-from brokers.cli.main import cli
-from brokers.cli.output import Output
+from fleetlog.brokers.cli.client import DEFAULT_BOOTSTRAP, Target
+from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.cli.output import Output
 
 _CONNECTION = ("bootstrap", "timeout", "command_config", "as_json")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from brokers.cli.client import explain, raise_for_code
-from brokers.console.asking import Answer, Asking
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.brokers.cli.client import explain, raise_for_code
+from fleetlog.brokers.console.asking import Answer, Asking
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 PER_BROKER: Final = 500
 SHOWN: Final = 300

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from brokers.cli.topic_reader import StoredRecord
-from brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
+from fleetlog.brokers.cli.topic_reader import StoredRecord
+from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
 DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
 REGISTRY: Final = "registry"
@@ -162,6 +162,6 @@ def record_row(
 
 def _meaning(topic: str, record: StoredRecord) -> dict[str, Any]:
     """In words. What reads them is imported when it is wanted: it brings the brokers' logs along, and their memory."""
-    from brokers.cli.logdump import offsets_row, transactions_row
+    from fleetlog.brokers.cli.logdump import offsets_row, transactions_row
 
     return (offsets_row if topic == INTERNAL[0] else transactions_row)(record)

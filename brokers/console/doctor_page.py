@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from brokers.cli.diagnosis import Severity, Thresholds, findings_of
-from brokers.cli.doctor import gathered
-from brokers.cli.output import number_text
-from brokers.console.asking import Answer, Asking, PageError
+from fleetlog.brokers.cli.diagnosis import Severity, Thresholds, findings_of
+from fleetlog.brokers.cli.doctor import gathered
+from fleetlog.brokers.cli.output import number_text
+from fleetlog.brokers.console.asking import Answer, Asking, PageError
 
 LEVELS = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "good"}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from brokers.cli.cluster import overview_value
-from brokers.cli.doctor import judged
-from brokers.cli.overview import fetch_overview, read_incarnations
-from brokers.cli.reassign import describe_moves
-from brokers.console.asking import Answer, Asking
-from brokers.console.timeline import read_timeline
+from fleetlog.brokers.cli.cluster import overview_value
+from fleetlog.brokers.cli.doctor import judged
+from fleetlog.brokers.cli.overview import fetch_overview, read_incarnations
+from fleetlog.brokers.cli.reassign import describe_moves
+from fleetlog.brokers.console.asking import Answer, Asking
+from fleetlog.brokers.console.timeline import read_timeline
 
 ELECTIONS_SHOWN: Final = 100
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from brokers.cli.group_lags import lag_of_groups
-from brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
-from brokers.console.commands import listed
+from fleetlog.brokers.cli.group_lags import lag_of_groups
+from fleetlog.brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
+from fleetlog.brokers.console.commands import listed
 
 DESCRIBED_MAX: Final = 50
 """Groups that the list shows at a time: each whose coordinator has no figures costs a few requests."""

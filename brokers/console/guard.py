@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.console.asking import PageError
+from fleetlog.brokers.console.asking import PageError
 
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024
 FIELDS_MAX: Final = 200

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from brokers.console.asking import PageError
+from fleetlog.brokers.console.asking import PageError
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.console.clients import UserLogin
+from fleetlog.brokers.console.clients import UserLogin
 
 SESSIONS_MAX: Final = 1_000
 IDLE_SESSION_S: Final = 30 * 60.0

@@ -8,15 +8,15 @@ import re
 from types import SimpleNamespace
 from typing import Any, Final
 
-from brokers.cli.consume import json_line
-from brokers.cli.output import iso
-from brokers.cli.records import RecordPlace, stored_record
-from brokers.cli.times import parse_time
-from brokers.cli.topic_reader import COMMITTED, PartitionBounds, StoredRecord, TopicReader
-from brokers.console.asking import Answer, Asking, PageError
-from brokers.console.browsing import Browse, BrowsedPage, Matches, Positions, decode_cursor, encode_cursor
-from brokers.console.decoding import DECODERS, REGISTRY, record_row
-from brokers.console.schemas import PageSchemas
+from fleetlog.brokers.cli.consume import json_line
+from fleetlog.brokers.cli.output import iso
+from fleetlog.brokers.cli.records import RecordPlace, stored_record
+from fleetlog.brokers.cli.times import parse_time
+from fleetlog.brokers.cli.topic_reader import COMMITTED, PartitionBounds, StoredRecord, TopicReader
+from fleetlog.brokers.console.asking import Answer, Asking, PageError
+from fleetlog.brokers.console.browsing import Browse, BrowsedPage, Matches, Positions, decode_cursor, encode_cursor
+from fleetlog.brokers.console.decoding import DECODERS, REGISTRY, record_row
+from fleetlog.brokers.console.schemas import PageSchemas
 
 FROM: Final = ("newest", "beginning", "offset", "time", "end")
 WHERE: Final = ("anywhere", "key", "value", "headers")

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from brokers.console.asking import PageError
-from brokers.console.clients import UserLogin
-from brokers.console.outside import direct_opener
-from brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.console.asking import PageError
+from fleetlog.brokers.console.clients import UserLogin
+from fleetlog.brokers.console.outside import direct_opener
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
 
 ANSWER_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 1 << 20

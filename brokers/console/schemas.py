@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from brokers.console.avro import AvroError, AvroSchema, FieldBudget
-from brokers.console.outside import direct_opener
+from fleetlog.brokers.console.avro import AvroError, AvroSchema, FieldBudget
+from fleetlog.brokers.console.outside import direct_opener
 
 _PREFIX: Final = struct.Struct(">bI")
 PREFIX_BYTES: Final = _PREFIX.size

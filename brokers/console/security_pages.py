@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from brokers.cli.client import explained
-from brokers.cli.users import users_at
-from brokers.console.asking import Answer, Asking
-from brokers.console.commands import listed
+from fleetlog.brokers.cli.client import explained
+from fleetlog.brokers.cli.users import users_at
+from fleetlog.brokers.console.asking import Answer, Asking
+from fleetlog.brokers.console.commands import listed
 
 
 def security_page(asking: Asking) -> Answer:

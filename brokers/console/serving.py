@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from brokers.cli.output import CliError
-from brokers.console.web import ConsoleSettings, create_console
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
 OPEN_MAX: Final = 200
 """Connections that are open at the same time. For one more, the one that has waited longest for its request makes way;

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeVar
 
-from brokers.cli.client import explain
-from wire import api_keys
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.brokers.cli.client import explain
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 PATIENCE_S: Final = 4.0
 SHOWN_MAX: Final = 100

@@ -6,12 +6,12 @@ from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from brokers.cli.client import PartitionsOf, known_partitions
-from brokers.cli.compact import compaction_of
-from brokers.cli.overview import fetch_overview, read_directories
-from brokers.cli.topics import fetch_ends, topic_value
-from brokers.console.asking import Answer, Asking
-from brokers.console.timeline import read_timeline
+from fleetlog.brokers.cli.client import PartitionsOf, known_partitions
+from fleetlog.brokers.cli.compact import compaction_of
+from fleetlog.brokers.cli.overview import fetch_overview, read_directories
+from fleetlog.brokers.cli.topics import fetch_ends, topic_value
+from fleetlog.brokers.console.asking import Answer, Asking
+from fleetlog.brokers.console.timeline import read_timeline
 
 PAGE_ROWS = 200
 ELECTIONS_SHOWN = 50

@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from brokers.cli.client import Target
-from brokers.cli.output import CliError, bytes_text, iso
-from brokers.console import (
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.output import CliError, bytes_text, iso
+from fleetlog.brokers.console import (
     charts,
     connection_pages,
     fleet_pages,
@@ -35,16 +35,16 @@ from brokers.console import (
     security_pages,
     topic_pages,
 )
-from brokers.console.asking import Asking, PageError, PageFunction
-from brokers.console.changes import plan_change, previewed
-from brokers.console.clients import FleetClients, UserLogin
-from brokers.console.doctor_page import doctor_page
-from brokers.console.guard import Guard, read_form
-from brokers.console.login_turns import LoginTurns
-from brokers.console.logins import BrowserSession, BrowserSessions
-from brokers.console.memory import SpareMemory, trim_function
-from brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
-from brokers.console.schemas import SchemaRegistry
+from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
+from fleetlog.brokers.console.changes import plan_change, previewed
+from fleetlog.brokers.console.clients import FleetClients, UserLogin
+from fleetlog.brokers.console.doctor_page import doctor_page
+from fleetlog.brokers.console.guard import Guard, read_form
+from fleetlog.brokers.console.login_turns import LoginTurns
+from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions
+from fleetlog.brokers.console.memory import SpareMemory, trim_function
+from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
+from fleetlog.brokers.console.schemas import SchemaRegistry
 
 logger = logging.getLogger(__name__)
 HERE: Final = Path(__file__).parent
@@ -115,7 +115,7 @@ class Console:
         self._threads = anyio.CapacityLimiter(THREADS)
         self._logins = LoginTurns()
         self._templates = Environment(
-            loader=PackageLoader("brokers.console"), autoescape=True, undefined=StrictUndefined,
+            loader=PackageLoader("fleetlog.brokers.console"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import logging
 
-from brokers.metadata.image import MetadataImage
-from brokers.metadata.loading import children_or_none, read_many
-from brokers.model import BrokerId, BrokerInfo
-from coordination.registration import incarnation_path
-from coordination.store import Store
-from coordination.tree import INCARNATIONS
+from fleetlog.brokers.metadata.image import MetadataImage
+from fleetlog.brokers.metadata.loading import children_or_none, read_many
+from fleetlog.brokers.model import BrokerId, BrokerInfo
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import Store
+from fleetlog.coordination.tree import INCARNATIONS
 
 log = logging.getLogger(__name__)
 

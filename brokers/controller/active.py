@@ -11,25 +11,25 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 
-from brokers.controller import plans
-from brokers.controller.context import RETRY_SECONDS, ControllerContext, StaleState
-from brokers.controller.deletions import UnconfirmedDeletions
-from brokers.controller.elections import is_led
-from brokers.controller.leader_commands import LeaderCommands
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.move_commands import MoveCommands
-from brokers.controller.topic_commands import TopicCommands
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataChange
-from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import Clock, PartitionState, TopicPartition
-from brokers.peers.calls import PeersPort
-from brokers.replication import ends
-from brokers.replication.isr import LiveBrokers, counts, members
-from coordination.changes import Pruner
-from coordination.election import ControllerMoved
-from coordination.store import SessionExpired, StoreError
-from coordination.tree import ensure
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.context import RETRY_SECONDS, ControllerContext, StaleState
+from fleetlog.brokers.controller.deletions import UnconfirmedDeletions
+from fleetlog.brokers.controller.elections import is_led
+from fleetlog.brokers.controller.leader_commands import LeaderCommands
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.move_commands import MoveCommands
+from fleetlog.brokers.controller.topic_commands import TopicCommands
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataChange
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
+from fleetlog.brokers.model import Clock, PartitionState, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort
+from fleetlog.brokers.replication import ends
+from fleetlog.brokers.replication.isr import LiveBrokers, counts, members
+from fleetlog.coordination.changes import Pruner
+from fleetlog.coordination.election import ControllerMoved
+from fleetlog.coordination.store import SessionExpired, StoreError
+from fleetlog.coordination.tree import ensure
 
 log = logging.getLogger(__name__)
 

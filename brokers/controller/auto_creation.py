@@ -10,14 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brokers.controller.handle import AUTO_CREATE_MS, ControllerHandle
-from brokers.controller.requests import NewTopic, check_name
-from brokers.metadata.cache import MetadataCache
-from brokers.model import AUDIT_TOPIC, GROUP_METADATA_TOPIC, PROTECTED_TOPICS, TRANSACTION_STATE_TOPIC
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.security.audit_settings import audit_topic_configs
-from wire import api_keys, messages
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.handle import AUTO_CREATE_MS, ControllerHandle
+from fleetlog.brokers.controller.requests import NewTopic, check_name
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import AUDIT_TOPIC, GROUP_METADATA_TOPIC, PROTECTED_TOPICS, TRANSACTION_STATE_TOPIC
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.security.audit_settings import audit_topic_configs
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from brokers.controller.placement import Places, crowding
-from brokers.model import BrokerId, TopicPartition
+from fleetlog.brokers.controller.placement import Places, crowding
+from fleetlog.brokers.model import BrokerId, TopicPartition
 
 Assignments = Mapping[TopicPartition, Sequence[int]]
 

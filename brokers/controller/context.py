@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
-from brokers.controller.elections import reason_of
-from brokers.controller.writes import MultiWrite
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.image import NO_STATE_EPOCH, MetadataDelta, MetadataImage
-from brokers.metadata.loading import children_or_none, list_changes, load_metadata
-from brokers.metadata.znodes import BadZnode, Change, StatesChanged
-from brokers.model import BrokerInfo, LiveBroker, PartitionState, TopicPartition
-from brokers.replication.isr import LiveBrokers
-from coordination.changes import entry
-from coordination.election import ControllerMoved, Leadership, fenced_multi
-from coordination.store import (
+from fleetlog.brokers.controller.elections import reason_of
+from fleetlog.brokers.controller.writes import MultiWrite
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH, MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.loading import children_or_none, list_changes, load_metadata
+from fleetlog.brokers.metadata.znodes import BadZnode, Change, StatesChanged
+from fleetlog.brokers.model import BrokerInfo, LiveBroker, PartitionState, TopicPartition
+from fleetlog.brokers.replication.isr import LiveBrokers
+from fleetlog.coordination.changes import entry
+from fleetlog.coordination.election import ControllerMoved, Leadership, fenced_multi
+from fleetlog.coordination.store import (
     MultiFailed,
     NoNode,
     SessionExpired,
@@ -32,7 +32,7 @@ from coordination.store import (
     TooLarge,
     UnknownOutcome,
 )
-from coordination.tree import INCARNATIONS
+from fleetlog.coordination.tree import INCARNATIONS
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from brokers.controller.active import ActiveController
-from brokers.controller.auto_creation import AutoCreation
-from brokers.controller.context import ControllerContext, NotController
-from brokers.controller.elections import ElectionReason
-from brokers.controller.handle import (
+from fleetlog.brokers.controller.active import ActiveController
+from fleetlog.brokers.controller.auto_creation import AutoCreation
+from fleetlog.brokers.controller.context import ControllerContext, NotController
+from fleetlog.brokers.controller.elections import ElectionReason
+from fleetlog.brokers.controller.handle import (
     AUTO_CREATE_MS,
     DEPOSED,
     TIMED_OUT,
@@ -30,17 +30,17 @@ from brokers.controller.handle import (
     Result,
     still_there,
 )
-from brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome
-from brokers.controller.topic_commands import TopicCommands
-from brokers.metadata.cache import NO_CONTROLLER, MetadataCache, MetadataChange
-from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.metadata.znodes import BadZnode
-from brokers.model import Clock, TopicPartition
-from brokers.peers.calls import PeersPort
-from brokers.replication.ends import Replicas
-from coordination.election import ControllerElection, Leadership
-from coordination.store import UNANSWERED, SessionEvent, SessionState, Store
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome
+from fleetlog.brokers.controller.topic_commands import TopicCommands
+from fleetlog.brokers.metadata.cache import NO_CONTROLLER, MetadataCache, MetadataChange
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.model import Clock, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort
+from fleetlog.brokers.replication.ends import Replicas
+from fleetlog.coordination.election import ControllerElection, Leadership
+from fleetlog.coordination.store import UNANSWERED, SessionEvent, SessionState, Store
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from brokers.controller import plans
-from brokers.controller.context import ControllerContext, NotController
-from brokers.metadata import znodes
-from brokers.metadata.loading import children_or_none, read_many
-from brokers.model import BrokerId
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication import ends
-from coordination.store import StoreError
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.context import ControllerContext, NotController
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.loading import children_or_none, read_many
+from fleetlog.brokers.model import BrokerId
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication import ends
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
-from brokers.replication import isr
-from brokers.replication.isr import LiveBrokers
+from fleetlog.brokers.model import INTERNAL_TOPICS, NO_LEADER, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.isr import LiveBrokers
 
 RECOVERED = 0
 RECOVERING = 1

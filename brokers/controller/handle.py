@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome
-from brokers.model import TopicPartition
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire.errors import ErrorCode
 
 AUTO_CREATE_MS = 5_000
 NOT_CONTROLLER_TEXT = "This is not the correct controller for this cluster."

@@ -12,16 +12,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication import ends
-from wire import messages
-from wire.errors import ErrorCode
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication import ends
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.controller.handle import ControllerHandle
-    from brokers.metadata.cache import MetadataCache
-    from brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.controller.handle import ControllerHandle
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.replication.replicas import ReplicaManager
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,15 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from brokers.controller import plans
-from brokers.controller.context import ControllerContext, Settle
-from brokers.controller.elections import handed_over, is_led, successor, to_ask
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.writes import MultiWrite, StateWrites
-from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from brokers.replication import isr
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.context import ControllerContext, Settle
+from fleetlog.brokers.controller.elections import handed_over, is_led, successor, to_ask
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.writes import MultiWrite, StateWrites
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ import logging
 import uuid
 from collections.abc import Collection, Mapping
 
-from brokers.controller import plans
-from brokers.controller.context import ControllerContext, Settle, StaleState
-from brokers.controller.elections import RECOVERING, elect_by_ends, is_led, must_be_heard, to_ask
-from brokers.controller.writes import MultiWrite, StateWrites
-from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import INTERNAL_TOPICS, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication import ends
-from brokers.replication.ends import ReplicaEnd
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.context import ControllerContext, Settle, StaleState
+from fleetlog.brokers.controller.elections import RECOVERING, elect_by_ends, is_led, must_be_heard, to_ask
+from fleetlog.brokers.controller.writes import MultiWrite, StateWrites
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
+from fleetlog.brokers.model import INTERNAL_TOPICS, NO_LOG, BrokerId, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication import ends
+from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-from brokers.controller import plans, reassignment
-from brokers.controller.context import ControllerContext, Settle, StaleState
-from brokers.controller.elections import is_led
-from brokers.controller.leader_commands import (
+from fleetlog.brokers.controller import plans, reassignment
+from fleetlog.brokers.controller.context import ControllerContext, Settle, StaleState
+from fleetlog.brokers.controller.elections import is_led
+from fleetlog.brokers.controller.leader_commands import (
     DONE,
     KEPT_CHANGING,
     SILENT,
@@ -19,13 +19,13 @@ from brokers.controller.leader_commands import (
     Result,
     leader_is_silent,
 )
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.reassignment import Step
-from brokers.controller.remaining import MOVES_PER_TURN, PARTITIONS_PER_ROUND, RemainingReplicas
-from brokers.controller.requests import Refused, check_replication
-from brokers.controller.writes import MultiWrite, StateWrites
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.reassignment import Step
+from fleetlog.brokers.controller.remaining import MOVES_PER_TURN, PARTITIONS_PER_ROUND, RemainingReplicas
+from fleetlog.brokers.controller.requests import Refused, check_replication
+from fleetlog.brokers.controller.writes import MultiWrite, StateWrites
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

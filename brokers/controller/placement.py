@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from brokers.model import BrokerId, BrokerInfo
+from fleetlog.brokers.model import BrokerId, BrokerInfo
 
 
 class PlacementError(Exception):

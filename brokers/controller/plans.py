@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from brokers.controller.elections import elect, new_partition
-from brokers.controller.writes import (
+from fleetlog.brokers.controller.elections import elect, new_partition
+from fleetlog.brokers.controller.writes import (
     BYTES_PER_WRITE,
     CHECKS_PER_WRITE,
     OPERATIONS_PER_WRITE,
@@ -22,13 +22,20 @@ from brokers.controller.writes import (
     size_of,
     topic_znode,
 )
-from brokers.metadata import znodes
-from brokers.metadata.image import NO_STATE_EPOCH, MetadataImage
-from brokers.metadata.znodes import Change, ConfigChanged, StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, PartitionState, TopicInfo, TopicPartition
-from brokers.replication import isr
-from brokers.replication.isr import LiveBrokers
-from coordination.store import Create, Delete, Operation, SetData
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH, MetadataImage
+from fleetlog.brokers.metadata.znodes import (
+    Change,
+    ConfigChanged,
+    StatesChanged,
+    TopicChanged,
+    TopicDeleted,
+    TopicZnode,
+)
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.isr import LiveBrokers
+from fleetlog.coordination.store import Create, Delete, Operation, SetData
 
 
 def create_topic(

@@ -22,13 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from brokers.controller.elections import handed_over, is_led, led_by, moves_in_steps, released, successor
-from brokers.controller.requests import Refused
-from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import NO_LEADER, BrokerId, PartitionState, TopicPartition
-from brokers.replication import isr
-from brokers.replication.isr import LiveBrokers
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.elections import handed_over, is_led, led_by, moves_in_steps, released, successor
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
+from fleetlog.brokers.model import NO_LEADER, BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.isr import LiveBrokers
+from fleetlog.wire.errors import ErrorCode
 
 
 class Step(NamedTuple):

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from brokers.controller.context import ControllerContext, Settle
-from brokers.controller.log_end_probes import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, LogEndProbes
-from brokers.model import BrokerId, TopicPartition
-from brokers.replication.ends import ASK_MS, ReplicaEnd
+from fleetlog.brokers.controller.context import ControllerContext, Settle
+from fleetlog.brokers.controller.log_end_probes import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, LogEndProbes
+from fleetlog.brokers.model import BrokerId, TopicPartition
+from fleetlog.brokers.replication.ends import ASK_MS, ReplicaEnd
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from brokers.config import ConfigError, TopicConfig
-from brokers.controller.placement import PlacementError, assign, check_assignment
-from brokers.metadata.image import MetadataImage
-from brokers.model import BrokerId, BrokerInfo, TopicInfo
-from wire.errors import ErrorCode
+from fleetlog.brokers.config import ConfigError, TopicConfig
+from fleetlog.brokers.controller.placement import PlacementError, assign, check_assignment
+from fleetlog.brokers.metadata.image import MetadataImage
+from fleetlog.brokers.model import BrokerId, BrokerInfo, TopicInfo
+from fleetlog.wire.errors import ErrorCode
 
 MAX_NAME_LENGTH = 249
 MAX_NEW_PARTITIONS = 10_000

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from brokers.config import TOPIC_SETTINGS
-from brokers.controller import plans
-from brokers.controller.absent import read_known
-from brokers.controller.context import ControllerContext, Settle
-from brokers.controller.deletions import UnconfirmedDeletions
-from brokers.controller.requests import (
+from fleetlog.brokers.config import TOPIC_SETTINGS
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.absent import read_known
+from fleetlog.brokers.controller.context import ControllerContext, Settle
+from fleetlog.brokers.controller.deletions import UnconfirmedDeletions
+from fleetlog.brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     Defaults,
     NewPartitions,
@@ -30,15 +30,15 @@ from brokers.controller.requests import (
     plan_topic,
     too_many,
 )
-from brokers.controller.writes import MAX_TOPIC_BYTES, MultiWrite, size_of_topic, topic_znode
-from brokers.metadata import znodes
-from brokers.metadata.image import stateless
-from brokers.metadata.loading import children_or_none, read_or_none
-from brokers.metadata.znodes import TopicZnode
-from brokers.model import BrokerInfo, TopicInfo, TopicPartition, random_id
-from brokers.setting_kinds import without_effect
-from coordination.store import Delete, Operation
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.writes import MAX_TOPIC_BYTES, MultiWrite, size_of_topic, topic_znode
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import stateless
+from fleetlog.brokers.metadata.loading import children_or_none, read_or_none
+from fleetlog.brokers.metadata.znodes import TopicZnode
+from fleetlog.brokers.model import BrokerInfo, TopicInfo, TopicPartition, random_id
+from fleetlog.brokers.setting_kinds import without_effect
+from fleetlog.coordination.store import Delete, Operation
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from brokers.metadata import znodes
-from brokers.metadata.image import NO_STATE_EPOCH, MetadataImage
-from brokers.metadata.znodes import Change, StatesChanged, TopicChanged, TopicZnode
-from brokers.model import BrokerId, PartitionState, TopicInfo, TopicPartition
-from brokers.replication.isr import LiveBrokers
-from coordination.registration import incarnation_path
-from coordination.store import MAX_MULTI_BYTES, MAX_MULTI_OPERATIONS, Check, Create, Operation, SetData
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import NO_STATE_EPOCH, MetadataImage
+from fleetlog.brokers.metadata.znodes import Change, StatesChanged, TopicChanged, TopicZnode
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.replication.isr import LiveBrokers
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import MAX_MULTI_BYTES, MAX_MULTI_OPERATIONS, Check, Create, Operation, SetData
 
 OPERATIONS_PER_WRITE = MAX_MULTI_OPERATIONS - 100
 """Room for the epoch check, the change-log entry and the incarnation checks."""

@@ -15,17 +15,17 @@ import asyncio
 from operator import itemgetter
 from typing import NamedTuple
 
-from brokers.config import BrokerConfig
-from brokers.coordinators.lags import GroupLag, LagWatch
-from brokers.exposition import escaped
-from brokers.groups.lag import Progress
-from brokers.groups.members import GroupState
-from brokers.metadata.cache import MetadataCache
-from brokers.metrics import Metrics
-from brokers.model import BrokerInfo
-from brokers.replication.figures import SEGMENTS_PER_ROW
-from brokers.replication.partition import Partition
-from brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
+from fleetlog.brokers.exposition import escaped
+from fleetlog.brokers.groups.lag import Progress
+from fleetlog.brokers.groups.members import GroupState
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import BrokerInfo
+from fleetlog.brokers.replication.figures import SEGMENTS_PER_ROW
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.replicas import ReplicaManager
 
 SAMPLES_PER_TURN = 300
 """Samples that are made in one turn of the loop."""

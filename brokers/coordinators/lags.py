@@ -12,20 +12,20 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.shard_host import ShardState
-from brokers.groups.assignments import AssignmentUnreadable, assigned_counts
-from brokers.groups.lag import LogPosition, PartitionLag, PartitionWindow, Progress, worst
-from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group
-from brokers.groups.records import CommittedOffset
-from brokers.groups.shard import GroupShard
-from brokers.metadata.cache import MetadataCache
-from brokers.model import Clock, TopicPartition
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication.positions import NO_OFFSET, Asked, ask_positions, own_position
-from brokers.replication.replicas import ReplicaManager
-from brokers.replication.serving import Serve
-from wire.errors import ErrorCode
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.shard_host import ShardState
+from fleetlog.brokers.groups.assignments import AssignmentUnreadable, assigned_counts
+from fleetlog.brokers.groups.lag import LogPosition, PartitionLag, PartitionWindow, Progress, worst
+from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import Clock, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication.positions import NO_OFFSET, Asked, ask_positions, own_position
+from fleetlog.brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-from _native.batch import BatchHeader, decode_records, scan, validate_batch
-from brokers.coordinators.ports import LogPort, LoopPort
-from brokers.model import Clock
-from txn.commands import CoordinatorRecord, Now, Shard
-from wire.compression import decompress
+from fleetlog._native.batch import BatchHeader, decode_records, scan, validate_batch
+from fleetlog.brokers.coordinators.ports import LogPort, LoopPort
+from fleetlog.brokers.model import Clock
+from fleetlog.txn.commands import CoordinatorRecord, Now, Shard
+from fleetlog.wire.compression import decompress
 
 READ_BYTES = 1 << 20
 RECORDS_PER_SLICE = 2_000

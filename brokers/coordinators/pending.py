@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from brokers.pending import Pending
-from txn.commands import Ticket
-from wire.errors import ErrorCode
+from fleetlog.brokers.pending import Pending
+from fleetlog.txn.commands import Ticket
+from fleetlog.wire.errors import ErrorCode
 
 __all__ = ["PendingAnswer", "commit_failure"]
 

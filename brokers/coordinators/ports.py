@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from brokers.replication.serving import Serve
-from brokers.timers import Handle
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.timers import Handle
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 
 class LoopPort(Protocol):

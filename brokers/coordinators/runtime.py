@@ -12,18 +12,18 @@ from functools import lru_cache, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from brokers.coordinators.pending import PendingAnswer
-from brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
-from brokers.coordinators.shard_host import ShardHost, ShardState
-from brokers.model import Clock
-from brokers.replication.serving import Serve
-from brokers.timers import Timers
-from txn.commands import Command, CommandFailed, Shard, Ticket, WriteMarkers
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import ShardHost, ShardState
+from fleetlog.brokers.model import Clock
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.timers import Timers
+from fleetlog.txn.commands import Command, CommandFailed, Shard, Ticket, WriteMarkers
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.replication.replicas import ReplicaManager
 
 __all__ = ["CoordinatorRuntime", "PendingAnswer", "java_string_hash"]
 

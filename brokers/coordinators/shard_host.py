@@ -21,14 +21,14 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from brokers.coordinators.loading import Loader
-from brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
-from brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
-from brokers.coordinators.timers import ShardTimers
-from brokers.coordinators.writes import ShardWrite, batches, encode_writes
-from brokers.model import Clock
-from brokers.timers import Timers
-from txn.commands import (
+from fleetlog.brokers.coordinators.loading import Loader
+from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
+from fleetlog.brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
+from fleetlog.brokers.coordinators.timers import ShardTimers
+from fleetlog.brokers.coordinators.writes import ShardWrite, batches, encode_writes
+from fleetlog.brokers.model import Clock
+from fleetlog.brokers.timers import Timers
+from fleetlog.txn.commands import (
     DEFERRED,
     Answer,
     Cancel,
@@ -42,7 +42,7 @@ from txn.commands import (
     Ticket,
     WriteMarkers,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

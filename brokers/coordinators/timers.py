@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from brokers.model import Clock
-from brokers.timers import Timer, Timers
+from fleetlog.brokers.model import Clock
+from fleetlog.brokers.timers import Timer, Timers
 
 
 class _Deadline:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from _native.batch import Record, control_batch, encode_batch
-from brokers.coordinators.ports import TransactionMarker
-from txn.commands import CoordinatorRecord, Result, Ticket
-from wire.errors import ErrorCode
+from fleetlog._native.batch import Record, control_batch, encode_batch
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.txn.commands import CoordinatorRecord, Result, Ticket
+from fleetlog.wire.errors import ErrorCode
 
 TRANSACTIONAL = 1 << 4
 BATCH_OVERHEAD = 61

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from brokers.groups import records
-from brokers.groups.members import (
+from fleetlog.brokers.groups import records
+from fleetlog.brokers.groups.members import (
     TABLE,
     Group,
     GroupMember,
@@ -20,7 +20,7 @@ from brokers.groups.members import (
     coordinator_error,
     held_by,
 )
-from brokers.groups.requests import (
+from fleetlog.brokers.groups.requests import (
     GroupSettings,
     HeartbeatRequest,
     JoinAnswer,
@@ -30,8 +30,8 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from txn.commands import DEFERRED, Now, Result, Ticket
-from wire.errors import ErrorCode
+from fleetlog.txn.commands import DEFERRED, Now, Result, Ticket
+from fleetlog.wire.errors import ErrorCode
 
 GONE_MS = 10_000
 """How long a member that was never in a generation is kept after its connection has closed."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from brokers.groups.records import CommittedOffset, GroupRecord, MemberRecord
-from brokers.groups.requests import (
+from fleetlog.brokers.groups.records import CommittedOffset, GroupRecord, MemberRecord
+from fleetlog.brokers.groups.requests import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     DescribedMember,
     Description,
@@ -21,9 +21,9 @@ from brokers.groups.requests import (
     JoinRequest,
     Protocol,
 )
-from txn.commands import Answer, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, Ticket
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.txn.commands import Answer, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, Ticket
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 

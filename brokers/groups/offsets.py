@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from brokers.groups import records
-from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, GroupState, Turn, coordinator_error
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import CommitAnswer, FetchedOffset, FetchRequest, GroupSettings, OffsetCommitRequest
-from txn.commands import Result
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.brokers.groups import records
+from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, GroupState, Turn, coordinator_error
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import (
+    CommitAnswer,
+    FetchedOffset,
+    FetchRequest,
+    GroupSettings,
+    OffsetCommitRequest,
+)
+from fleetlog.txn.commands import Result
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 LAST_MS = 2**63 - 1
 """The latest timestamp of a record: an old client's infinite retention ends there."""

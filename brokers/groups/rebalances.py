@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brokers.metrics import Histogram
+from fleetlog.brokers.metrics import Histogram
 
 
 class RebalanceTimes:

@@ -12,10 +12,10 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from _native.byte_reader import ByteReader
-from brokers.model import TopicInfo
-from txn.commands import CoordinatorRecord
-from wire.types import TopicPartition
+from fleetlog._native.byte_reader import ByteReader
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.txn.commands import CoordinatorRecord
+from fleetlog.wire.types import TopicPartition
 
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from brokers.groups.records import CommittedOffset
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
+    from fleetlog.brokers.config import BrokerConfig
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 """How long a new member may wait in a rebalance: it has no id yet, so it cannot send heartbeats (as Kafka)."""

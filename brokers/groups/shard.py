@@ -11,11 +11,11 @@ import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
-from brokers.groups import classic, offsets, records
-from brokers.groups.member_memory import MemberRoom
-from brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
-from brokers.groups.rebalances import RebalanceTimes
-from brokers.groups.requests import (
+from fleetlog.brokers.groups import classic, offsets, records
+from fleetlog.brokers.groups.member_memory import MemberRoom
+from fleetlog.brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
+from fleetlog.brokers.groups.rebalances import RebalanceTimes
+from fleetlog.brokers.groups.requests import (
     Description,
     FetchedOffset,
     FetchRequest,
@@ -30,9 +30,9 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@
 disk as ``KAFKA_STORAGE_ERROR`` there and as ``LogOffline`` everywhere else.
 """
 
-from _native.batch import Admitted
-from _native.files import FileSlice
-from brokers.log.admission import Terms, guards_of
-from brokers.log.append import Appended
-from brokers.log.failures import (
+from fleetlog._native.batch import Admitted
+from fleetlog._native.files import FileSlice
+from fleetlog.brokers.log.admission import Terms, guards_of
+from fleetlog.brokers.log.append import Appended
+from fleetlog.brokers.log.failures import (
     DirectoryInUse,
     DiskError,
     DiskFailed,
@@ -19,14 +19,14 @@ from brokers.log.failures import (
     SliceGone,
     StoreRefused,
 )
-from brokers.log.files import DiskPort, RealDisk
-from brokers.log.log import Log
-from brokers.log.producer_entries import ProducerEntry
-from brokers.log.producers import Origin, ProducerState, VerificationGuard
-from brokers.log.recovery_report import RecoveryReport, StoreReport
-from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
-from brokers.log.store import LogStore
-from brokers.log.validation import MAX_EXPLAINED_RECORDS
+from fleetlog.brokers.log.files import DiskPort, RealDisk
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.producer_entries import ProducerEntry
+from fleetlog.brokers.log.producers import Origin, ProducerState, VerificationGuard
+from fleetlog.brokers.log.recovery_report import RecoveryReport, StoreReport
+from fleetlog.brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
+from fleetlog.brokers.log.store import LogStore
+from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS
 
 __all__ = [
     "MAX_EXPLAINED_RECORDS",

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import NamedTuple
 
-from brokers.log.dedup import note
-from brokers.log.position_snapshot import encode_positions, load_positions, split_positions
-from brokers.log.producer_snapshots import (
+from fleetlog.brokers.log.dedup import note
+from fleetlog.brokers.log.position_snapshot import encode_positions, load_positions, split_positions
+from fleetlog.brokers.log.producer_snapshots import (
     DamagedSnapshot,
     behind_entries,
     decode_snapshot,
     snapshot_offsets,
     snapshot_path,
 )
-from brokers.log.state import LogState
+from fleetlog.brokers.log.state import LogState
 
 
 class AcceptedPositions(NamedTuple):

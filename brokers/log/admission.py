@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sized
 from typing import Protocol
 
-from _native.batch import BatchHeader, parse_header
-from _native.errors import CorruptBatch
-from brokers.log.files import Buffer
-from brokers.log.producers import Origin, VerificationGuard
-from brokers.log.validation import MAX_EXPLAINED_RECORDS
-from wire.errors import ErrorCode
+from fleetlog._native.batch import BatchHeader, parse_header
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.producers import Origin, VerificationGuard
+from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS
+from fleetlog.wire.errors import ErrorCode
 
 
 class Order(Protocol):

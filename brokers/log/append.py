@@ -14,21 +14,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from _native.batch import HEADER_SIZE, Admitted, BatchHeader, admit, parse_header, stamp, validate_batch
-from _native.compact import Gathered, PagePositions
-from _native.errors import CorruptBatch
-from brokers.log.admission import COORDINATOR, Order, Terms
-from brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
-from brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from brokers.log.files import Buffer
-from brokers.log.flush import Flusher
-from brokers.log.markers import NO_MARKERS, Marker
-from brokers.log.producer_entries import ProducerEntry
-from brokers.log.producers import Duplicate, Refusal, admitted_of
-from brokers.log.rolling import Roller, SegmentRoom
-from brokers.log.segment import MAX_POSITION, Segment
-from brokers.log.state import AppendInfo, LogState, guarded
-from brokers.log.validation import (
+from fleetlog._native.batch import HEADER_SIZE, Admitted, BatchHeader, admit, parse_header, stamp, validate_batch
+from fleetlog._native.compact import Gathered, PagePositions
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.admission import COORDINATOR, Order, Terms
+from fleetlog.brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
+from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.flush import Flusher
+from fleetlog.brokers.log.markers import NO_MARKERS, Marker
+from fleetlog.brokers.log.producer_entries import ProducerEntry
+from fleetlog.brokers.log.producers import Duplicate, Refusal, admitted_of
+from fleetlog.brokers.log.rolling import Roller, SegmentRoom
+from fleetlog.brokers.log.segment import MAX_POSITION, Segment
+from fleetlog.brokers.log.state import AppendInfo, LogState, guarded
+from fleetlog.brokers.log.validation import (
     MAX_BATCH_RECORDS,
     Checked,
     Rejected,
@@ -36,9 +36,9 @@ from brokers.log.validation import (
     check_request,
     read_marker,
 )
-from wire.compression import CodecError
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_ID
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_ID
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from _native.batch import validate_batch
-from _native.errors import CorruptBatch
-from brokers.log.background import PendingWork
-from brokers.log.failures import DiskError
-from brokers.log.files import DiskPort
-from brokers.log.log import Log
-from brokers.log.segment import Segment
-from wire.types import TopicPartition
+from fleetlog._native.batch import validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.background import PendingWork
+from fleetlog.brokers.log.failures import DiskError
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from brokers.log import checkpoints
-from brokers.log.background_checkpoint import BackgroundCheckpoint
-from brokers.log.failures import DiskError, DiskFailed, DiskFull
-from brokers.metrics import Histogram
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.metrics import Histogram
 
 if TYPE_CHECKING:
-    from brokers.log.background import PendingSync
-    from brokers.log.directories import LogDirectory
-    from brokers.log.files import DiskPort
-    from brokers.log.log import Log
-    from brokers.model import Clock
-    from wire.types import TopicPartition
+    from fleetlog.brokers.log.background import PendingSync
+    from fleetlog.brokers.log.directories import LogDirectory
+    from fleetlog.brokers.log.files import DiskPort
+    from fleetlog.brokers.log.log import Log
+    from fleetlog.brokers.model import Clock
+    from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from brokers.model import id_text
-from wire.types import TopicPartition
+from fleetlog.brokers.model import id_text
+from fleetlog.wire.types import TopicPartition
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT = "log-start-offset-checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 NAMED_MAX = 5
 

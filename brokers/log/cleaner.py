@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 
-from _native.compact import SLOT_BYTES
-from _native.errors import CorruptBatch
-from brokers.log.background import PendingSync, PendingWork, new_secret
-from brokers.log.cleanable import (
+from fleetlog._native.compact import SLOT_BYTES
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.background import PendingSync, PendingWork, new_secret
+from fleetlog.brokers.log.cleanable import (
     FOREVER_MS,
     Cleanable,
     CleaningTerms,
@@ -22,17 +22,17 @@ from brokers.log.cleanable import (
     is_due,
     roll_due,
 )
-from brokers.log.cleaner_figures import CleanerFigures, CleanerSettings, CleaningReport, CleaningState
-from brokers.log.cleaner_job import CleaningJob, CleaningWish
-from brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
-from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
-from brokers.log.files import DiskPort
-from brokers.log.log import Log
-from brokers.log.retained import KnownProducers
-from brokers.log.segment import CLEANED_SUFFIX, Segment
-from brokers.log.state import LogState
-from wire.compression import CodecError
-from wire.types import TopicPartition
+from fleetlog.brokers.log.cleaner_figures import CleanerFigures, CleanerSettings, CleaningReport, CleaningState
+from fleetlog.brokers.log.cleaner_job import CleaningJob, CleaningWish
+from fleetlog.brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.retained import KnownProducers
+from fleetlog.brokers.log.segment import CLEANED_SUFFIX, Segment
+from fleetlog.brokers.log.state import LogState
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from _native.errors import CorruptBatch
-from brokers.log.background import PendingSync, PendingWork
-from brokers.log.compaction import Compaction, Overtaken, Rewritten
-from brokers.log.failures import DiskError
-from brokers.log.log import Log
-from wire.compression import CodecError
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.background import PendingSync, PendingWork
+from fleetlog.brokers.log.compaction import Compaction, Overtaken, Rewritten
+from fleetlog.brokers.log.failures import DiskError
+from fleetlog.brokers.log.log import Log
+from fleetlog.wire.compression import CodecError
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.cleaner import Cleaner
 
 Watch = Callable[[str, str, Callable[[], float]], None]
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brokers.log.cleaner import BUSY_LOOP_MS
+from fleetlog.brokers.log.cleaner import BUSY_LOOP_MS
 
 if TYPE_CHECKING:
-    from brokers.log.cleaner import Cleaner
-    from brokers.model import Clock
+    from fleetlog.brokers.log.cleaner import Cleaner
+    from fleetlog.brokers.model import Clock
 
 SHORTEST_MS = 5.0
 LONGEST_MS = 250.0

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
-from _native.compact import KeyMap, collect_keys, keep_records
-from _native.errors import CorruptBatch
-from brokers.log.failures import DiskError, DiskFailed, DiskFull, no_way_back
-from brokers.log.files import DiskPort
-from brokers.log.indexes import AbortedTxn, unpack_aborted
-from brokers.log.producer_snapshots import snapshot_path
-from brokers.log.producers import admitted_of
-from brokers.log.retained import (
+from fleetlog._native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
+from fleetlog._native.compact import KeyMap, collect_keys, keep_records
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, no_way_back
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.indexes import AbortedTxn, unpack_aborted
+from fleetlog.brokers.log.producer_snapshots import snapshot_path
+from fleetlog.brokers.log.producers import admitted_of
+from fleetlog.brokers.log.retained import (
     BatchVerdict,
     KnownProducers,
     MetTransactions,
@@ -31,7 +31,7 @@ from brokers.log.retained import (
     verdict_on_data,
     verdict_on_marker,
 )
-from brokers.log.segment import (
+from fleetlog.brokers.log.segment import (
     CLEANED_SUFFIX,
     MAX_POSITION,
     OFFSET_INDEX_SUFFIX,
@@ -40,10 +40,10 @@ from brokers.log.segment import (
     Segment,
     file_stem,
 )
-from brokers.log.state import LogState
-from brokers.log.validation import CODEC_MASK, DELETE_HORIZON_BIT, batch_records, build_batch, read_marker
-from wire import compression
-from wire.types import NO_TIMESTAMP
+from fleetlog.brokers.log.state import LogState
+from fleetlog.brokers.log.validation import CODEC_MASK, DELETE_HORIZON_BIT, batch_records, build_batch, read_marker
+from fleetlog.wire import compression
+from fleetlog.wire.types import NO_TIMESTAMP
 
 _HARDEST = {compression.GZIP: 9, compression.LZ4: 17, compression.ZSTD: 19}
 """The highest level of each codec that has levels; those of zstd above take hundreds of MiB of memory."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, BatchHeader, parse_header
-from _native.compact import (
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, parse_header
+from fleetlog._native.compact import (
     PAGE_BITS,
     Gathered,
     PagePositions,
@@ -22,12 +22,19 @@ from _native.compact import (
     page_positions,
     read_positions,
 )
-from _native.errors import CorruptBatch
-from brokers.log.files import Buffer
-from brokers.log.positions import BelowFloor, NoRoom, PositionSets
-from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch, pack_quickly, records_of
-from wire.errors import ErrorCode
-from wire.types import NO_TIMESTAMP
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.positions import BelowFloor, NoRoom, PositionSets
+from fleetlog.brokers.log.validation import (
+    CODEC_MASK,
+    MAX_EXPLAINED_RECORDS,
+    Rejected,
+    build_batch,
+    pack_quickly,
+    records_of,
+)
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_TIMESTAMP
 
 SOURCE_HEADER = b"fleetlog.source"
 """Name of the header with ``source:position:ordinal``."""

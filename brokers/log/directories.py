@@ -9,16 +9,16 @@ import uuid
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from brokers.log import checkpoints
-from brokers.log.failures import DiskError
-from brokers.log.full_disks import Room
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.failures import DiskError
+from fleetlog.brokers.log.full_disks import Room
 
 if TYPE_CHECKING:
-    from brokers.log.background import PendingSync
-    from brokers.log.background_checkpoint import BackgroundCheckpoint
-    from brokers.log.checkpoints import CleanStop
-    from brokers.log.files import DiskLock, DiskPort
-    from brokers.log.log import Log
+    from fleetlog.brokers.log.background import PendingSync
+    from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
+    from fleetlog.brokers.log.checkpoints import CleanStop
+    from fleetlog.brokers.log.files import DiskLock, DiskPort
+    from fleetlog.brokers.log.log import Log
 
 logger = logging.getLogger(__name__)
 

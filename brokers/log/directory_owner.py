@@ -6,13 +6,13 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from brokers.log import checkpoints
-from brokers.log.checkpoints import CleanStop, DamagedFile
-from brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
-from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory
-from brokers.log.files import DiskPort
-from brokers.log.missing_directories import missing_message, remembered, unmounted_message
-from brokers.model import id_text
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.checkpoints import CleanStop, DamagedFile
+from fleetlog.brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.missing_directories import missing_message, remembered, unmounted_message
+from fleetlog.brokers.model import id_text
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from _native.files import SliceGone
-from wire.errors import ErrorCode
+from fleetlog._native.files import SliceGone
+from fleetlog.wire.errors import ErrorCode
 
 __all__ = [
     "DirectoryInUse",

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from _native.files import OpenFile
-from _native.io import Mapping
-from brokers.log import preallocation
-from brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
-from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
-from brokers.log.mappings import Mappings
-from brokers.log.sync_times import sync_once, timed_fsync
+from fleetlog._native.files import OpenFile
+from fleetlog._native.io import Mapping
+from fleetlog.brokers.log import preallocation
+from fleetlog.brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
+from fleetlog.brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
+from fleetlog.brokers.log.mappings import Mappings
+from fleetlog.brokers.log.sync_times import sync_once, timed_fsync
 
 Buffer = bytes | bytearray | memoryview
 

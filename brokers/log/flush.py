@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
-from brokers.log.failures import DiskFull
-from brokers.log.producer_snapshots import snapshot_path
-from brokers.log.state import LogState, guarded
+from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
+from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.producer_snapshots import snapshot_path
+from fleetlog.brokers.log.state import LogState, guarded
 
 
 class Flusher:

@@ -7,7 +7,7 @@ keeps filling up. What the replicas on it do meanwhile is ``brokers.replication.
 
 from __future__ import annotations
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 60_000
 CALM_MS = 300_000

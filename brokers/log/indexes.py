@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import index_floor
-from brokers.log.failures import DiskFull
-from brokers.log.files import Buffer, DiskFile, DiskPort
+from fleetlog._native.batch import index_floor
+from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.files import Buffer, DiskFile, DiskPort
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")

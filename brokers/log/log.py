@@ -11,19 +11,19 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from brokers.config import TopicConfig
-from brokers.log import recovery
-from brokers.log.append import Appender
-from brokers.log.checkpoints import PARTITION_METADATA, encode_partition_metadata
-from brokers.log.failures import DiskFailed, LogOffline
-from brokers.log.files import DiskPort
-from brokers.log.flush import Flusher
-from brokers.log.producers import ProducerState
-from brokers.log.read import LogReader
-from brokers.log.state import LogSettings, LogState
-from brokers.log.truncate import Truncation
-from brokers.model import INTERNAL_TOPICS
-from wire.types import TopicPartition
+from fleetlog.brokers.config import TopicConfig
+from fleetlog.brokers.log import recovery
+from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.checkpoints import PARTITION_METADATA, encode_partition_metadata
+from fleetlog.brokers.log.failures import DiskFailed, LogOffline
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.flush import Flusher
+from fleetlog.brokers.log.producers import ProducerState
+from fleetlog.brokers.log.read import LogReader
+from fleetlog.brokers.log.state import LogSettings, LogState
+from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.model import INTERNAL_TOPICS
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

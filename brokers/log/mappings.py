@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from _native.io import Mapping
+from fleetlog._native.io import Mapping
 
 WINDOW = 4 * 1024 * 1024
 STRIDE = WINDOW // 2

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from _native.batch import Record, encode_batch
+from fleetlog._native.batch import Record, encode_batch
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 """Attributes of a batch."""

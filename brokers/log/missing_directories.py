@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from brokers.log.checkpoints import CleanStop
+from fleetlog.brokers.log.checkpoints import CleanStop
 
 
 def remembered(stops: Iterable[CleanStop], registered: Mapping[str, str]) -> dict[str, str]:

@@ -8,10 +8,10 @@ nothing, of no producer, from the first offset to the last one. The log, and wha
 
 from __future__ import annotations
 
-from _native.batch import HEADER_SIZE, BatchHeader, encode_batch, parse_header
-from _native.wire_tuples import HeldBytes
-from brokers.log.markers import CONTROL, marker_of_nothing
-from brokers.log.state import ReadResult
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, encode_batch, parse_header
+from fleetlog._native.wire_tuples import HeldBytes
+from fleetlog.brokers.log.markers import CONTROL, marker_of_nothing
+from fleetlog.brokers.log.state import ReadResult
 
 MOST_BATCHES = 256
 """Looked at for one answer: what follows is in the next one."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 
-from _native.compact import PAGE_BITS
-from brokers.log.positions import (
+from fleetlog._native.compact import PAGE_BITS
+from fleetlog.brokers.log.positions import (
     DEFAULT_MAX_BYTES,
     FLOOR_COST,
     ORDINAL_COST,

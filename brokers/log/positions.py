@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from _native.compact import PAGE_BITS, PagePositions, Position
+from fleetlog._native.compact import PAGE_BITS, PagePositions, Position
 
 PAGE_POSITIONS = 1 << PAGE_BITS
 _MASK = PAGE_POSITIONS - 1

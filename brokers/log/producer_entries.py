@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wire.types import NO_PRODUCER_EPOCH, NO_SEQUENCE
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_SEQUENCE
 
 MAX_SEQUENCE = 2**31 - 1
 

@@ -6,13 +6,13 @@ import re
 import struct
 from collections.abc import Iterable
 
-from _native.batch import crc32c
-from brokers.log.files import DiskPort
-from brokers.log.position_snapshot import split_positions
-from brokers.log.producer_entries import BatchMeta, ProducerEntry
-from brokers.log.segment import file_stem
-from brokers.log.snapshot_tail import decode_tail, encode_tail
-from wire.types import NO_SEQUENCE
+from fleetlog._native.batch import crc32c
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.position_snapshot import split_positions
+from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.segment import file_stem
+from fleetlog.brokers.log.snapshot_tail import decode_tail, encode_tail
+from fleetlog.wire.types import NO_SEQUENCE
 
 SNAPSHOT_VERSION = 1
 SNAPSHOT_SUFFIX = ".snapshot"

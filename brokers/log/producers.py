@@ -20,16 +20,16 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
-from brokers.log.files import Buffer
-from brokers.log.indexes import AbortedTxn
-from brokers.log.markers import CONTROL, NO_MARKERS, TRANSACTIONAL, Marker
-from brokers.log.position_snapshot import encode_positions, load_positions, split_positions
-from brokers.log.positions import PositionSets
-from brokers.log.producer_entries import MAX_SEQUENCE, BatchMeta, ProducerEntry, add_sequence
-from brokers.log.producer_snapshots import DamagedSnapshot, behind_entries, decode_snapshot, encode_snapshot
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from fleetlog._native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.markers import CONTROL, NO_MARKERS, TRANSACTIONAL, Marker
+from fleetlog.brokers.log.position_snapshot import encode_positions, load_positions, split_positions
+from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.producer_entries import MAX_SEQUENCE, BatchMeta, ProducerEntry, add_sequence
+from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, behind_entries, decode_snapshot, encode_snapshot
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 REMEMBERED_BATCHES = 5
 _MAX_VERIFICATIONS = 10_000

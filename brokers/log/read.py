@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from _native.batch import HEADER_SIZE, BatchHeader, find_timestamp, parse_header
-from _native.errors import CorruptBatch
-from _native.files import FileSlice
-from _native.wire_tuples import HeldBytes
-from brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
-from brokers.log.files import Buffer
-from brokers.log.indexes import AbortedTxn
-from brokers.log.passing import passed_over
-from brokers.log.segment import Segment
-from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
-from brokers.log.validation import cost_of_looking, records_of
-from wire.compression import CodecError
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, find_timestamp, parse_header
+from fleetlog._native.errors import CorruptBatch
+from fleetlog._native.files import FileSlice
+from fleetlog._native.wire_tuples import HeldBytes
+from fleetlog.brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.passing import passed_over
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
+from fleetlog.brokers.log.validation import cost_of_looking, records_of
+from fleetlog.wire.compression import CodecError
 
 _result = tuple.__new__
 """A named tuple's own constructor is a Python function."""

@@ -13,18 +13,18 @@ import re
 from dataclasses import dataclass
 from itertools import islice
 
-from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
-from _native.errors import CorruptBatch
-from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
-from brokers.log.epochs import EpochCache
-from brokers.log.failures import DiskFull
-from brokers.log.files import DiskPort
-from brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
-from brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, snapshot_path, snapshots_among
-from brokers.log.producers import ProducerState, admitted_of
-from brokers.log.recovery_report import RecoveryReport
-from brokers.log.replay import apply_batches, restore_producers
-from brokers.log.segment import (
+from fleetlog._native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
+from fleetlog.brokers.log.epochs import EpochCache
+from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
+from fleetlog.brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, snapshot_path, snapshots_among
+from fleetlog.brokers.log.producers import ProducerState, admitted_of
+from fleetlog.brokers.log.recovery_report import RecoveryReport
+from fleetlog.brokers.log.replay import apply_batches, restore_producers
+from fleetlog.brokers.log.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     LOG_SUFFIX,
@@ -35,9 +35,9 @@ from brokers.log.segment import (
     Segment,
     file_stem,
 )
-from brokers.log.segments import Segments
-from wire.compression import CodecError
-from wire.types import TopicPartition
+from fleetlog.brokers.log.segments import Segments
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from brokers.log.checkpoints import CleanStop
-from wire.types import TopicPartition
+from fleetlog.brokers.log.checkpoints import CleanStop
+from fleetlog.wire.types import TopicPartition
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ import uuid
 from collections import OrderedDict
 from typing import NamedTuple
 
-from _native.batch import BatchHeader, CorruptBatch, parse_header
-from brokers.model import Clock
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog._native.batch import BatchHeader, CorruptBatch, parse_header
+from fleetlog.brokers.model import Clock
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 MAX_PRODUCERS = 1000
 """Producers remembered per partition, and per broker those that came before it led their partition."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from _native.batch import Admitted, BatchHeader, validate_batch
-from _native.errors import CorruptBatch
-from brokers.log.dedup import note
-from brokers.log.files import DiskPort
-from brokers.log.indexes import AbortedTxn
-from brokers.log.markers import Marker
-from brokers.log.positions import PositionSets
-from brokers.log.producer_snapshots import DamagedSnapshot, snapshot_offsets, snapshot_path
-from brokers.log.producers import ProducerState, admitted_of
-from brokers.log.segment import Segment
-from brokers.log.segments import Segments
-from brokers.log.validation import read_marker
-from wire.compression import CodecError
-from wire.types import NO_PRODUCER_ID
+from fleetlog._native.batch import Admitted, BatchHeader, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.dedup import note
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.markers import Marker
+from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, snapshot_offsets, snapshot_path
+from fleetlog.brokers.log.producers import ProducerState, admitted_of
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.brokers.log.segments import Segments
+from fleetlog.brokers.log.validation import read_marker
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.types import NO_PRODUCER_ID
 
 logger = logging.getLogger(__name__)
 

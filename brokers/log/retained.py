@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from _native.batch import BatchHeader
-from brokers.log.indexes import AbortedTxn
-from brokers.log.markers import Marker
-from brokers.log.validation import DELETE_HORIZON_BIT
-from wire.types import NO_PRODUCER_ID
+from fleetlog._native.batch import BatchHeader
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.markers import Marker
+from fleetlog.brokers.log.validation import DELETE_HORIZON_BIT
+from fleetlog.wire.types import NO_PRODUCER_ID
 
 
 class KnownProducer(Protocol):

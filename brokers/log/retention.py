@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from _native.errors import CorruptBatch
-from brokers.log.failures import DiskFailed, LogOffline
-from brokers.log.log import Log
-from brokers.log.segment import Segment
-from wire.compression import CodecError
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log.failures import DiskFailed, LogOffline
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.wire.compression import CodecError
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _native.batch import Admitted, crc32c
-from brokers.config import TopicConfig
-from brokers.log.producer_snapshots import snapshot_path
-from brokers.log.segment import MAX_POSITION, Segment
-from brokers.log.state import LogState
-from brokers.log.validation import takes_as_they_are
+from fleetlog._native.batch import Admitted, crc32c
+from fleetlog.brokers.config import TopicConfig
+from fleetlog.brokers.log.producer_snapshots import snapshot_path
+from fleetlog.brokers.log.segment import MAX_POSITION, Segment
+from fleetlog.brokers.log.state import LogState
+from fleetlog.brokers.log.validation import takes_as_they_are
 
 _MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
 

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, Admitted, BatchHeader, index_entries, index_floor, parse_header, scan, walk
-from _native.errors import CorruptBatch
-from _native.files import FileSlice
-from brokers.log.failures import DiskFailed, DiskFull
-from brokers.log.files import Buffer, DiskFile, DiskPort
-from brokers.log.indexes import AbortedTxn, OffsetEntry, OffsetIndex, TimeIndex, TransactionIndex
+from fleetlog._native.batch import (
+    HEADER_SIZE,
+    Admitted,
+    BatchHeader,
+    index_entries,
+    index_floor,
+    parse_header,
+    scan,
+    walk,
+)
+from fleetlog._native.errors import CorruptBatch
+from fleetlog._native.files import FileSlice
+from fleetlog.brokers.log.failures import DiskFailed, DiskFull
+from fleetlog.brokers.log.files import Buffer, DiskFile, DiskPort
+from fleetlog.brokers.log.indexes import AbortedTxn, OffsetEntry, OffsetIndex, TimeIndex, TransactionIndex
 
 LOG_SUFFIX = ".log"
 OFFSET_INDEX_SUFFIX = ".index"

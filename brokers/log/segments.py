@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 
-from brokers.log.segment import Segment
+from fleetlog.brokers.log.segment import Segment
 
 
 class Segments:

@@ -9,10 +9,10 @@ import logging
 import re
 from collections.abc import Iterable
 
-from brokers.log.files import DiskPort
-from brokers.log.segment import LOG_SUFFIX
-from brokers.metrics import StartFigures
-from brokers.model import Clock
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.segment import LOG_SUFFIX
+from fleetlog.brokers.metrics import StartFigures
+from fleetlog.brokers.model import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -8,26 +8,26 @@ import uuid
 from collections.abc import Callable
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from _native.errors import CorruptBatch
-from _native.files import FileSlice
-from brokers.config import TopicConfig
-from brokers.log.background import PendingSync
-from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
-from brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from brokers.log.files import DiskPort
-from brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
-from brokers.log.positions import PositionSets
-from brokers.log.producer_snapshots import snapshot_path
-from brokers.log.producers import ProducerState
-from brokers.log.recovery import LoadedLog
-from brokers.log.recovery_report import RecoveryReport
-from brokers.log.replay import replay_positions
-from brokers.log.segment import Segment
-from brokers.log.segments import Segments
-from brokers.model import INTERNAL_TOPICS
-from wire.compression import CodecError
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog._native.errors import CorruptBatch
+from fleetlog._native.files import FileSlice
+from fleetlog.brokers.config import TopicConfig
+from fleetlog.brokers.log.background import PendingSync
+from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
+from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
+from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.producer_snapshots import snapshot_path
+from fleetlog.brokers.log.producers import ProducerState
+from fleetlog.brokers.log.recovery import LoadedLog
+from fleetlog.brokers.log.recovery_report import RecoveryReport
+from fleetlog.brokers.log.replay import replay_positions
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.brokers.log.segments import Segments
+from fleetlog.brokers.model import INTERNAL_TOPICS
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

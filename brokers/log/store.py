@@ -14,16 +14,16 @@ from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 
-from brokers.config import BrokerConfig, TopicConfig
-from brokers.log import checkpoints
-from brokers.log.background import PendingSync
-from brokers.log.background_verify import BackgroundVerify
-from brokers.log.checkpointing import Checkpoints
-from brokers.log.checkpoints import CleanStop, DamagedFile
-from brokers.log.clean_stops import loss_message, lost_since_stop
-from brokers.log.cleaner import Cleaner
-from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.directories import (
+from fleetlog.brokers.config import BrokerConfig, TopicConfig
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.background import PendingSync
+from fleetlog.brokers.log.background_verify import BackgroundVerify
+from fleetlog.brokers.log.checkpointing import Checkpoints
+from fleetlog.brokers.log.checkpoints import CleanStop, DamagedFile
+from fleetlog.brokers.log.clean_stops import loss_message, lost_since_stop
+from fleetlog.brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.directories import (
     PARTITION_DIRECTORY,
     STRAY_DIRECTORY,
     DirectoryUsage,
@@ -31,17 +31,17 @@ from brokers.log.directories import (
     TopicIds,
     space_of,
 )
-from brokers.log.directory_owner import DirectoryOwner
-from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
-from brokers.log.files import DiskPort
-from brokers.log.log import Log
-from brokers.log.recovery_report import StoreReport
-from brokers.log.start_progress import StartProgress
-from brokers.log.state import LogSettings, LogState
-from brokers.log.upkeep import Upkeep
-from brokers.metrics import StartFigures
-from brokers.model import Clock, LiveBroker, has_room, id_text
-from wire.types import TopicPartition
+from fleetlog.brokers.log.directory_owner import DirectoryOwner
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.recovery_report import StoreReport
+from fleetlog.brokers.log.start_progress import StartProgress
+from fleetlog.brokers.log.state import LogSettings, LogState
+from fleetlog.brokers.log.upkeep import Upkeep
+from fleetlog.brokers.metrics import StartFigures
+from fleetlog.brokers.model import Clock, LiveBroker, has_room, id_text
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

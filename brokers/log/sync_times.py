@@ -6,8 +6,8 @@ import os
 import threading
 import time
 
-from brokers.log.failures import DiskFailed
-from brokers.metrics import Histogram
+from fleetlog.brokers.log.failures import DiskFailed
+from fleetlog.brokers.metrics import Histogram
 
 RECENT_S = 60.0
 WORST_SHARE = 0.01

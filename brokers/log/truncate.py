@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from _native.batch import HEADER_SIZE, parse_header
-from brokers.log.failures import DiskFull, OffsetOutOfRange, no_way_back
-from brokers.log.producer_snapshots import snapshot_offsets, snapshot_path
-from brokers.log.replay import restore_producers
-from brokers.log.segment import DELETED_SUFFIX, Segment
-from brokers.log.state import LogState, guarded
+from fleetlog._native.batch import HEADER_SIZE, parse_header
+from fleetlog.brokers.log.failures import DiskFull, OffsetOutOfRange, no_way_back
+from fleetlog.brokers.log.producer_snapshots import snapshot_offsets, snapshot_path
+from fleetlog.brokers.log.replay import restore_producers
+from fleetlog.brokers.log.segment import DELETED_SUFFIX, Segment
+from fleetlog.brokers.log.state import LogState, guarded
 
 
 class Truncation:

@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from brokers.config import BrokerConfig
-from brokers.log.background_verify import BackgroundVerify
-from brokers.log.checkpointing import Checkpoints
-from brokers.log.cleaner import Cleaner
-from brokers.log.directories import LogDirectory
-from brokers.log.failures import DiskFull, LogOffline
-from brokers.log.files import DiskPort
-from brokers.log.log import Log
-from brokers.log.retention import delete_old_segments
-from wire.types import TopicPartition
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log.background_verify import BackgroundVerify
+from fleetlog.brokers.log.checkpointing import Checkpoints
+from fleetlog.brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.directories import LogDirectory
+from fleetlog.brokers.log.failures import DiskFull, LogOffline
+from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 

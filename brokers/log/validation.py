@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from _native.batch import (
+from fleetlog._native.batch import (
     HEADER_SIZE,
     BatchHeader,
     Record,
@@ -23,14 +23,14 @@ from _native.batch import (
     validate_batch,
     validate_records,
 )
-from _native.errors import CorruptBatch
-from brokers.config import TopicConfig
-from brokers.log.files import Buffer
-from brokers.log.markers import Marker, parse_marker
-from brokers.log.producers import Origin
-from wire import compression
-from wire.errors import ErrorCode
-from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.config import TopicConfig
+from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.markers import Marker, parse_marker
+from fleetlog.brokers.log.producers import Origin
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import NO_PRODUCER_ID, NO_TIMESTAMP
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08

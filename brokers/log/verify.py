@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, BatchHeader, decode_records, parse_header, validate_batch
-from _native.errors import CorruptBatch
-from brokers.log import checkpoints
-from brokers.log.checkpoints import DamagedFile
-from brokers.log.epochs import UNDEFINED_EPOCH, EpochCache
-from brokers.log.indexes import TXN_INDEX_VERSION, AbortedTxn
-from brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
-from brokers.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, file_stem
-from brokers.log.validation import read_marker
-from wire.compression import CodecError, decompress
-from wire.types import NO_PRODUCER_ID, TopicPartition
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, decode_records, parse_header, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.checkpoints import DamagedFile
+from fleetlog.brokers.log.epochs import UNDEFINED_EPOCH, EpochCache
+from fleetlog.brokers.log.indexes import TXN_INDEX_VERSION, AbortedTxn
+from fleetlog.brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
+from fleetlog.brokers.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, file_stem
+from fleetlog.brokers.log.validation import read_marker
+from fleetlog.wire.compression import CodecError, decompress
+from fleetlog.wire.types import NO_PRODUCER_ID, TopicPartition
 
 MAX_PROBLEMS = 100
 """Of one partition; what comes after them is counted only."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from brokers.metadata.loading import children_or_none, gather_bounded, read_many
-from brokers.metadata.watcher import ZnodeWatcher
-from brokers.security.acl_rules import AclRules
-from brokers.security.acl_znodes import (
+from fleetlog.brokers.metadata.loading import children_or_none, gather_bounded, read_many
+from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acl_znodes import (
     ACL_PARENTS,
     ACL_ROOTS,
     CHANGE_NAME,
@@ -28,9 +28,9 @@ from brokers.security.acl_znodes import (
     entries_to_decide_by,
     pattern_at,
 )
-from brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
-from brokers.security.documents import BadDocument
-from coordination.store import Store
+from fleetlog.brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.coordination.store import Store
 
 log = logging.getLogger(__name__)
 

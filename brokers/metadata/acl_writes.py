@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from brokers.metadata.acl_cache import AclCache
-from brokers.metadata.config_writes import ATTEMPTS, RETRY_SECONDS, Contended
-from brokers.metadata.loading import read_many
-from brokers.security.acl_znodes import (
+from fleetlog.brokers.metadata.acl_cache import AclCache
+from fleetlog.brokers.metadata.config_writes import ATTEMPTS, RETRY_SECONDS, Contended
+from fleetlog.brokers.metadata.loading import read_many
+from fleetlog.brokers.security.acl_znodes import (
     EXTENDED_CHANGES,
     LITERAL_CHANGES,
     acl_path,
@@ -21,9 +21,9 @@ from brokers.security.acl_znodes import (
     decode_entries,
     encode_entries,
 )
-from brokers.security.acls import Entries, ResourcePattern
-from brokers.security.documents import BadDocument
-from coordination.store import (
+from fleetlog.brokers.security.acls import Entries, ResourcePattern
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.coordination.store import (
     BadVersion,
     Create,
     Delete,

@@ -19,23 +19,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
-from brokers.metadata import foreign, znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage, difference
-from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
-from brokers.metadata.tree_guard import TreeGuard
-from brokers.metadata.watcher import ZnodeWatcher
-from brokers.metadata.znodes import BadZnode, Change, FeaturesChanged, TopicDeleted
-from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
-from brokers.setting_kinds import attribute
-from coordination.registration import broker_path, incarnation_path
-from coordination.store import NoNode, Store
-from coordination.tree import BROKER_IDS
+from fleetlog.brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
+from fleetlog.brokers.metadata import foreign, znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage, difference
+from fleetlog.brokers.metadata.loading import (
+    children_or_none,
+    gather_bounded,
+    list_changes,
+    load_metadata,
+    read_changes,
+)
+from fleetlog.brokers.metadata.tree_guard import TreeGuard
+from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.metadata.znodes import BadZnode, Change, FeaturesChanged, TopicDeleted
+from fleetlog.brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.setting_kinds import attribute
+from fleetlog.coordination.registration import broker_path, incarnation_path
+from fleetlog.coordination.store import NoNode, Store
+from fleetlog.coordination.tree import BROKER_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from brokers.timers import Timers
+    from fleetlog.brokers.timers import Timers
 
 log = logging.getLogger(__name__)
 

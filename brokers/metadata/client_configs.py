@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from brokers.metadata import znodes
-from brokers.metadata.config_changes import ConfigChanges
-from brokers.metadata.loading import children_or_none, gather_bounded, read_many
-from brokers.metadata.znodes import BadZnode
-from coordination.store import Store
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.config_changes import ConfigChanges
+from fleetlog.brokers.metadata.loading import children_or_none, gather_bounded, read_many
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import Store
 
 USERS: Final = "users"
 CLIENTS: Final = "clients"

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from brokers.metadata.loading import read_many
-from brokers.metadata.watcher import ZnodeWatcher
-from brokers.security.documents import BadDocument, dump_document, load_document
-from coordination.store import Create, Delete, MultiFailed, NoNode, Store
+from fleetlog.brokers.metadata.loading import read_many
+from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.security.documents import BadDocument, dump_document, load_document
+from fleetlog.coordination.store import Create, Delete, MultiFailed, NoNode, Store
 
 CHANGES: Final = "/config/changes"
 CHANGE_PREFIX: Final = "config_change_"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.loading import read_or_none
-from brokers.metadata.znodes import ConfigChanged
-from coordination.changes import entry
-from coordination.store import Check, Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.loading import read_or_none
+from fleetlog.brokers.metadata.znodes import ConfigChanged
+from fleetlog.coordination.changes import entry
+from fleetlog.coordination.store import Check, Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
 
 ATTEMPTS = 20
 RETRY_SECONDS = 0.05

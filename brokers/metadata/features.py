@@ -13,15 +13,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.loading import children_or_none, read_many
-from brokers.metadata.znodes import FeaturesChanged
-from coordination.changes import entry
-from coordination.registration import broker_path, incarnation_path
-from coordination.store import Check, MultiFailed, NodeExists, Operation, SetData, Store, UnknownOutcome
-from coordination.tree import BROKER_IDS, INCARNATIONS, ensure
-from wire.errors import ErrorCode
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.loading import children_or_none, read_many
+from fleetlog.brokers.metadata.znodes import FeaturesChanged
+from fleetlog.coordination.changes import entry
+from fleetlog.coordination.registration import broker_path, incarnation_path
+from fleetlog.coordination.store import Check, MultiFailed, NodeExists, Operation, SetData, Store, UnknownOutcome
+from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
+from fleetlog.wire.errors import ErrorCode
 
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {"transaction.version": (0, 2)}
 """What this release supports: the lowest and the highest level."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from brokers.metadata import znodes
+from fleetlog.brokers.metadata import znodes
 
 REMEDY = (
     "brokers of two kinds on one ZooKeeper tree destroy each other's logs; stop those of Apache Kafka, or give each"

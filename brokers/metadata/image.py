@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from brokers.metadata.znodes import (
+from fleetlog.brokers.metadata.znodes import (
     CONFIG_TOPICS,
     Change,
     ConfigChanged,
@@ -19,7 +19,7 @@ from brokers.metadata.znodes import (
     TopicDeleted,
     TopicZnode,
 )
-from brokers.model import NO_LEADER, BrokerId, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.model import NO_LEADER, BrokerId, PartitionState, TopicInfo, TopicPartition
 
 NO_STATE_EPOCH = -1
 """The partition epoch before the state znode is written."""

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.znodes import BadZnode, topic_id_from
-from brokers.model import id_text
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.znodes import BadZnode, topic_id_from
+from fleetlog.brokers.model import id_text
 
 PART_BYTES = 256 * 1024
 INFLATED_MAX_BYTES = 256 * 1024 * 1024

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.model import PartitionState, TopicInfo
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.model import PartitionState, TopicInfo
 
 ELECTIONS_KEPT: Final = 10_000
 OTHERS_KEPT: Final = 500

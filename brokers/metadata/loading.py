@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import (
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.znodes import (
     BadZnode,
     Change,
     ConfigChanged,
@@ -24,8 +24,8 @@ from brokers.metadata.znodes import (
     TopicDeleted,
     TopicZnode,
 )
-from brokers.model import PartitionState, TopicPartition
-from coordination.store import MAX_GET_MANY, NoNode, Stat, Store, Watch
+from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.coordination.store import MAX_GET_MANY, NoNode, Stat, Store, Watch
 
 READS_IN_FLIGHT = 64
 BULK_READS_IN_FLIGHT = 4

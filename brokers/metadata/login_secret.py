@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from brokers.metadata.loading import read_or_none
-from brokers.metadata.znodes import BadZnode
-from coordination.store import NodeExists, Store, UnknownOutcome
+from fleetlog.brokers.metadata.loading import read_or_none
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import NodeExists, Store, UnknownOutcome
 
 LOGIN_SECRET: Final = "/fleetlog/login_secret"
 SECRET_BYTES: Final = 32

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from brokers.metadata import znodes
-from brokers.metadata.client_configs import Configs, decode_entity
-from brokers.metadata.config_changes import CHANGES, change_notice
-from brokers.metadata.loading import read_or_none
-from brokers.security.documents import BadDocument
-from brokers.security.quota_entities import (
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
+from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
+from fleetlog.brokers.metadata.loading import read_or_none
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.brokers.security.quota_entities import (
     QuotaAlteration,
     QuotaRequestRefused,
     altered_config,
@@ -24,10 +24,10 @@ from brokers.security.quota_entities import (
     entity_path,
     quotas_from,
 )
-from brokers.security.quotas import Entity, QuotaImage
-from coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
-from coordination.tree import ensure
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.quotas import Entity, QuotaImage
+from fleetlog.coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
+from fleetlog.coordination.tree import ensure
+from fleetlog.wire.errors import ErrorCode
 
 _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05

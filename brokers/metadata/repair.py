@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataImage
-from brokers.metadata.inventories import Inventory, LogSummary
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.znodes import TopicZnode
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerId, PartitionState, TopicPartition
-from coordination.store import Create, Delete, Operation, SetData
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataImage
+from fleetlog.brokers.metadata.inventories import Inventory, LogSummary
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.znodes import TopicZnode
+from fleetlog.brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerId, PartitionState, TopicPartition
+from fleetlog.coordination.store import Create, Delete, Operation, SetData
 
 BELIEVED_IDS = 10_000_000
 """A producer id in a log that is further above the allocated ones than this was made up by a client."""

@@ -12,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from brokers.metadata import znodes
-from brokers.metadata.loading import children_or_none, list_changes, read_or_none
-from brokers.metadata.marks import ClusterMarks, lower, newest
-from coordination.registration import incarnation_path
-from coordination.store import Store, StoreError
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.loading import children_or_none, list_changes, read_or_none
+from fleetlog.brokers.metadata.marks import ClusterMarks, lower, newest
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 

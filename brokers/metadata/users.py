@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from brokers.metadata import znodes
-from brokers.metadata.client_configs import USERS as CONFIG_USERS
-from brokers.metadata.client_configs import Configs, decode_entity
-from brokers.metadata.config_changes import CHANGES, change_notice
-from brokers.metadata.loading import children_or_none, read_many, read_or_none
-from brokers.metadata.znodes import BadZnode
-from brokers.security.documents import desanitised, sanitised
-from brokers.security.scram import (
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.client_configs import USERS as CONFIG_USERS
+from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
+from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
+from fleetlog.brokers.metadata.loading import children_or_none, read_many, read_or_none
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.documents import desanitised, sanitised
+from fleetlog.brokers.security.scram import (
     ITERATIONS_MIN,
     CredentialForm,
     ScramCredential,
@@ -29,7 +29,7 @@ from brokers.security.scram import (
     credential_from,
     form_of,
 )
-from brokers.security.scram_users import (
+from fleetlog.brokers.security.scram_users import (
     UNSTORABLE,
     AlteredUser,
     Deletion,
@@ -38,9 +38,9 @@ from brokers.security.scram_users import (
     credential_at,
     users_to_read,
 )
-from coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
-from coordination.tree import ensure
-from wire.errors import ErrorCode
+from fleetlog.coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
+from fleetlog.coordination.tree import ensure
+from fleetlog.wire.errors import ErrorCode
 
 USERS: Final = "/config/users"
 

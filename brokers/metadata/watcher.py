@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from brokers.metadata.znodes import BadZnode
-from coordination.store import SessionEvent, SessionState, Store, StoreError, WatchEvent
-from coordination.tree import ensure
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import SessionEvent, SessionState, Store, StoreError, WatchEvent
+from fleetlog.coordination.tree import ensure
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition, id_text
-from coordination.tree import BROKER_IDS, INCARNATIONS
+from fleetlog.brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition, id_text
+from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS
 
 BROKERS: Final = "/brokers"
 TOPICS: Final = "/brokers/topics"

@@ -13,18 +13,18 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from brokers.model import Endpoint
-from brokers.peers.link import PeerLink, PeerUnavailable
-from brokers.peers.login import log_in
-from brokers.peers.tls_link import TlsLink
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.listener_logins import ClientLogin
-from brokers.security.tls import TlsFailure
-from wire.messages import Encodable
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.peers.link import PeerLink, PeerUnavailable
+from fleetlog.brokers.peers.login import log_in
+from fleetlog.brokers.peers.tls_link import TlsLink
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.listener_logins import ClientLogin
+from fleetlog.brokers.security.tls import TlsFailure
+from fleetlog.wire.messages import Encodable
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache
-    from brokers.timers import Timers
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.timers import Timers
 
 __all__ = ["PeerUnavailable", "Peers", "PeersPort"]
 

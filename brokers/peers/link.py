@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from brokers.timers import Timer, Timers
-from wire import messages
+from fleetlog.brokers.timers import Timer, Timers
+from fleetlog.wire import messages
 
 MAX_RESPONSE_BYTES = 100 * 1024 * 1024
 AREA_BYTES = 64 * 1024

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from brokers.peers.link import PeerLink, PeerUnavailable
-from brokers.security.listener_logins import ClientLogin
-from brokers.security.mechanism_names import SCRAM_MECHANISMS
-from brokers.security.mechanisms import AuthenticationFailed
-from brokers.security.plain import plain_message
-from brokers.security.scram import ScramClient
-from wire import messages
+from fleetlog.brokers.peers.link import PeerLink, PeerUnavailable
+from fleetlog.brokers.security.listener_logins import ClientLogin
+from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed
+from fleetlog.brokers.security.plain import plain_message
+from fleetlog.brokers.security.scram import ScramClient
+from fleetlog.wire import messages
 
 SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36

@@ -10,8 +10,8 @@ import asyncio
 import ssl
 from typing import Final, cast
 
-from brokers.peers.link import PeerLink
-from brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
+from fleetlog.brokers.peers.link import PeerLink
+from fleetlog.brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 
 RECEIVE_BYTES: Final = 64 * 1024
 

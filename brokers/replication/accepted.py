@@ -9,17 +9,17 @@ import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from _native.batch import crc32c
-from _native.errors import CorruptBatch
-from brokers.log import DiskError, LogOffline
-from brokers.log.accepted_positions import accepted_as_of
-from wire import api_keys, messages
-from wire.compression import CodecError
-from wire.errors import ErrorCode
+from fleetlog._native.batch import crc32c
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.log import DiskError, LogOffline
+from fleetlog.brokers.log.accepted_positions import accepted_as_of
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.compression import CodecError
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.peers.calls import PeersPort
-    from brokers.replication.partition import Partition
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.partition import Partition
 
 PART_BYTES = 4 * 1024 * 1024
 ASK_MS = 10_000

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from brokers.model import TopicPartition
+from fleetlog.brokers.model import TopicPartition
 
 PER_TURN = 32
 """At most so many in one turn: about 10 ms."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from brokers.log import Log
-from brokers.model import Clock
-from brokers.replication.followers import Followers
-from brokers.replication.in_sync_set import InSyncSet
-from brokers.replication.serving import LeaderLease
-from brokers.replication.waiters import ConfirmationWaits
-from wire.errors import ErrorCode
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import Clock
+from fleetlog.brokers.replication.followers import Followers
+from fleetlog.brokers.replication.in_sync_set import InSyncSet
+from fleetlog.brokers.replication.serving import LeaderLease
+from fleetlog.brokers.replication.waiters import ConfirmationWaits
+from fleetlog.wire.errors import ErrorCode
 
 
 class ConfirmedReplica(Protocol):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from brokers.log.checkpoints import CleanStop
-from coordination.registration import LastRegistration
+from fleetlog.brokers.log.checkpoints import CleanStop
+from fleetlog.coordination.registration import LastRegistration
 
 
 def intact_since(

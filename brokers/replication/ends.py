@@ -17,16 +17,16 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
-from brokers.peers.calls import PeerUnavailable
-from brokers.replication.chunks import in_chunks
-from wire import api_keys, messages
-from wire.errors import ErrorCode
+from fleetlog.brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.replication.chunks import in_chunks
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache
-    from brokers.peers.calls import PeersPort
-    from brokers.replication.partition import Partition
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.partition import Partition
 
 WAIVE_VERSION = 1
 PARTITIONS_PER_REQUEST = 2_000

@@ -23,10 +23,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from brokers.exposition import LONG_SLICE, in_slices
-from brokers.model import PartitionState, TopicPartition
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
+from fleetlog.brokers.exposition import LONG_SLICE, in_slices
+from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from _native.errors import MalformedMessage
-from brokers.exposition import BROKER_PAGE
-from brokers.model import Clock, TopicPartition
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication.accepted import ask_accepted
-from brokers.replication.fetch_plan import SESSION_ERRORS, Counts, FetchPlan, Followed, Key, Limits, Request, Throttle
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, decode_fetch_response, encode_fetch_request
-from wire.messages import ListOffsetsRequest
+from fleetlog._native.errors import MalformedMessage
+from fleetlog.brokers.exposition import BROKER_PAGE
+from fleetlog.brokers.model import Clock, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication.accepted import ask_accepted
+from fleetlog.brokers.replication.fetch_plan import (
+    SESSION_ERRORS,
+    Counts,
+    FetchPlan,
+    Followed,
+    Key,
+    Limits,
+    Request,
+    Throttle,
+)
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, decode_fetch_response, encode_fetch_request
+from fleetlog.wire.messages import ListOffsetsRequest
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.metrics import Metrics
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

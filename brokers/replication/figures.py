@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from brokers.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
-from brokers.log import Log
-from brokers.model import Clock, PartitionState, TopicInfo
-from brokers.replication.partition import Partition
-from brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import Clock, PartitionState, TopicInfo
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.replicas import ReplicaManager
 
 PARTITION_LABELS = ("topic", "partition")
 SEGMENTS_PER_ROW = 32

@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from _native.batch import parse_header
-from brokers.log import DiskError, DiskFull, Log, LogOffline
-from brokers.log.position_snapshot import load_positions
-from brokers.model import Clock, PartitionState, TopicPartition
-from wire.errors import ErrorCode
+from fleetlog._native.batch import parse_header
+from fleetlog.brokers.log import DiskError, DiskFull, Log, LogOffline
+from fleetlog.brokers.log.position_snapshot import load_positions
+from fleetlog.brokers.model import Clock, PartitionState, TopicPartition
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.topic_figures import TopicFigures
+    from fleetlog.brokers.topic_figures import TopicFigures
 
 logger = logging.getLogger(__name__)
 

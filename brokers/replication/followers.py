@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from brokers.log import Log
-from brokers.model import BrokerInfo, PartitionState
-from brokers.replication.follower_progress import Follower, ReplicaSession
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import BrokerInfo, PartitionState
+from fleetlog.brokers.replication.follower_progress import Follower, ReplicaSession
 
 
 class FollowedReplica(Protocol):

@@ -20,16 +20,16 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from brokers.model import NO_LEADER, PartitionState, TopicPartition, has_room
-from brokers.peers.calls import PeersPort, PeerUnavailable
-from brokers.replication import isr
-from wire import messages
+from fleetlog.brokers.model import NO_LEADER, PartitionState, TopicPartition, has_room
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication import isr
+from fleetlog.wire import messages
 
 if TYPE_CHECKING:
-    from brokers.log import LogStore
-    from brokers.replication.in_sync_set import InSyncSet
-    from brokers.replication.partition import Partition
-    from brokers.replication.unopened import UnopenedReplica
+    from fleetlog.brokers.log import LogStore
+    from fleetlog.brokers.replication.in_sync_set import InSyncSet
+    from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.unopened import UnopenedReplica
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from brokers.log import Log
-from brokers.model import NO_LEADER, BrokerInfo, PartitionState, TopicPartition
-from brokers.replication import isr
-from brokers.replication.follower_progress import Follower
-from brokers.replication.followers import Followers
-from brokers.replication.proposals import IsrWriter
-from brokers.replication.serving import LeaderLease
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import NO_LEADER, BrokerInfo, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.follower_progress import Follower
+from fleetlog.brokers.replication.followers import Followers
+from fleetlog.brokers.replication.proposals import IsrWriter
+from fleetlog.brokers.replication.serving import LeaderLease
 
 if TYPE_CHECKING:
     import uuid

@@ -7,16 +7,16 @@ import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
-from brokers.log import DiskError, DiskPort, Log, LogStore
-from brokers.log.checkpoints import META_PROPERTIES, CleanStop, decode_properties
-from brokers.log.mark_files import MarkFiles, hold_partitions
-from brokers.metadata import znodes
-from brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
-from brokers.metadata.marks import MARKS_FILE, ClusterMarks, decode_marks, encode_marks, newest
-from brokers.metadata.tree_guard import TreeGuard
-from brokers.model import TopicInfo
-from coordination.store import NodeExists, NoNode, Store, StoreError
-from coordination.tree import ensure
+from fleetlog.brokers.log import DiskError, DiskPort, Log, LogStore
+from fleetlog.brokers.log.checkpoints import META_PROPERTIES, CleanStop, decode_properties
+from fleetlog.brokers.log.mark_files import MarkFiles, hold_partitions
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
+from fleetlog.brokers.metadata.marks import MARKS_FILE, ClusterMarks, decode_marks, encode_marks, newest
+from fleetlog.brokers.metadata.tree_guard import TreeGuard
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.coordination.store import NodeExists, NoNode, Store, StoreError
+from fleetlog.coordination.tree import ensure
 
 logger = logging.getLogger(__name__)
 

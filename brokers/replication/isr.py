@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from brokers.model import BrokerId, LiveBroker, PartitionState
+from fleetlog.brokers.model import BrokerId, LiveBroker, PartitionState
 
 LiveBrokers = Mapping[int, LiveBroker]
 """The registered brokers by id."""

@@ -20,13 +20,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from brokers.metadata import znodes
-from brokers.metadata.znodes import Change, StatesChanged
-from brokers.model import PartitionState
-from brokers.replication import isr
-from coordination.changes import entry
-from coordination.registration import incarnation_path
-from coordination.store import (
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.znodes import Change, StatesChanged
+from fleetlog.brokers.model import PartitionState
+from fleetlog.brokers.replication import isr
+from fleetlog.coordination.changes import entry
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import (
     Check,
     MultiFailed,
     NoNode,
@@ -39,7 +39,7 @@ from coordination.store import (
 )
 
 if TYPE_CHECKING:
-    from brokers.replication.proposals import Proposer
+    from fleetlog.brokers.replication.proposals import Proposer
 
 log = logging.getLogger(__name__)
 

@@ -17,24 +17,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from brokers.log import Appended, AppendInfo, DiskError, Log, LogOffline, Origin, Terms, guards_of
-from brokers.log.rejected import BatchOrder, BeforeLeading
-from brokers.model import BrokerInfo, Clock, PartitionState, TopicPartition
-from brokers.replication.confirmations import Confirmations
-from brokers.replication.follower_progress import ReplicaSession
-from brokers.replication.follower_role import FollowerRole
-from brokers.replication.followers import Followers
-from brokers.replication.in_sync_set import InSyncSet
-from brokers.replication.proposals import IsrWriter
-from brokers.replication.serving import LEADER_ONLY, LeaderLease, Serve, not_led
-from brokers.replication.waiters import CommitWaits, call
-from wire.errors import ErrorCode
+from fleetlog.brokers.log import Appended, AppendInfo, DiskError, Log, LogOffline, Origin, Terms, guards_of
+from fleetlog.brokers.log.rejected import BatchOrder, BeforeLeading
+from fleetlog.brokers.model import BrokerInfo, Clock, PartitionState, TopicPartition
+from fleetlog.brokers.replication.confirmations import Confirmations
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.follower_role import FollowerRole
+from fleetlog.brokers.replication.followers import Followers
+from fleetlog.brokers.replication.in_sync_set import InSyncSet
+from fleetlog.brokers.replication.proposals import IsrWriter
+from fleetlog.brokers.replication.serving import LEADER_ONLY, LeaderLease, Serve, not_led
+from fleetlog.brokers.replication.waiters import CommitWaits, call
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     import uuid
 
-    from _native.batch import Admitted
-    from brokers.topic_figures import TopicFigures
+    from fleetlog._native.batch import Admitted
+    from fleetlog.brokers.topic_figures import TopicFigures
 
 logger = logging.getLogger(__name__)
 

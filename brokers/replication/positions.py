@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from brokers.groups.lag import LogPosition
-from brokers.log import DiskError, LogOffline
-from brokers.model import TopicPartition
-from brokers.peers.calls import PeerUnavailable
-from brokers.replication.chunks import in_chunks
-from brokers.replication.partition import Partition
-from brokers.replication.serving import Serve
-from wire import api_keys, messages
-from wire.errors import ErrorCode
+from fleetlog.brokers.groups.lag import LogPosition
+from fleetlog.brokers.log import DiskError, LogOffline
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.replication.chunks import in_chunks
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.peers.calls import PeersPort
-    from brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.replicas import ReplicaManager
 
 PAIRS_PER_REQUEST = 200
 """Making and decoding more would hold the loop for long."""

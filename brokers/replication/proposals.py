@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Protocol
 
-from brokers.model import PartitionState, TopicPartition
+from fleetlog.brokers.model import PartitionState, TopicPartition
 
 
 class Proposer(Protocol):

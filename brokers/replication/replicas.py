@@ -7,22 +7,30 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
-from brokers.log.rejected import BeforeLeading
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition, id_text
-from brokers.replication import full_disks, isr
-from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
-from brokers.replication.partition import Partition
-from brokers.replication.proposals import IsrWriter
-from brokers.replication.serving import BrokerLease
-from brokers.replication.unopened import UnopenedReplica, why_lost
-from wire.errors import ErrorCode
+from fleetlog.brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
+from fleetlog.brokers.log.rejected import BeforeLeading
+from fleetlog.brokers.model import (
+    INTERNAL_TOPICS,
+    NO_LEADER,
+    BrokerInfo,
+    Clock,
+    PartitionState,
+    TopicPartition,
+    id_text,
+)
+from fleetlog.brokers.replication import full_disks, isr
+from fleetlog.brokers.replication.backlog import PER_TURN, Backlog, CallSoon
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.proposals import IsrWriter
+from fleetlog.brokers.replication.serving import BrokerLease
+from fleetlog.brokers.replication.unopened import UnopenedReplica, why_lost
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     import uuid
 
-    from brokers.metadata.cache import MetadataCache, MetadataChange
-    from brokers.topic_figures import TopicTable
+    from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+    from fleetlog.brokers.topic_figures import TopicTable
 
 logger = logging.getLogger(__name__)
 

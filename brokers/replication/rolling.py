@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from brokers.model import PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.model import PartitionState, TopicInfo, TopicPartition
 
 NAMED = 3
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 WAIVED_MAX_MS = 5_000
 """How long a leader that waived its lease waits for the planned move; then it takes the lease back."""

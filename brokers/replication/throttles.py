@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metadata.cache import MetadataCache
 
 ALL = "*"
 LOOK_AGAIN_MS = 1_000

@@ -11,11 +11,11 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from brokers.model import NO_LEADER, PartitionState, TopicPartition
-from brokers.replication.proposals import IsrWriter
+from fleetlog.brokers.model import NO_LEADER, PartitionState, TopicPartition
+from fleetlog.brokers.replication.proposals import IsrWriter
 
 if TYPE_CHECKING:
-    from brokers.log import LogStore
+    from fleetlog.brokers.log import LogStore
 
 
 class UnopenedReplica:

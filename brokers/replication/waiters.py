@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 

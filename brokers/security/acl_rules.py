@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from brokers.model import AUDIT_TOPIC
-from brokers.security.acls import AclImage, AclOperation, ResourceType, Verdict
-from brokers.security.audit import PROTECTED_OPERATIONS
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.brokers.security.acls import AclImage, AclOperation, ResourceType, Verdict
+from fleetlog.brokers.security.audit import PROTECTED_OPERATIONS
 
 CACHED_MAX: Final = 65_536
 """The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB, 100 at most."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from brokers.security.acls import (
+from fleetlog.brokers.security.acls import (
     EVERYBODY,
     OPERATIONS,
     RESOURCE_TYPES,
@@ -38,8 +38,8 @@ from brokers.security.acls import (
     ResourceType,
     check_entry,
 )
-from brokers.security.documents import BadDocument, desanitised, dump_document, load_document, sanitised
-from coordination.tree import may_be_named
+from fleetlog.brokers.security.documents import BadDocument, desanitised, dump_document, load_document, sanitised
+from fleetlog.coordination.tree import may_be_named
 
 LITERAL_ACLS: Final = "/kafka-acl"
 PREFIXED_ACLS: Final = "/kafka-acl-extended/prefixed"

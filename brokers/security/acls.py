@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
-from brokers.security.hosts import BadRange, address_of, network_of, range_of
-from brokers.security.principals import BadPrincipal, granted_principal, parse_principal
+from fleetlog.brokers.security.hosts import BadRange, address_of, network_of, range_of
+from fleetlog.brokers.security.principals import BadPrincipal, granted_principal, parse_principal
 
 
 class ResourceType(IntEnum):

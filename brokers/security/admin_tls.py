@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from brokers.config import BrokerConfig
-from brokers.inert_settings import ADMIN_TLS_PREFIX
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.tls_contexts import CertificateFiles, server_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.inert_settings import ADMIN_TLS_PREFIX
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import ConfigError
 
 
 def admin_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> FollowedContexts | None:

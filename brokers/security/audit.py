@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
-from brokers.security.acls import AclOperation, ResourceType
-from wire import api_keys
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 
 LOGGER: Final = "kafka.authorizer.logger"
 """Denied at INFO, allowed at DEBUG."""

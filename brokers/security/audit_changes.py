@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from brokers.model import id_text
-from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from brokers.security.acls import CLUSTER_NAME, AclOperation, Permission, ResourceType
-from brokers.security.audit import NAME_CHARS_MAX, Change
-from wire import api_keys
-from wire.errors import ErrorCode
+from fleetlog.brokers.model import id_text
+from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
+from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation, Permission, ResourceType
+from fleetlog.brokers.security.audit import NAME_CHARS_MAX, Change
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from wire import admin_requests, requests
+    from fleetlog.wire import admin_requests, requests
 
     _AlterConfigsRequest = admin_requests.AlterConfigsRequest | admin_requests.IncrementalAlterConfigsRequest
     _AlteredResource = admin_requests.AlterConfigsResources | admin_requests.IncrementalAlterConfigsResources

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from brokers.config import BrokerConfig
-from brokers.security.audit import AuditSettings, EventType, OnFull
-from brokers.security.authorizer_settings import AuthorizerSettings, inter_broker_principal
-from brokers.security.principals import ANONYMOUS, BadPrincipal, parse_super_users
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.security.audit import AuditSettings, EventType, OnFull
+from fleetlog.brokers.security.authorizer_settings import AuthorizerSettings, inter_broker_principal
+from fleetlog.brokers.security.principals import ANONYMOUS, BadPrincipal, parse_super_users
+from fleetlog.brokers.setting_kinds import ConfigError
 
 BATCH_BYTES: Final = 256 * 1024
 """About the most that is written at once."""

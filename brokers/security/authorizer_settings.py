@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from brokers.config import BrokerConfig
-from brokers.security.listener_logins import login_settings
-from brokers.security.peer_tls import certificate_principal
-from brokers.security.principals import ANONYMOUS, USER, Principal, parse_super_users
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.security.listener_logins import login_settings
+from fleetlog.brokers.security.peer_tls import certificate_principal
+from fleetlog.brokers.security.principals import ANONYMOUS, USER, Principal, parse_super_users
 
 
 class AuthorizerSettings(NamedTuple):

@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from brokers.security.principals import (
+from fleetlog.brokers.security.principals import (
     DER_OID,
     DER_SEQUENCE,
     BadPrincipal,

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from brokers.security.quotas import (
+from fleetlog.brokers.security.quotas import (
     BUCKETS_MAX,
     CONNECTION_CREATION_RATE,
     SAMPLES,

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from brokers.config import LISTENER_PREFIX, BrokerConfig
+from fleetlog.brokers.config import LISTENER_PREFIX, BrokerConfig
 
 _DYNAMIC: Final = frozenset({
     "ssl.keystore.type", "ssl.keystore.location", "ssl.keystore.certificate.chain",

@@ -6,8 +6,8 @@ import logging
 import ssl
 from collections.abc import Callable
 
-from brokers.security.tls_contexts import CertificateFiles
-from brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.security.tls_contexts import CertificateFiles
+from fleetlog.brokers.security.tls_settings import TlsSettings
 
 logger = logging.getLogger(__name__)
 

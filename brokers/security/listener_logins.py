@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.addresses import SASL_PROTOCOLS
-from brokers.config import LISTENER_PREFIX, BrokerConfig
-from brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
-from brokers.security.mechanism_names import MECHANISMS, PASSWORD_MECHANISMS, SCRAM_MECHANISMS
-from brokers.security.oauthbearer import OAUTHBEARER
-from brokers.security.oidc_settings import VALIDATOR_HANDLERS, OidcSettings, oidc_settings
-from brokers.security.plain import PLAIN, plain_message
-from brokers.security.principals import has_outer_blanks
-from brokers.setting_kinds import HIDDEN, ConfigError
+from fleetlog.brokers.addresses import SASL_PROTOCOLS
+from fleetlog.brokers.config import LISTENER_PREFIX, BrokerConfig
+from fleetlog.brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
+from fleetlog.brokers.security.mechanism_names import MECHANISMS, PASSWORD_MECHANISMS, SCRAM_MECHANISMS
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.security.oidc_settings import VALIDATOR_HANDLERS, OidcSettings, oidc_settings
+from fleetlog.brokers.security.plain import PLAIN, plain_message
+from fleetlog.brokers.security.principals import has_outer_blanks
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
 _JAAS: Final = "sasl.jaas.config"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from brokers.addresses import TLS_PROTOCOLS
-from brokers.config import LISTENER_PREFIX, BrokerConfig
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.addresses import TLS_PROTOCOLS
+from fleetlog.brokers.config import LISTENER_PREFIX, BrokerConfig
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import ConfigError
 
 _OF_TLS: Final = "ssl."
 _CLIENT_AUTH: Final = "ssl.client.auth"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from brokers.security.oauthbearer import OAUTHBEARER
-from brokers.security.plain import PLAIN
-from brokers.security.scram import ScramMechanism
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.security.plain import PLAIN
+from fleetlog.brokers.security.scram import ScramMechanism
 
 SCRAM_MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
 PASSWORD_MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)

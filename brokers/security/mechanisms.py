@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from brokers.security.principals import Principal
+from fleetlog.brokers.security.principals import Principal
 
 
 class AuthenticationFailed(Exception):

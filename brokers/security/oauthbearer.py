@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
-from brokers.security.principals import USER, Principal
-from brokers.security.scram import decode_saslname
+from fleetlog.brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
+from fleetlog.brokers.security.principals import USER, Principal
+from fleetlog.brokers.security.scram import decode_saslname
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 MESSAGE_BYTES_MAX: Final = 524_288

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from brokers.config import BROKER_SETTINGS, LISTENER_PREFIX, BrokerConfig
-from brokers.security.token_claims import TokenRules
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import BROKER_SETTINGS, LISTENER_PREFIX, BrokerConfig
+from fleetlog.brokers.security.token_claims import TokenRules
+from fleetlog.brokers.setting_kinds import ConfigError
 
 VALIDATOR_HANDLERS: Final = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",

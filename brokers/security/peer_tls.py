@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from brokers.config import BrokerConfig
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.listener_tls import listener_tls
-from brokers.security.principals import USER, NoRuleMatches, Principal
-from brokers.security.tls import TlsEngine, TlsFailure
-from brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context, own_subject, server_context
-from brokers.security.tls_settings import ClientCertificates, TlsSettings
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.listener_tls import listener_tls
+from fleetlog.brokers.security.principals import USER, NoRuleMatches, Principal
+from fleetlog.brokers.security.tls import TlsEngine, TlsFailure
+from fleetlog.brokers.security.tls_contexts import (
+    CertificateFiles,
+    TlsContext,
+    client_context,
+    own_subject,
+    server_context,
+)
+from fleetlog.brokers.security.tls_settings import ClientCertificates, TlsSettings
 
 _STEPS_MAX = 10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep, same_secret
-from brokers.security.principals import USER, Principal, has_outer_blanks
+from fleetlog.brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep, same_secret
+from fleetlog.brokers.security.principals import USER, Principal, has_outer_blanks
 
 PLAIN: Final = "PLAIN"
 MESSAGE_BYTES_MAX: Final = 8192

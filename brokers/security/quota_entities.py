@@ -14,8 +14,8 @@ from decimal import Decimal, InvalidOperation
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from brokers.security.documents import BadDocument, desanitised, sanitised
-from brokers.security.quotas import (
+from fleetlog.brokers.security.documents import BadDocument, desanitised, sanitised
+from fleetlog.brokers.security.quotas import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
@@ -27,7 +27,7 @@ from brokers.security.quotas import (
     Name,
     QuotaKey,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"

@@ -22,9 +22,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep, ServerMechanism
-from brokers.security.principals import Principal
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.mechanisms import (
+    Authenticated,
+    AuthenticationFailed,
+    Deferred,
+    LoginStep,
+    ServerMechanism,
+)
+from fleetlog.brokers.security.principals import Principal
+from fleetlog.wire.errors import ErrorCode
 
 SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18

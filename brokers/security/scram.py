@@ -21,8 +21,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep
-from brokers.security.principals import USER, Principal, has_outer_blanks
+from fleetlog.brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep
+from fleetlog.brokers.security.principals import USER, Principal, has_outer_blanks
 
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384

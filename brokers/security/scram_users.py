@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from brokers.security.principals import has_outer_blanks
-from brokers.security.scram import (
+from fleetlog.brokers.security.principals import has_outer_blanks
+from fleetlog.brokers.security.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
     ScramMechanism,
@@ -19,7 +19,7 @@ from brokers.security.scram import (
     credential_of_salted,
     credential_text,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 _MECHANISMS: Final = {mechanism.code: mechanism for mechanism in ScramMechanism}
 _SALT_BYTES_MAX: Final = 1024

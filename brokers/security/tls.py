@@ -11,7 +11,7 @@ import ssl
 from enum import Enum
 from typing import Final, cast
 
-from brokers.security.principals import subject_name, subject_of_certificate
+from fleetlog.brokers.security.principals import subject_name, subject_of_certificate
 
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 """The most bytes that a peer may send for a handshake; a chain of client certificates has a fifth of it."""

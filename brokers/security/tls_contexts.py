@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from brokers.security.certificates import (
+from fleetlog.brokers.security.certificates import (
     BadPem,
     CertificateFacts,
     PrivateKeyPem,
@@ -22,9 +22,9 @@ from brokers.security.certificates import (
     keys_in_pem,
     pem_block,
 )
-from brokers.security.key_files import FileStamp, file_stamp, in_memory_file, is_world_readable, read_store
-from brokers.security.tls_settings import CertificateStore, ClientCertificates, TlsSettings, pem_command
-from brokers.setting_kinds import HIDDEN, ConfigError
+from fleetlog.brokers.security.key_files import FileStamp, file_stamp, in_memory_file, is_world_readable, read_store
+from fleetlog.brokers.security.tls_settings import CertificateStore, ClientCertificates, TlsSettings, pem_command
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError
 
 _LEVEL: Final = "@SECLEVEL=2"  # no RSA key below 2,048 bits, no SHA-1
 _CHAIN_MAX: Final = 10

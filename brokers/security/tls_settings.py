@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from brokers.security.principals import BadPrincipal, PrincipalMapper
-from brokers.setting_kinds import HIDDEN, ConfigError, suggest
+from fleetlog.brokers.security.principals import BadPrincipal, PrincipalMapper
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
 
 _KINDS: Final = ("PEM", "PKCS12", "JKS")
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}

@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from brokers.security.oauthbearer import BadToken, VerifiedToken
-from brokers.security.principals import has_outer_blanks
+from fleetlog.brokers.security.oauthbearer import BadToken, VerifiedToken
+from fleetlog.brokers.security.principals import has_outer_blanks
 
 SUBJECT_CHARACTERS_MAX: Final = 1024
 _LATEST_S: Final = 2**40

@@ -19,8 +19,8 @@ from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, OKPKey, RSAKey, import_key
 
-from brokers.security.oauthbearer import BadToken, TokenOutcome
-from brokers.security.token_claims import TokenRules, checked_claims
+from fleetlog.brokers.security.oauthbearer import BadToken, TokenOutcome
+from fleetlog.brokers.security.token_claims import TokenRules, checked_claims
 
 HEADER_CHARACTERS_MAX: Final = 8192
 KEY_ID_CHARACTERS_MAX: Final = 1000

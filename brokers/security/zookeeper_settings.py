@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN, ConfigError, suggest
-from coordination.connect import ConnectionSecurity
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
+from fleetlog.coordination.connect import ConnectionSecurity
 
 ZOOKEEPER_PREFIX: Final = "zookeeper."
 SECRET_PATHS: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens", "/fleetlog/login_secret")

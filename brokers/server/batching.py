@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from brokers.server.framing import KEPT
+from fleetlog.brokers.server.framing import KEPT
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from brokers.server.connection import Connection
+    from fleetlog.brokers.server.connection import Connection
 
 logger = logging.getLogger(__name__)
 

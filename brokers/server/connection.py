@@ -15,28 +15,37 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from _native import io
-from brokers.api.base import ClientConnection as Peer
-from brokers.log import SliceGone
-from brokers.model import Carried
-from brokers.server.connection_marks import ConnectionMarks, count_wait
-from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
-from brokers.server.head_reads import HeadReads
-from brokers.server.kernel_figures import carried_by
-from brokers.server.limits import ByteBudget, QuietLog
-from brokers.server.slot import Slot
-from wire.apis import APIS
+from fleetlog._native import io
+from fleetlog.brokers.api.base import ClientConnection as Peer
+from fleetlog.brokers.log import SliceGone
+from fleetlog.brokers.model import Carried
+from fleetlog.brokers.server.connection_marks import ConnectionMarks, count_wait
+from fleetlog.brokers.server.framing import (
+    LENGTH_SIZE,
+    RECEIVE_BYTES,
+    Blocks,
+    Chunk,
+    FrameError,
+    Framer,
+    Outbox,
+    TlsHandshake,
+)
+from fleetlog.brokers.server.head_reads import HeadReads
+from fleetlog.brokers.server.kernel_figures import carried_by
+from fleetlog.brokers.server.limits import ByteBudget, QuietLog
+from fleetlog.brokers.server.slot import Slot
+from fleetlog.wire.apis import APIS
 
 if TYPE_CHECKING:
     import asyncio
 
-    from brokers.api.metering import Meter
-    from brokers.metrics import Counter, Metrics
-    from brokers.model import Clock
-    from brokers.server.disk import ReadAhead
-    from brokers.server.login import ConnectionLogin
-    from brokers.server.tls_transport import TlsTransport
-    from brokers.timers import Timer, Timers
+    from fleetlog.brokers.api.metering import Meter
+    from fleetlog.brokers.metrics import Counter, Metrics
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.server.disk import ReadAhead
+    from fleetlog.brokers.server.login import ConnectionLogin
+    from fleetlog.brokers.server.tls_transport import TlsTransport
+    from fleetlog.brokers.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 

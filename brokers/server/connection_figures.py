@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
-from brokers.server.tls_connection import TlsConnection
+from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
+from fleetlog.brokers.server.tls_connection import TlsConnection
 
 if TYPE_CHECKING:
-    from brokers.metrics import Counter as Counted
-    from brokers.metrics import Metrics
-    from brokers.model import Clock
-    from brokers.server.connection import Connection
+    from fleetlog.brokers.metrics import Counter as Counted
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.server.connection import Connection
 
 SOFTWARE_MAX = 50
 """Names and versions that metrics name: those with the most connections; the rest are other."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wire.apis import APIS
+from fleetlog.wire.apis import APIS
 
 if TYPE_CHECKING:
-    from brokers.metrics import Histogram, Labelled
-    from brokers.model import Clock
+    from fleetlog.brokers.metrics import Histogram, Labelled
+    from fleetlog.brokers.model import Clock
 
 
 class ConnectionMarks:

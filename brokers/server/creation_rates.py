@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from brokers.security.connection_rates import ConnectionRates
-from brokers.security.quotas import QuotaImage
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.security.connection_rates import ConnectionRates
+from fleetlog.brokers.security.quotas import QuotaImage
+from fleetlog.brokers.setting_kinds import ConfigError
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.timers import Timers
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.timers import Timers
 
 SETTING: Final = "max.connection.creation.rate"
 NO_LIMIT: Final = 2**31 - 1

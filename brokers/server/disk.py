@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from _native.io import DiskWorker
+from fleetlog._native.io import DiskWorker
 
 if TYPE_CHECKING:
     import asyncio

@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from _native.errors import LooseMessage
-from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
-from brokers.api.handlers import BATCHING, HANDLERS
-from brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
-from brokers.server.connection import Connection
-from brokers.server.framing import LARGE_FRAME, Chunk
-from brokers.server.limits import QuietLog
-from brokers.server.login import LoginGate
-from brokers.server.long_work import Pacing, Work
-from brokers.server.purgatory import Purgatory
-from brokers.server.slot import Slot
-from wire import api_keys, hot, messages, pieces
-from wire.answered_errors import answered_errors
-from wire.apis import APIS, Api, Cost
-from wire.errors import ErrorCode
-from wire.refusals import error_response
-from wire.throttled import with_throttle_time
+from fleetlog._native.errors import LooseMessage
+from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
+from fleetlog.brokers.api.handlers import BATCHING, HANDLERS
+from fleetlog.brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
+from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
+from fleetlog.brokers.server.limits import QuietLog
+from fleetlog.brokers.server.login import LoginGate
+from fleetlog.brokers.server.long_work import Pacing, Work
+from fleetlog.brokers.server.purgatory import Purgatory
+from fleetlog.brokers.server.slot import Slot
+from fleetlog.wire import api_keys, hot, messages, pieces
+from fleetlog.wire.answered_errors import answered_errors
+from fleetlog.wire.apis import APIS, Api, Cost
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.refusals import error_response
+from fleetlog.wire.throttled import with_throttle_time
 
 if TYPE_CHECKING:
-    from brokers.server.limits import ByteBudget
+    from fleetlog.brokers.server.limits import ByteBudget
 
 logger = logging.getLogger(__name__)
 

@@ -12,19 +12,19 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from brokers.config import LISTENER_PREFIX
-from brokers.metadata.znodes import CONFIG_BROKERS
-from brokers.security.dynamic_tls import overridden, tls_changes
-from brokers.security.listener_tls import listener_tls
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import LISTENER_PREFIX
+from fleetlog.brokers.metadata.znodes import CONFIG_BROKERS
+from fleetlog.brokers.security.dynamic_tls import overridden, tls_changes
+from fleetlog.brokers.security.listener_tls import listener_tls
+from fleetlog.brokers.setting_kinds import ConfigError
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.metadata.cache import MetadataCache, MetadataChange
-    from brokers.model import Clock
-    from brokers.security.followed_contexts import FollowedContexts
-    from brokers.security.tls_settings import TlsSettings
-    from brokers.server.tls_listeners import TlsListener
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.security.followed_contexts import FollowedContexts
+    from fleetlog.brokers.security.tls_settings import TlsSettings
+    from fleetlog.brokers.server.tls_listeners import TlsListener
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from sys import getrefcount
 from typing import Protocol
 
-from _native.io import FilePart
-from wire.apis import LARGE_KEYS
+from fleetlog._native.io import FilePart
+from fleetlog.wire.apis import LARGE_KEYS
 
 LENGTH_SIZE = 4
 KEY_SIZE = 2

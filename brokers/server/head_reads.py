@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from brokers.log import SliceGone
-from brokers.server import disk
+from fleetlog.brokers.log import SliceGone
+from fleetlog.brokers.server import disk
 
 if TYPE_CHECKING:
-    from brokers.server.framing import Outbox
+    from fleetlog.brokers.server.framing import Outbox
 
 SMALL_SLICE = 64 * 1024
 READ_AHEAD_BYTES = 4 * 1024 * 1024

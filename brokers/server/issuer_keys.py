@@ -22,12 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from brokers.security.oauthbearer import BadToken, TokenOutcome
+from fleetlog.brokers.security.oauthbearer import BadToken, TokenOutcome
 
 if TYPE_CHECKING:
-    from brokers.model import Clock
-    from brokers.security.oidc_settings import OidcSettings
-    from brokers.security.token_signatures import SigningKey, SigningKeys, TokenHeader
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.security.oidc_settings import OidcSettings
+    from fleetlog.brokers.security.token_signatures import SigningKey, SigningKeys, TokenHeader
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class IssuerKeys:
     """
 
     def __init__(self, settings: OidcSettings, clock: Clock, fetch: Fetch = fetch_keys) -> None:
-        from brokers.security import token_signatures  # only where OAUTHBEARER is enabled
+        from fleetlog.brokers.security import token_signatures  # only where OAUTHBEARER is enabled
 
         self._settings = settings
         self._clock = clock

@@ -6,7 +6,7 @@ import socket
 import struct
 from typing import Final
 
-from brokers.model import Carried
+from fleetlog.brokers.model import Carried
 
 _INFO_BYTES: Final = 136
 _ROUND_TRIP, _BYTES = struct.Struct("=I"), struct.Struct("=QQ")

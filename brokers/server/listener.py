@@ -10,33 +10,33 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
-from brokers.api.base import ClientConnection as Peer
-from brokers.api.base import Services
-from brokers.api.metering import CREATED, Meter, Metering
-from brokers.model import Endpoint
-from brokers.security.quotas import QuotaImage
-from brokers.security.sasl import SaslListener
-from brokers.server.batching import ConnectionBatcher
-from brokers.server.connection import Connection
-from brokers.server.connection_figures import watch_connections
-from brokers.server.creation_rates import SERVE, CreationLimits, CreationVerdict
-from brokers.server.descriptors import Descriptors
-from brokers.server.disk import ReadAhead
-from brokers.server.dispatch import Dispatcher
-from brokers.server.framing import Blocks
-from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
-from brokers.server.login import ConnectionLogin, LoginGate, close_logins
-from brokers.server.purgatory import Purgatory
-from brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
-from brokers.server.tls_connection import TlsConnection
-from brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
-from brokers.server.tls_listeners import CertificateWatch, TlsListener
-from brokers.server.tls_transport import TlsBlocks, TlsTransport
+from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
+from fleetlog.brokers.api.base import ClientConnection as Peer
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.api.metering import CREATED, Meter, Metering
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.security.quotas import QuotaImage
+from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.server.batching import ConnectionBatcher
+from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.connection_figures import watch_connections
+from fleetlog.brokers.server.creation_rates import SERVE, CreationLimits, CreationVerdict
+from fleetlog.brokers.server.descriptors import Descriptors
+from fleetlog.brokers.server.disk import ReadAhead
+from fleetlog.brokers.server.dispatch import Dispatcher
+from fleetlog.brokers.server.framing import Blocks
+from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
+from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logins
+from fleetlog.brokers.server.purgatory import Purgatory
+from fleetlog.brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
+from fleetlog.brokers.server.tls_connection import TlsConnection
+from fleetlog.brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
+from fleetlog.brokers.server.tls_listeners import CertificateWatch, TlsListener
+from fleetlog.brokers.server.tls_transport import TlsBlocks, TlsTransport
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.timers import Timer
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.timers import Timer
 
 logger = logging.getLogger(__name__)
 

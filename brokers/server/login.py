@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from _native.errors import LooseMessage
-from brokers.security.listener_logins import ListenerLogins
-from brokers.security.mechanism_names import SCRAM_MECHANISMS
-from brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
-from brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
-from brokers.security.plain import PLAIN, PlainServer, verifier
-from brokers.security.principals import USER, Principal
-from brokers.security.sasl import (
+from fleetlog._native.errors import LooseMessage
+from fleetlog.brokers.security.listener_logins import ListenerLogins
+from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
+from fleetlog.brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
+from fleetlog.brokers.security.plain import PLAIN, PlainServer, verifier
+from fleetlog.brokers.security.principals import USER, Principal
+from fleetlog.brokers.security.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     TOKEN_FRAME_BYTES_MAX,
@@ -35,17 +35,17 @@ from brokers.security.sasl import (
     SaslLogin,
     Then,
 )
-from brokers.security.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
-from brokers.server.framing import FrameError, Framer
-from wire import hot, messages
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.refusals import error_response
+from fleetlog.brokers.security.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
+from fleetlog.brokers.server.framing import FrameError, Framer
+from fleetlog.wire import hot, messages
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.refusals import error_response
 
 if TYPE_CHECKING:
-    from brokers.api.base import ClientConnection, Services
-    from brokers.metrics import Metrics
-    from brokers.server.limits import QuietLog
+    from fleetlog.brokers.api.base import ClientConnection, Services
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.server.limits import QuietLog
 
 logger = logging.getLogger(__name__)
 

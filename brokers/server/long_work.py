@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brokers.api.unpacking import PAUSE
+from fleetlog.brokers.api.unpacking import PAUSE
 
 if TYPE_CHECKING:
     import asyncio

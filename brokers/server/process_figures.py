@@ -11,8 +11,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, OffLoop
-from brokers.metrics import Counter, Metrics
+from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, OffLoop
+from fleetlog.brokers.metrics import Counter, Metrics
 
 _IO = Path("/proc/self/io")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brokers.api.base import DelayedResponse
-    from brokers.server.slot import Slot
-    from brokers.timers import Timer, Timers
+    from fleetlog.brokers.api.base import DelayedResponse
+    from fleetlog.brokers.server.slot import Slot
+    from fleetlog.brokers.timers import Timer, Timers
 
 
 class Purgatory:

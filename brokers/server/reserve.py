@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from brokers.timers import Timer, Timers
+from fleetlog.brokers.timers import Timer, Timers
 
 CONNECTIONS_PER_BROKER = 8
 """A broker has one for its requests and one to replicate; the rest is for those of its previous process."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from brokers.server.framing import Chunk
+    from fleetlog.brokers.server.framing import Chunk
 
 
 class AnsweringConnection(Protocol):

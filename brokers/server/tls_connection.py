@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from _native import io
-from brokers.api.base import ClientConnection
-from brokers.log import SliceGone
-from brokers.server.connection import SEND_BYTES_PER_TURN, Connection, Environment
+from fleetlog._native import io
+from fleetlog.brokers.api.base import ClientConnection
+from fleetlog.brokers.log import SliceGone
+from fleetlog.brokers.server.connection import SEND_BYTES_PER_TURN, Connection, Environment
 
 if TYPE_CHECKING:
-    from brokers.server.login import ConnectionLogin
-    from brokers.server.tls_transport import TlsTransport
+    from fleetlog.brokers.server.login import ConnectionLogin
+    from fleetlog.brokers.server.tls_transport import TlsTransport
 
 _DISK = io.Stop.DISK
 

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from brokers.api.base import ClientConnection
-from brokers.security.principals import BadPrincipal, NoRuleMatches
-from brokers.security.tls import (
+from fleetlog.brokers.api.base import ClientConnection
+from fleetlog.brokers.security.principals import BadPrincipal, NoRuleMatches
+from fleetlog.brokers.security.tls import (
     NO_HELLO_ALERT,
     NO_TLS_ALERT,
     RECORD_BYTES_MAX,
@@ -38,12 +38,12 @@ from brokers.security.tls import (
 if TYPE_CHECKING:
     import asyncio
 
-    from brokers.api.base import Auditor
-    from brokers.metrics import Metrics
-    from brokers.model import Clock
-    from brokers.server.limits import QuietLog
-    from brokers.server.tls_listeners import TlsListener
-    from brokers.timers import Timer, Timers
+    from fleetlog.brokers.api.base import Auditor
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.server.limits import QuietLog
+    from fleetlog.brokers.server.tls_listeners import TlsListener
+    from fleetlog.brokers.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 

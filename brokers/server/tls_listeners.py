@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
-from brokers.addresses import TLS_PROTOCOLS
-from brokers.security.principals import USER, Principal
-from brokers.security.tls import TlsEngine
-from brokers.security.tls_contexts import CertificateFiles, TlsContext, server_context
-from brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.addresses import TLS_PROTOCOLS
+from fleetlog.brokers.security.principals import USER, Principal
+from fleetlog.brokers.security.tls import TlsEngine
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, TlsContext, server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
 
 if TYPE_CHECKING:
     import asyncio
 
-    from brokers.metrics import Metrics
-    from brokers.model import Clock
-    from brokers.timers import Timer, Timers
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 

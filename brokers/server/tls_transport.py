@@ -13,9 +13,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from _native import io
-from brokers.security.tls import RECORD_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
-from brokers.server import disk
+from fleetlog._native import io
+from fleetlog.brokers.security.tls import RECORD_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
+from fleetlog.brokers.server import disk
 
 if TYPE_CHECKING:
     import asyncio

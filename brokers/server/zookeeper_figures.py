@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from brokers.exposition import BROKER_PAGE, KAFKA_PAGE
-from brokers.metrics import Metrics
-from coordination.request_times import BOUNDS_MS
-from coordination.store import SessionEvent, SessionState
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.coordination.request_times import BOUNDS_MS
+from fleetlog.coordination.store import SessionEvent, SessionState
+from fleetlog.coordination.zookeeper import ZookeeperStore
 
 QUANTILES = (0.5, 0.95, 0.99)
 _LISTENER = {

@@ -43,7 +43,7 @@ rm -rf "$venv/lib/python3.$minor/site-packages/bin"
 "$python" -m compileall -q --invalidation-mode unchecked-hash -s "$tree" -p / "$venv/lib"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\n' > "$venv/pyvenv.cfg"
 ln -s "/usr/bin/python3.$minor" "$venv/bin/python3"
-printf '#!/usr/lib/fleetlog/bin/python3 -I\nimport sys\n\nfrom brokers.cli.main import main\n\nsys.exit(main())\n' \
+printf '#!/usr/lib/fleetlog/bin/python3 -I\nimport sys\n\nfrom fleetlog.brokers.cli.main import main\n\nsys.exit(main())\n' \
   > "$venv/bin/fleetlog"
 chmod 755 "$venv/bin/fleetlog"
 ln -s ../lib/fleetlog/bin/fleetlog "$tree/usr/bin/fleetlog"

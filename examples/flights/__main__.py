@@ -18,7 +18,7 @@ from examples.access import FleetAccess
 from examples.flights import fleet, report, steps
 from examples.flights.crash import BrokerCrash, WorkerCrash
 from examples.flights.steps import BATCHES, Query, Result, StepFailed
-from spark_udfs import FenceError
+from fleetlog.spark import FenceError
 
 KILL_1 = 2  # batch in the midst of whose transaction the driver is killed
 KILL_WORKER = 3  # batch in the midst of which a Python worker of an executor is killed (or the next)

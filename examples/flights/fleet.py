@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordination.ports import free_row
 from examples.access import FleetAccess
+from fleetlog.coordination.ports import free_row
 
 ROOT = Path(__file__).parents[2]
 BROKERS = 3
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def _fleetlog(*arguments: str, check: bool = True, quiet: bool = False) -> None:
-    command = [sys.executable, "-m", "brokers.cli.main", *arguments]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", *arguments]
     subprocess.run(command, cwd=ROOT, check=check, stdout=subprocess.DEVNULL if quiet else None)
 
 

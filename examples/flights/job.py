@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from examples.access import FleetAccess
-from spark_udfs import SinkEvent, write_stream
+from fleetlog.spark import SinkEvent, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

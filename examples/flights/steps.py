@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from examples.access import FleetAccess
 from examples.flights import data
-from spark_udfs import Fence, read_fence, spark_environment
+from fleetlog.spark import Fence, read_fence, spark_environment
 
 PARTITIONS = 6
 BATCHES = 7

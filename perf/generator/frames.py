@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _native.batch import Record, encode_batch
-from wire import messages
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire import messages
 
 PRODUCE, FETCH = 0, 1
 PRODUCE_VERSION, FETCH_VERSION = 11, 12

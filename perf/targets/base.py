@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordination.ensemble import spawn
-from coordination.ports import free_ports
+from fleetlog.coordination.ensemble import spawn
+from fleetlog.coordination.ports import free_ports
+from fleetlog.wire import messages
 from perf.generator.frames import fetch_frame
-from wire import messages
 
 HOST = "127.0.0.1"
 API_VERSIONS = 18

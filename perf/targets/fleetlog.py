@@ -9,8 +9,8 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from coordination import ensemble
-from coordination.ports import free_ports
+from fleetlog.coordination import ensemble
+from fleetlog.coordination.ports import free_ports
 from perf.build import ROOT
 from perf.targets.base import HOST, Broker, Cluster
 
@@ -52,7 +52,9 @@ class Fleetlog(Cluster):
 
     def launch(self, broker: Broker) -> None:
         """Start one broker's process, without waiting."""
-        command = [sys.executable, "-m", "brokers.cli.main", "broker", str(broker.directory / "broker.properties")]
+        package = "fleetlog." if (self.tree / "fleetlog").is_dir() else ""  # older trees' rooms had bare names
+        properties = str(broker.directory / "broker.properties")
+        command = [sys.executable, "-m", f"{package}brokers.cli.main", "broker", properties]
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.home / "bytecode")}  # as installed
         broker.launch(command, {"FLEETLOG_NATIVE": self.native, **compiled}, self.tree)
 

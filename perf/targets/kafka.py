@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from coordination.ensemble import EnsembleError, find_java
-from coordination.ports import free_ports
+from fleetlog.coordination.ensemble import EnsembleError, find_java
+from fleetlog.coordination.ports import free_ports
 from perf.build import ROOT, TARGET
 from perf.targets.base import HOST, Broker, Cluster, TargetError
 

@@ -18,14 +18,14 @@ import kafka.errors
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 
-from spark_udfs.client.failures import ClientError
-from spark_udfs.client.logins import REFUSALS, Connections
-from spark_udfs.client.tls import with_context
-from spark_udfs.client.token_settings import CLIENT_ID, TOKEN_KEYWORDS
-from spark_udfs.client.tokens import TokenRefused, with_tokens
-from wire.errors import ErrorCode
-from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
-from wire.types import TopicPartition
+from fleetlog.spark.client.failures import ClientError
+from fleetlog.spark.client.logins import REFUSALS, Connections
+from fleetlog.spark.client.tls import with_context
+from fleetlog.spark.client.token_settings import CLIENT_ID, TOKEN_KEYWORDS
+from fleetlog.spark.client.tokens import TokenRefused, with_tokens
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
+from fleetlog.wire.types import TopicPartition
 
 METADATA_AGE_S = 5.0
 """For so long a new task of a process takes a topic to have the partitions that the last one found."""

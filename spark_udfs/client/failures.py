@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
-_REASON = re.compile(r"^.*?\bspark_udfs\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
+_REASON = re.compile(r"^.*?\bfleetlog\.spark\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 
 
 def reason(problem: BaseException) -> str | None:
@@ -15,7 +15,7 @@ def reason(problem: BaseException) -> str | None:
     Spark puts a traceback, the plan and the JVM's stack around it. None for an exception without one. What Spark says
     where a thread has no session gets a sentence that says what to do.
     """
-    if type(problem).__module__.startswith("spark_udfs."):
+    if type(problem).__module__.startswith("fleetlog.spark."):
         return f"{type(problem).__name__}: {problem}"
     text = str(problem)
     if "DATA_SOURCE_NOT_FOUND" in text and "fleetlog" in text:

@@ -13,8 +13,8 @@ from typing import Any
 
 from kafka.protocol.api_header import RequestHeader
 
-from _native.byte_reader import put_varint
-from _native.wire_fields import put_string
+from fleetlog._native.byte_reader import put_varint
+from fleetlog._native.wire_fields import put_string
 
 PRODUCE, COMMIT_BATCH = 0, 12003
 _INT, _LONG, _FIXED = struct.Struct(">i"), struct.Struct(">q"), struct.Struct(">hi")

@@ -1,6 +1,6 @@
 """The settings that Kafka's clients have, by name: what is none of them is a misspelling.
 
-A name alone says nothing of its effect here: `spark_udfs.client.settings` does. Sources: the configuration pages of
+A name alone says nothing of its effect here: `fleetlog.spark.client.settings` does. Sources: the configuration pages of
 Apache Kafka 4.1 (consumer, producer, common) and librdkafka's CONFIGURATION.md.
 """
 
@@ -10,7 +10,7 @@ import difflib
 import logging
 from collections.abc import Iterable
 
-from spark_udfs.client.failures import OptionError
+from fleetlog.spark.client.failures import OptionError
 
 KAFKA_PREFIX = "kafka."
 

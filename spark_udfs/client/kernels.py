@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from _native import CHOICE, REASONS
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.options import one_of
+from fleetlog._native import CHOICE, REASONS
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.options import one_of
 
 NATIVE_CONF = "spark.fleetlog.native"
 """Spark's setting: ``auto``, or ``required`` to fail a task whose Python has no compiled kernels."""

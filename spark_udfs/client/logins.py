@@ -7,7 +7,7 @@ from typing import Any
 from kafka.errors import SaslAuthenticationFailedError, UnsupportedSaslMechanismError
 from kafka.net.manager import KafkaConnectionManager
 
-from spark_udfs.client.tokens import TokenRefused, TokenUnavailable
+from fleetlog.spark.client.tokens import TokenRefused, TokenUnavailable
 
 REFUSALS = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError)
 _REASONS = (*REFUSALS, TokenRefused, TokenUnavailable)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import KAFKA_PREFIX, KNOWN, nearest, warn_without_effect
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX, KNOWN, nearest, warn_without_effect
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -23,15 +23,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from _native.columns import encode_arrow, group_rows, partitions_for_keys
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError, OptionError, TaskFenced
-from spark_udfs.client.frames import ProduceFrame
-from spark_udfs.client.kafka_names import KAFKA_PREFIX
-from spark_udfs.client.options import INT64_MAX, Option, one_of, whole_number
-from wire import compression
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog._native.columns import encode_arrow, group_rows, partitions_for_keys
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError, OptionError, TaskFenced
+from fleetlog.spark.client.frames import ProduceFrame
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
+from fleetlog.spark.client.options import INT64_MAX, Option, one_of, whole_number
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 REQUEST_TIMEOUT_MS = 30_000
 IN_FLIGHT_PER_PARTITION = 4

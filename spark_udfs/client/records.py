@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from _native.batch import HEADER_SIZE, BatchHeader
-from wire.compression import Buffer, decompress
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader
+from fleetlog.wire.compression import Buffer, decompress
 
 MAX_PAYLOAD_BYTES = 512 << 20  # of one batch, decompressed
 MILLIS_MAX = (2**63 - 1) // 1000

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
-from spark_udfs.client.options import INT64_MAX, lowered, whole_number
-from spark_udfs.client.tls import CA_PEM, CERTIFICATE_PEM, KEY_PEM, take_java_stores
-from spark_udfs.client.token_settings import (
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
+from fleetlog.spark.client.options import INT64_MAX, lowered, whole_number
+from fleetlog.spark.client.tls import CA_PEM, CERTIFICATE_PEM, KEY_PEM, take_java_stores
+from fleetlog.spark.client.token_settings import (
     OAUTHBEARER,
     TOKEN_KEYWORDS,
     refuse_token_settings,
@@ -142,7 +142,7 @@ def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, Any]:
         kib = -(-_POSITIVE("kafka.buffer.memory", memory) // 1024)
         renamed.setdefault("queue.buffering.max.kbytes", str(kib))
     if tokens:
-        from spark_udfs.client.tokens import token_source  # late: options are read where nothing logs in
+        from fleetlog.spark.client.tokens import token_source  # late: options are read where nothing logs in
 
         renamed["oauth_cb"] = token_source(tokens).for_librdkafka
     return renamed

@@ -13,8 +13,8 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import KAFKA_PREFIX
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
 
 CA_PEM: Final = "ssl_ca_pem"
 CERTIFICATE_PEM: Final = "ssl_certificate_pem"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import KAFKA_PREFIX
-from spark_udfs.client.options import boolean
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
+from fleetlog.spark.client.options import boolean
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"

@@ -25,8 +25,8 @@ from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 import kafka.errors
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from spark_udfs.client.kafka_names import KAFKA_PREFIX
-from spark_udfs.client.token_settings import (
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
+from fleetlog.spark.client.token_settings import (
     CLIENT_ID,
     CLIENT_SECRET,
     ENDPOINT,

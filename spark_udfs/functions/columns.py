@@ -14,11 +14,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import IntegerType
 
-from _native.batch import CorruptBatch, decode_records, parse_header, validate_batch
-from _native.columns import murmur2, partitions_for_keys
-from spark_udfs.client.records import HEADERS_TYPE, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
-from spark_udfs.versions import arrow_function
-from wire.compression import CodecError
+from fleetlog._native.batch import CorruptBatch, decode_records, parse_header, validate_batch
+from fleetlog._native.columns import murmur2, partitions_for_keys
+from fleetlog.spark.client.records import HEADERS_TYPE, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
+from fleetlog.spark.versions import arrow_function
+from fleetlog.wire.compression import CodecError
 
 ColumnOrName = Column | str
 

@@ -34,10 +34,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.functions.columns import ColumnOrName, as_column
-from spark_udfs.functions.registry import RegistryError, Schema, UnknownSchema, frame, shared_registry, split_frame
-from spark_udfs.versions import ARROW_FUNCTIONS, arrow_function, arrow_type, require
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.functions.columns import ColumnOrName, as_column
+from fleetlog.spark.functions.registry import RegistryError, Schema, UnknownSchema, frame, shared_registry, split_frame
+from fleetlog.spark.versions import ARROW_FUNCTIONS, arrow_function, arrow_type, require
 
 PERMISSIVE, FAILFAST, DROPMALFORMED = "PERMISSIVE", "FAILFAST", "DROPMALFORMED"
 AVRO, JSON = "AVRO", "JSON"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.functions.columns import ColumnOrName, as_column, kafka_partition
-from spark_udfs.versions import repartition_by_number
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.functions.columns import ColumnOrName, as_column, kafka_partition
+from fleetlog.spark.versions import repartition_by_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
-from spark_udfs.client.failures import OptionError
+from fleetlog.spark.client.failures import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

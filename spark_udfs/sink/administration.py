@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import FenceConflict, FenceError, OptionError
-from spark_udfs.client.kafka_names import check_effect
-from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
-from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions
-from spark_udfs.sink.fence import Fence
-from spark_udfs.sink.fence_reader import read_driver_fence
-from spark_udfs.sink.modes import executor_fence
-from spark_udfs.sink.options import DRIVER, EXECUTOR
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import FenceConflict, FenceError, OptionError
+from fleetlog.spark.client.kafka_names import check_effect
+from fleetlog.spark.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
+from fleetlog.spark.sink.batch_transactions import UNSUPPORTED, BatchTransactions
+from fleetlog.spark.sink.fence import Fence
+from fleetlog.spark.sink.fence_reader import read_driver_fence
+from fleetlog.spark.sink.modes import executor_fence
+from fleetlog.spark.sink.options import DRIVER, EXECUTOR
 
 _TRANSACTION_TIMEOUT_MS = 60_000
 _NO_FENCE = Fence(None, -1)
@@ -42,7 +42,7 @@ def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str 
     if executor_fence(settings, sink_id) is not None:
         _reset_executor_fence(settings, sink_id, expected_query_id or "")
         return
-    from spark_udfs.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
+    from fleetlog.spark.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
 
     with fencing_producer(settings, sink_id) as (producer, consumer):
         begin_with_fence(producer, consumer, _NO_FENCE)
@@ -61,7 +61,7 @@ def move_sink(bootstrap_servers: str, sink_id: str, *, to: str, expected_query_i
     """
     if to not in (EXECUTOR, DRIVER):
         raise OptionError(f"a sink moves to {EXECUTOR} or {DRIVER}, not to {to!r}")
-    from spark_udfs.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
+    from fleetlog.spark.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
 
     settings = _settings(bootstrap_servers, kafka)
     client = Client(kafka_python_settings(settings))

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import kafka.errors
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError, FenceConflict, FenceError, TaskFenced
-from spark_udfs.client.frames import CommitFrame
-from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
-from spark_udfs.sink.fence import Fence
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError, FenceConflict, FenceError, TaskFenced
+from fleetlog.spark.client.frames import CommitFrame
+from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.sink.fence import Fence
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT, DESCRIBE, RESET = range(12001, 12008)
 FIND_COORDINATOR, TRANSACTION = 10, 1

@@ -20,9 +20,9 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from spark_udfs.client.failures import FenceError
-from spark_udfs.client.settings import connection_settings, librdkafka_settings
-from spark_udfs.sink.fence import FENCE_TOPIC, Fence, target_in, transactional_name
+from fleetlog.spark.client.failures import FenceError
+from fleetlog.spark.client.settings import connection_settings, librdkafka_settings
+from fleetlog.spark.sink.fence import FENCE_TOPIC, Fence, target_in, transactional_name
 
 CALL_TIMEOUT_S = 60.0
 LATE_S = 5.0

@@ -20,16 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from spark_udfs.client.failures import FenceError, OptionError
-from spark_udfs.client.kafka_names import check_effect
-from spark_udfs.client.producer import unnamed_header, wrong_partition
-from spark_udfs.client.settings import DRIVER_NAMES, connection_settings, librdkafka_settings
-from spark_udfs.sink import driver_fence
-from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
-from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
-from spark_udfs.sink.options import SinkOptions
-from spark_udfs.sink.running import is_active
-from spark_udfs.sink.writes import Write
+from fleetlog.spark.client.failures import FenceError, OptionError
+from fleetlog.spark.client.kafka_names import check_effect
+from fleetlog.spark.client.producer import unnamed_header, wrong_partition
+from fleetlog.spark.client.settings import DRIVER_NAMES, connection_settings, librdkafka_settings
+from fleetlog.spark.sink import driver_fence
+from fleetlog.spark.sink.events import BatchFigures, ReportStage, record_figures
+from fleetlog.spark.sink.fence import Decision, Fence, decide, transactional_name
+from fleetlog.spark.sink.options import SinkOptions
+from fleetlog.spark.sink.running import is_active
+from fleetlog.spark.sink.writes import Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

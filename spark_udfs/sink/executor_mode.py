@@ -6,14 +6,14 @@ import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
-from spark_udfs.client.connections import Client
-from spark_udfs.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch, SentRequests
-from spark_udfs.sink.collector import Collector
-from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
-from spark_udfs.sink.fence import Decision, Fence, decide
-from spark_udfs.sink.options import WriteOptions
-from spark_udfs.sink.writer import TaskResult, commit_task_results, task_figures, task_function
-from spark_udfs.sink.writes import Write
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch, SentRequests
+from fleetlog.spark.sink.collector import Collector
+from fleetlog.spark.sink.events import BatchFigures, ReportStage, record_figures
+from fleetlog.spark.sink.fence import Decision, Fence, decide
+from fleetlog.spark.sink.options import WriteOptions
+from fleetlog.spark.sink.writer import TaskResult, commit_task_results, task_figures, task_function
+from fleetlog.spark.sink.writes import Write
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from spark_udfs.client.failures import FenceConflict, FenceError, FenceLost, OptionError
+from fleetlog.spark.client.failures import FenceConflict, FenceError, FenceLost, OptionError
 
 FENCE_TOPIC = "__spark_sink_fence"
 """The topic without records, of whose partition 0 driver mode commits an offset: the fence."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import kafka.errors
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.sink.fence import FENCE_TOPIC, Fence, transactional_name
-from wire.errors import ErrorCode
-from wire.messages import request_class
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.sink.fence import FENCE_TOPIC, Fence, transactional_name
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import request_class
 
 FIND_COORDINATOR, GROUP, OFFSET_FETCH = 10, 0, 9
 TIMEOUT_S = 60.0

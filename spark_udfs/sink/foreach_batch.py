@@ -12,16 +12,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.functions.routing import repartition_by_key
-from spark_udfs.sink.events import ReportStage, SinkEvent
-from spark_udfs.sink.executor_mode import ExecutorMode
-from spark_udfs.sink.modes import choose_mode
-from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
-from spark_udfs.sink.running import RunningQuery, refuse_connect, running_query
-from spark_udfs.sink.writes import Write
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.functions.routing import repartition_by_key
+from fleetlog.spark.sink.events import ReportStage, SinkEvent
+from fleetlog.spark.sink.executor_mode import ExecutorMode
+from fleetlog.spark.sink.modes import choose_mode
+from fleetlog.spark.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
+from fleetlog.spark.sink.running import RunningQuery, refuse_connect, running_query
+from fleetlog.spark.sink.writes import Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +102,7 @@ class ExactlyOnceBatch:
 def _driver_mode(options: SinkOptions, report: ReportStage) -> BatchMode:
     """Imports librdkafka, which executor mode can do without. Raises OptionError where it is not installed."""
     try:
-        from spark_udfs.sink.driver_mode import DriverMode
+        from fleetlog.spark.sink.driver_mode import DriverMode
     except ImportError as problem:
         raise OptionError(
             f"driver mode needs the package confluent-kafka ({problem}): pip install confluent-kafka"

@@ -13,8 +13,8 @@ import os
 import shutil
 from pathlib import Path
 
-from _native.temporary import own_directory
-from spark_udfs.sink.events import BatchFigures
+from fleetlog._native.temporary import own_directory
+from fleetlog.spark.sink.events import BatchFigures
 
 _OWNER = "listener"
 

@@ -2,7 +2,7 @@
 
 The figures of a batch are known where the sink's function runs: in the driver's Python, which is also where a
 StreamingQueryListener runs. The data source writer commits in another process of the driver's machine, which hands them
-over (`spark_udfs.sink.handover`). Over Spark Connect the listener runs elsewhere: ``SinkProgress.figures`` is None.
+over (`fleetlog.spark.sink.handover`). Over Spark Connect the listener runs elsewhere: ``SinkProgress.figures`` is None.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from spark_udfs.sink.events import BatchFigures, take_figures
-from spark_udfs.sink.handover import close_handover, open_handover, take_over_figures
+from fleetlog.spark.sink.events import BatchFigures, take_figures
+from fleetlog.spark.sink.handover import close_handover, open_handover, take_over_figures
 
 log = logging.getLogger(__name__)
 

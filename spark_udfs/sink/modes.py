@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import FenceConflict, FenceError
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions
-from spark_udfs.sink.fence import Fence
-from spark_udfs.sink.fence_reader import read_driver_fence
-from spark_udfs.sink.options import AUTO, DRIVER, EXECUTOR
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import FenceConflict, FenceError
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.sink.batch_transactions import UNSUPPORTED, BatchTransactions
+from fleetlog.spark.sink.fence import Fence
+from fleetlog.spark.sink.fence_reader import read_driver_fence
+from fleetlog.spark.sink.options import AUTO, DRIVER, EXECUTOR
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,6 @@ def _refuse(sink_id: str, present: str, chosen: str, found: Fence | None) -> Non
     if found is not None:
         raise FenceConflict(
             f"sink {sink_id} belongs to {present} mode: its fence is at batch {found.batch_id} of query "
-            f"{found.query_id}. Stop the query and call spark_udfs.move_sink(bootstrap_servers, {sink_id!r}, "
+            f"{found.query_id}. Stop the query and call fleetlog.spark.move_sink(bootstrap_servers, {sink_id!r}, "
             f"to={chosen!r}, expected_query_id={found.query_id!r}), or set sink.mode={present}"
         )

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.types import StructType
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import check_effect
-from spark_udfs.client.options import Option, OptionTable, boolean, lowered, one_of, whole_number
-from spark_udfs.client.producer import EXECUTOR_NAMES, WriteSettings
-from spark_udfs.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
-from spark_udfs.sink.fence import check_sink_id
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import check_effect
+from fleetlog.spark.client.options import Option, OptionTable, boolean, lowered, one_of, whole_number
+from fleetlog.spark.client.producer import EXECUTOR_NAMES, WriteSettings
+from fleetlog.spark.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
+from fleetlog.spark.sink.fence import check_sink_id
 
 AUTO, EXECUTOR, DRIVER = "auto", "executor", "driver"
 REFUSE, APPEND, REPLACE = "refuse", "append", "replace"

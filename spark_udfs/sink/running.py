@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_udfs.client.failures import FenceError
+from fleetlog.spark.client.failures import FenceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

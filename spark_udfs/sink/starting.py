@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.sink.events import SinkEvent
-from spark_udfs.sink.foreach_batch import exactly_once_batch, prepared_rows
-from spark_udfs.sink.options import WriteOptions
-from spark_udfs.sink.running import is_connect, refuse_connect
-from spark_udfs.versions import require_data_sources, session_class
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.sink.events import SinkEvent
+from fleetlog.spark.sink.foreach_batch import exactly_once_batch, prepared_rows
+from fleetlog.spark.sink.options import WriteOptions
+from fleetlog.spark.sink.running import is_connect, refuse_connect
+from fleetlog.spark.versions import require_data_sources, session_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,19 +21,19 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from spark_udfs.client.connections import Client, shared_client
-from spark_udfs.client.failures import FenceConflict, FenceError
-from spark_udfs.client.kernels import check_kernels
-from spark_udfs.client.producer import MemberProducer, TaskMember
-from spark_udfs.client.workers import keep_loaded
-from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
-from spark_udfs.sink.events import BatchFigures, log_batch
-from spark_udfs.sink.fence import decide
-from spark_udfs.sink.handover import hand_over_figures
-from spark_udfs.sink.modes import refuse_driver_fence
-from spark_udfs.sink.options import REFUSE, FlowRefresh, WriteOptions
-from spark_udfs.sink.writes import refuse_other_target, target_of
-from spark_udfs.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
+from fleetlog.spark.client.connections import Client, shared_client
+from fleetlog.spark.client.failures import FenceConflict, FenceError
+from fleetlog.spark.client.kernels import check_kernels
+from fleetlog.spark.client.producer import MemberProducer, TaskMember
+from fleetlog.spark.client.workers import keep_loaded
+from fleetlog.spark.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
+from fleetlog.spark.sink.events import BatchFigures, log_batch
+from fleetlog.spark.sink.fence import decide
+from fleetlog.spark.sink.handover import hand_over_figures
+from fleetlog.spark.sink.modes import refuse_driver_fence
+from fleetlog.spark.sink.options import REFUSE, FlowRefresh, WriteOptions
+from fleetlog.spark.sink.writes import refuse_other_target, target_of
+from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 
 SINKS_KEPT = 64
 """Sinks whose coordinators a process remembers."""

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_udfs.client.failures import FenceConflict
-from spark_udfs.sink.fence import Decision
+from fleetlog.spark.client.failures import FenceConflict
+from fleetlog.spark.sink.fence import Decision
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from _native.batch import BatchHeader, CorruptBatch, decode_records, scan, validate_batch
-from _native.columns import decode_batches
-from spark_udfs.client.records import HEADER_TYPE, MAX_PAYLOAD_BYTES, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
-from wire.compression import decompress
-from wire.types import TopicPartition
+from fleetlog._native.batch import BatchHeader, CorruptBatch, decode_records, scan, validate_batch
+from fleetlog._native.columns import decode_batches
+from fleetlog.spark.client.records import HEADER_TYPE, MAX_PAYLOAD_BYTES, MILLIS_MAX, TIMESTAMP_TYPE, batch_payload
+from fleetlog.wire.compression import decompress
+from fleetlog.wire.types import TopicPartition
 
 _CONTROL_TYPE = struct.Struct(">hh")
 ABORT = 0

@@ -15,9 +15,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.numbers import EARLIEST, LATEST
-from wire.types import TopicPartition
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.numbers import EARLIEST, LATEST
+from fleetlog.wire.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 TopicIds = dict[str, str]

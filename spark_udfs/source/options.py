@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import KAFKA_PREFIX, check_effect
-from spark_udfs.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-from spark_udfs.client.options import INT64_MAX, Option, OptionTable, boolean, lowered, one_of, whole_number
-from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
-from spark_udfs.source import offsets
-from spark_udfs.source.offsets import Bound
-from spark_udfs.source.triggers import DEFAULT_MAX_DELAY_MS, duration_ms
-from spark_udfs.versions import READ_LIMITS, require
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import KAFKA_PREFIX, check_effect
+from fleetlog.spark.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from fleetlog.spark.client.options import INT64_MAX, Option, OptionTable, boolean, lowered, one_of, whole_number
+from fleetlog.spark.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
+from fleetlog.spark.source import offsets
+from fleetlog.spark.source.offsets import Bound
+from fleetlog.spark.source.triggers import DEFAULT_MAX_DELAY_MS, duration_ms
+from fleetlog.spark.versions import READ_LIMITS, require
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

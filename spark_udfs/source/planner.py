@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_udfs.client.connections import Client, shared_client
-from spark_udfs.client.failures import DataLoss, OptionError
-from spark_udfs.client.numbers import EARLIEST, LATEST, READ_UNCOMMITTED
-from spark_udfs.source import offsets
-from spark_udfs.source.offsets import Bound, Offsets, Range, TopicIds
-from spark_udfs.source.options import ReadOptions
-from wire.types import TopicPartition
+from fleetlog.spark.client.connections import Client, shared_client
+from fleetlog.spark.client.failures import DataLoss, OptionError
+from fleetlog.spark.client.numbers import EARLIEST, LATEST, READ_UNCOMMITTED
+from fleetlog.spark.source import offsets
+from fleetlog.spark.source.offsets import Bound, Offsets, Range, TopicIds
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.wire.types import TopicPartition
 
 log = logging.getLogger(__name__)
 

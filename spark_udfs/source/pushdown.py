@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader
 
-from spark_udfs.source.offsets import Range
+from fleetlog.spark.source.offsets import Range
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

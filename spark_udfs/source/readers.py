@@ -16,19 +16,19 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from spark_udfs.client.connections import Client, shared_client
-from spark_udfs.client.failures import DataLoss, OptionError
-from spark_udfs.client.kernels import check_kernels
-from spark_udfs.client.numbers import EARLIEST, READ_COMMITTED
-from spark_udfs.client.workers import keep_loaded
-from spark_udfs.source import offsets
-from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.planner import Planner, RangePartition, planned_tasks, report_loss
-from spark_udfs.source.pushdown import FilterPushdown
-from spark_udfs.source.triggers import TriggerDelay
-from spark_udfs.versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, has_filters
-from wire.errors import ErrorCode
+from fleetlog.spark.client.connections import Client, shared_client
+from fleetlog.spark.client.failures import DataLoss, OptionError
+from fleetlog.spark.client.kernels import check_kernels
+from fleetlog.spark.client.numbers import EARLIEST, READ_COMMITTED
+from fleetlog.spark.client.workers import keep_loaded
+from fleetlog.spark.source import offsets
+from fleetlog.spark.source.offsets import Json, Offsets, Range, TopicIds
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.planner import Planner, RangePartition, planned_tasks, report_loss
+from fleetlog.spark.source.pushdown import FilterPushdown
+from fleetlog.spark.source.triggers import TriggerDelay
+from fleetlog.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, has_filters
+from fleetlog.wire.errors import ErrorCode
 
 _STALLED_S = 60.0  # a new leader may lag for a while; an end that never arrives was truncated
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """A range's rows as Arrow batches; the next fetch travels while the caller works on the rows of the last."""
-    from spark_udfs.source import decode  # late: a process that only plans decodes nothing
+    from fleetlog.spark.source import decode  # late: a process that only plans decodes nothing
 
     client = shared_client(options.settings)
     tp, position = item.tp, item.start

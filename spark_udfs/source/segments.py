@@ -22,20 +22,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, parse_header
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kernels import check_kernels
-from spark_udfs.client.options import Option, OptionTable, one_of
-from spark_udfs.client.workers import keep_loaded
-from spark_udfs.source import decode
-from spark_udfs.source.offsets import parse_assign
-from spark_udfs.source.options import (
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, parse_header
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kernels import check_kernels
+from fleetlog.spark.client.options import Option, OptionTable, one_of
+from fleetlog.spark.client.workers import keep_loaded
+from fleetlog.spark.source import decode
+from fleetlog.spark.source.offsets import parse_assign
+from fleetlog.spark.source.options import (
     INCLUDE_HEADERS,
     ISOLATION_LEVEL,
     STRATEGIES,
     check_choice,
 )
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 CHUNK_BYTES = 4 << 20
 HIGH_WATERMARK, END = "highWatermark", "end"

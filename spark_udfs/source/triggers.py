@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spark_udfs.client.failures import OptionError
+from fleetlog.spark.client.failures import OptionError
 
 DEFAULT_MAX_DELAY_MS = 15 * 60_000
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.access import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import (
     ALTER,
     ALTER_CONFIGS,
     CLUSTER,
@@ -30,23 +30,23 @@ from brokers.api.access import (
     Access,
     Need,
 )
-from brokers.api.base import Context
-from brokers.api.handlers import HANDLERS
-from brokers.api.new_topics import NewTopics
-from brokers.controller.requests import TopicOutcome
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import OffsetCommitRequest
-from brokers.model import TopicInfo, TopicPartition
-from brokers.security.acl_rules import Question
-from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.controller.requests import TopicOutcome
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import OffsetCommitRequest
+from fleetlog.brokers.model import TopicInfo, TopicPartition
+from fleetlog.brokers.security.acl_rules import Question
+from fleetlog.brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.server import work
 from tests.support.bytecodes import Bytecodes
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.filled import SECRET, codes, filled
 from tests.support.one_znode import OneZnode
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 SECRET_SINK = "secret sink"
 DELEGATION_TOKENS = {38, 39, 40, 41}

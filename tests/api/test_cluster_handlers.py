@@ -13,24 +13,24 @@ from typing import Any, cast
 
 import pytest
 
-from brokers.api import cluster, configs, elections, log_dirs, metadata, metadata_body, reassignments, topics
-from brokers.api.access import NOT_ASKED, Access
-from brokers.api.base import ROWS_PER_YIELD, ClientConnection, Context, Done, Services, through
-from brokers.api.new_topics import NewTopics
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from brokers.controller.requests import TopicOutcome
-from brokers.log import LogStore, RealDisk
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metadata.image import MetadataDelta
-from brokers.metadata.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
-from brokers.metrics import Metrics
-from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+from fleetlog.brokers.api import cluster, configs, elections, log_dirs, metadata, metadata_body, reassignments, topics
+from fleetlog.brokers.api.access import NOT_ASKED, Access
+from fleetlog.brokers.api.base import ROWS_PER_YIELD, ClientConnection, Context, Done, Services, through
+from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from fleetlog.brokers.controller.requests import TopicOutcome
+from fleetlog.brokers.log import LogStore, RealDisk
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metadata.image import MetadataDelta
+from fleetlog.brokers.metadata.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+from fleetlog.wire import messages
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import Encoded
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, batch
-from wire import messages
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.hot import Encoded
 
 A, C = uuid.UUID(int=77), uuid.UUID(int=78)
 GROUPS_ID = uuid.UUID(int=79)

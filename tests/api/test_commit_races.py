@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.batch import Record, encode_batch, stamp
-from brokers.api.base import DelayedResponse, Done
-from brokers.api.produce import handle_produce
-from brokers.api.unpacking import BYTES_PER_TURN
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch, stamp
+from fleetlog.brokers.api.base import DelayedResponse, Done
+from fleetlog.brokers.api.produce import handle_produce
+from fleetlog.brokers.api.unpacking import BYTES_PER_TURN
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.support.producing import request
 from tests.support.stage import ME, OTHER, Stage, body_of
-from wire import compression
-from wire.errors import ErrorCode
 
 VERSION = 9
 NONE, NOT_LEADER = ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER

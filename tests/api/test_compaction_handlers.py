@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import wire.messages as m
-from brokers.log.cleaner_figures import CleaningState
-from brokers.model import TopicPartition
+import fleetlog.wire.messages as m
+from fleetlog.brokers.log.cleaner_figures import CleaningState
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode as E
 
 TP = TopicPartition("t", 0)
 

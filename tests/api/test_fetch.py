@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import DelayedResponse, Done
-from brokers.api.fetch import handle_fetch
-from brokers.log import Origin
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import DelayedResponse, Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.log import Origin
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import part, request
 from tests.support.stage import ME, OTHER, Stage, body_of, offsets_in
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 VERSIONS = range(APIS[1].lowest, APIS[1].max_version + 1)
 

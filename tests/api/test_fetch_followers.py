@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import Done
-from brokers.api.fetch import handle_fetch
-from brokers.log import Origin
-from brokers.model import BrokerId, BrokerInfo, Endpoint
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.harness import RunningServer
 from tests.support.logs import NOW, append_as_leader, produced
 from tests.support.stage import ME, OTHER, Stage, offsets_in
-from wire.errors import ErrorCode
 
 THIRD = BrokerId(3)
 BOTH, ALL = (ME, OTHER), (ME, OTHER, THIRD)
@@ -304,7 +304,7 @@ def test_a_replica_that_comes_back_here_is_counted_by_its_name_again(stage: Stag
 
 
 def test_followers_cannot_name_partitions_without_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brokers.api.fetch_sessions.MAX_FOLLOWER_PARTITIONS", 3)
+    monkeypatch.setattr("fleetlog.brokers.api.fetch_sessions.MAX_FOLLOWER_PARTITIONS", 3)
     client = follower(stage)
     client.fetch(part(uuid.uuid4(), 0), part(uuid.uuid4(), 0))
     assert client.fetch(part(uuid.uuid4(), 0)).error == 0

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api import fetch_answers
-from brokers.api.base import DelayedResponse, Done
-from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import PartitionReader
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api import fetch_answers
+from fleetlog.brokers.api.base import DelayedResponse, Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.api.fetch_reads import PartitionReader
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import OTHER, Stage, body_of, offsets_in
-from wire.errors import ErrorCode
 
 PARTITIONS = 4
 VERSION = 12

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api import offsets
-from brokers.api.base import DelayedResponse, Done, through
-from brokers.log.checkpoints import LOG_START_CHECKPOINT
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api import offsets
+from fleetlog.brokers.api.base import DelayedResponse, Done, through
+from fleetlog.brokers.log.checkpoints import LOG_START_CHECKPOINT
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, part
 from tests.support.stage import ME, OTHER, Stage
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 BOTH = (ME, OTHER)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from brokers.api.base import Context, DelayedResponse, Done
-from brokers.api.fetch import handle_fetch
-from brokers.api.metering import Meter, Metering
-from brokers.metrics import Metrics
-from brokers.security.quotas import CONSUMER_BYTE_RATE, Entity, QuotaImage
+from fleetlog.brokers.api.base import Context, DelayedResponse, Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.api.metering import Meter, Metering
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.security.quotas import CONSUMER_BYTE_RATE, Entity, QuotaImage
 from tests.support.fetching import decoded, part, request
 from tests.support.stage import Stage
 

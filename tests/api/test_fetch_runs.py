@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from brokers.api import fetch
-from brokers.api.base import ClientConnection, DelayedResponse, Done
-from brokers.api.fetch import execute_fetch, handle_fetch
-from brokers.api.fetch_reads import ZSTD_VERSION
-from brokers.api.fetch_sessions import NO_SESSION, FetchSession, SessionPart
-from brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
-from brokers.model import BrokerId
-from brokers.server import dispatch
-from brokers.server.connection_marks import ConnectionMarks
-from brokers.server.limits import ByteBudget, QuietLog
-from brokers.server.purgatory import Purgatory
-from brokers.server.slot import Slot
-from brokers.timers import Timers
+from fleetlog.brokers.api import fetch
+from fleetlog.brokers.api.base import ClientConnection, DelayedResponse, Done
+from fleetlog.brokers.api.fetch import execute_fetch, handle_fetch
+from fleetlog.brokers.api.fetch_reads import ZSTD_VERSION
+from fleetlog.brokers.api.fetch_sessions import NO_SESSION, FetchSession, SessionPart
+from fleetlog.brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
+from fleetlog.brokers.model import BrokerId
+from fleetlog.brokers.server import dispatch
+from fleetlog.brokers.server.connection_marks import ConnectionMarks
+from fleetlog.brokers.server.limits import ByteBudget, QuietLog
+from fleetlog.brokers.server.purgatory import Purgatory
+from fleetlog.brokers.server.slot import Slot
+from fleetlog.brokers.timers import Timers
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import decoded, fetch_frame, part, request
 from tests.support.stage import ME, OTHER, Stage, body_of
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 VERSIONS = range(ZSTD_VERSION, APIS[1].max_version + 1)
 

@@ -12,15 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _native.batch import scan
-from brokers.api import fetch_answers, fetch_sessions
-from brokers.api.base import Done
-from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import PartitionReader
-from brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
+from fleetlog._native.batch import scan
+from fleetlog.brokers.api import fetch_answers, fetch_sessions
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.api.fetch_reads import PartitionReader
+from fleetlog.brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import ME, OTHER, Stage, offsets_in
-from wire.errors import ErrorCode
 
 THIRD = 3
 BOTH = (ME, OTHER)
@@ -375,7 +375,7 @@ def test_a_large_batch_does_not_hold_up_small_ones_for_ever(stage: Stage) -> Non
 def test_an_answer_has_so_many_partitions_and_the_next_one_the_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.api.fetch_answers.READS_PER_ANSWER", 10)
+    monkeypatch.setattr("fleetlog.brokers.api.fetch_answers.READS_PER_ANSWER", 10)
     client = started(stage, "t", partitions=25)
     for index in range(25):
         stage.append("t", index=index)
@@ -393,7 +393,7 @@ def test_an_answer_has_so_many_partitions_and_the_next_one_the_others(
 def test_a_full_answer_has_records_of_so_many_partitions(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
-    monkeypatch.setattr("brokers.api.fetch_answers.READS_PER_ANSWER", 10)
+    monkeypatch.setattr("fleetlog.brokers.api.fetch_answers.READS_PER_ANSWER", 10)
     stage.topic("t", 25)
     for index in range(25):
         stage.append("t", index=index)

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api import groups as handlers
-from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
-from brokers.api.group_offsets import of_present_topics, split_partitions
-from brokers.api.handlers import HANDLERS
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import FetchRequest
-from brokers.model import TopicInfo
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api import groups as handlers
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
+from fleetlog.brokers.api.group_offsets import of_present_topics, split_partitions
+from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import FetchRequest
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.group_api import Api
 from tests.support.message_defaults import assert_defaults_untouched
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import wire.messages as m
-from _native.batch import stamp
-from brokers.api.base import Done
-from brokers.api.fetch_answers import SLICE_PARTS
-from brokers.api.produce import LONG_PARTS, handle_produce
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import stamp
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.fetch_answers import SLICE_PARTS
+from fleetlog.brokers.api.produce import LONG_PARTS, handle_produce
+from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import batch
 from tests.support.producing import request
 from tests.support.stage import ME, OTHER, Stage, body_of
-from wire.errors import ErrorCode
 
 VERSION = 9
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.batch import Record, encode_batch, scan
-from brokers.api import fetch_answers, produce
-from brokers.api.base import CLOSE, DelayedResponse, Done
-from brokers.api.produce import handle_produce
-from brokers.coordinators.transactions import verification
-from brokers.log import MAX_EXPLAINED_RECORDS
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch, scan
+from fleetlog.brokers.api import fetch_answers, produce
+from fleetlog.brokers.api.base import CLOSE, DelayedResponse, Done
+from fleetlog.brokers.api.produce import handle_produce
+from fleetlog.brokers.coordinators.transactions import verification
+from fleetlog.brokers.log import MAX_EXPLAINED_RECORDS
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.producing import TRANSACTIONAL, answer, request
 from tests.support.stage import ME, OTHER, Stage, body_of
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 VERSIONS = range(APIS[0].lowest, APIS[0].max_version + 1)
 

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-import wire.messages as m
-from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
-from brokers.api.produce import handle_produce
-from brokers.api.produce_work import execute_produce
-from brokers.coordinators.transactions import verification
-from brokers.log import Origin
-from brokers.log.append import Appender
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
+from fleetlog.brokers.api.produce import handle_produce
+from fleetlog.brokers.api.produce_work import execute_produce
+from fleetlog.brokers.coordinators.transactions import verification
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.append import Appender
+from fleetlog.wire import hot
+from fleetlog.wire.errors import ErrorCode
 from tests.support.produce_runs import (
     KINDS,
     TRANSACTIONAL,
@@ -33,8 +35,6 @@ from tests.support.produce_runs import (
     told,
 )
 from tests.support.stage import ME, OTHER, Stage
-from wire import hot
-from wire.errors import ErrorCode
 
 
 def test_what_comes_together_is_appended_together(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from _native.batch import BatchHeader, parse_header
-from brokers.coordinators.transactions import verification
-from brokers.log import Origin
-from brokers.log.failures import DiskFull
-from brokers.log.rejected import MAX_PRODUCERS, REMEMBERED_MS, BeforeLeading, RejectedBatches
+from fleetlog._native.batch import BatchHeader, parse_header
+from fleetlog.brokers.coordinators.transactions import verification
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.rejected import MAX_PRODUCERS, REMEMBERED_MS, BeforeLeading, RejectedBatches
+from fleetlog.wire.errors import ErrorCode as E
+from fleetlog.wire.types import TopicPartition
 from tests.support.produce_runs import answers, start
 from tests.support.producing import TRANSACTIONAL, answer, request
 from tests.support.stage import ME, OTHER, Stage
-from wire.errors import ErrorCode as E
-from wire.types import TopicPartition
 
 FULL, FEW, GAP, OK = E.KAFKA_STORAGE_ERROR, E.NOT_ENOUGH_REPLICAS, E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.NONE
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
-from brokers.log import DiskFailed, RealDisk
-from brokers.log.failures import DiskFull
-from brokers.metadata.cache import MetadataChange
-from brokers.model import BrokerId, id_text
-from brokers.replication.partition import Partition
-from brokers.replication.replicas import CHECK_MS
-from brokers.replication.serving import LeaderLease, Serve, not_led
+from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.log import DiskFailed, RealDisk
+from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.metadata.cache import MetadataChange
+from fleetlog.brokers.model import BrokerId, id_text
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.replicas import CHECK_MS
+from fleetlog.brokers.replication.serving import LeaderLease, Serve, not_led
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.stage import ME, OTHER, Stage
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 T = TopicPartition("t", 0)
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.errors import LooseMessage
-from brokers.api.acls import _binding
-from brokers.api.client_quotas import _named
-from brokers.api.scram import _fits
-from brokers.security.acls import InvalidAcl
-from brokers.security.quota_entities import QuotaRequestRefused
+import fleetlog.wire.messages as m
+from fleetlog._native.errors import LooseMessage
+from fleetlog.brokers.api.acls import _binding
+from fleetlog.brokers.api.client_quotas import _named
+from fleetlog.brokers.api.scram import _fits
+from fleetlog.brokers.security.acls import InvalidAcl
+from fleetlog.brokers.security.quota_entities import QuotaRequestRefused
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.coordinator_broker import Broker, play
 from tests.support.filled import codes, filled
 from tests.support.one_znode import OneZnode
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 NAME = "Jörg"
 STORED = {

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.transaction_lists import handle_list_transactions
-from brokers.api.transactions import handle_describe_producers
-from brokers.api.unpacking import PAUSE
-from brokers.coordinators.ports import TransactionMarker
-from brokers.log import RealDisk
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
-from brokers.replication import isr
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.transaction_lists import handle_list_transactions
+from fleetlog.brokers.api.transactions import handle_describe_producers
+from fleetlog.brokers.api.unpacking import PAUSE
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.log import RealDisk
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from fleetlog.brokers.replication import isr
+from fleetlog.txn.commands import Now
+from fleetlog.txn.states import PREPARED, TransactionState
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode as E
 from tests.log.compacted import clean, cleaner_of
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import ME, OTHER, Stage
 from tests.support.waiting import PATIENCE_S
-from txn.commands import Now
-from txn.states import PREPARED, TransactionState
-from wire.apis import APIS
-from wire.errors import ErrorCode as E
 
 
 def versions(key: int) -> range:

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.api import unpacking
-from brokers.api.metering import timed_work
-from brokers.api.produce import handle_produce
-from brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, PAUSE, Unpacking, is_compressed
-from brokers.log import validation
-from brokers.log.validation import cost_of_looking
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.api import unpacking
+from fleetlog.brokers.api.metering import timed_work
+from fleetlog.brokers.api.produce import handle_produce
+from fleetlog.brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, PAUSE, Unpacking, is_compressed
+from fleetlog.brokers.log import validation
+from fleetlog.brokers.log.validation import cost_of_looking
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.support.producing import answer, request
 from tests.support.stage import Stage
-from wire import compression
-from wire.errors import ErrorCode
 
 VERSION = 9
 SIZE, MIB = 100_000, 1024 * 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brokers.api.base import Done
-from brokers.api.waiting import JoinedResponse
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.waiting import JoinedResponse
 
 
 def joined(parts: int, **more: object) -> JoinedResponse:

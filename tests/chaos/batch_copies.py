@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from _native.batch import BatchHeader, scan
-from _native.errors import CorruptBatch
+from fleetlog._native.batch import BatchHeader, scan
+from fleetlog._native.errors import CorruptBatch
 from tests.chaos.report import Report
 
 SHOWN = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
+from fleetlog.coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
 from tests.chaos.clocks import HostClock
 from tests.chaos.clocks import build as build_shim
 from tests.chaos.login import broker_settings, make

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from brokers.cli.dev_security import ADMIN
+from fleetlog.brokers.cli.dev_security import ADMIN
 from tests.chaos.cluster import (
     CLIENT_HOSTS,
     KAFKA_PORT,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from brokers.cli.dev_security import ADMIN
+from fleetlog.brokers.cli.dev_security import ADMIN
 from tests.chaos import faults, tails
 from tests.chaos.client import TOPICS, TRIMMED
 from tests.chaos.cluster import LAG_MS, REPLICATION, SESSION_MS, ChaosBroker

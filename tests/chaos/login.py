@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from brokers.cli.dev_security import ADMIN, APP, LISTENER, MECHANISM, PROTOCOL, DevSecurity, load_or_make
+from fleetlog.brokers.cli.dev_security import ADMIN, APP, LISTENER, MECHANISM, PROTOCOL, DevSecurity, load_or_make
 from tests.chaos.clocks import HostClock
 
 VARIABLE = "CHAOS_SECURITY"
@@ -52,7 +52,7 @@ def add_users(zookeeper: str) -> None:
     """Once ZooKeeper serves, before the brokers start."""
     found = security()
     for user, password in found.passwords.items() if found is not None else ():
-        command = [sys.executable, "-m", "brokers.cli.main", "users", "add", user, "--zookeeper", zookeeper]
+        command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "users", "add", user, "--zookeeper", zookeeper]
         subprocess.run(
             [*command, "--mechanism", MECHANISM, "--password-stdin"], input=password + "\n", text=True, check=True,
             capture_output=True, cwd=ROOT, timeout=60,
@@ -63,7 +63,7 @@ def allow_programs(bootstrap: str) -> None:
     """``User:app`` may use all topics, groups and transactional ids."""
     if security() is None:
         return
-    from brokers.cli.dev_fleet import grant_programs  # late: a workload starts without it
+    from fleetlog.brokers.cli.dev_fleet import grant_programs  # late: a workload starts without it
 
     grant_programs(confluent(bootstrap, ADMIN), 60)
 

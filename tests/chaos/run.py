@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from brokers.cli.dev_security import ADMIN
+from fleetlog.brokers.cli.dev_security import ADMIN
 from tests.chaos import corrupt
 from tests.chaos.batch_copies import batches_of_duplicates
 from tests.chaos.checker import check

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordination.ensemble import spawn
+from fleetlog.coordination.ensemble import spawn
 from tests.chaos.client import GAVE_UP
 from tests.chaos.network import Network
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fleetlog.wire.types import TopicPartition
 from tests.chaos.batch_copies import batches_of_duplicates
 from tests.chaos.report import Report
 from tests.support.logs import append, open_log, produced
-from wire.types import TopicPartition
 
 
 def test_a_copy_in_another_epoch_of_the_producer_is_told_apart(tmp_path):

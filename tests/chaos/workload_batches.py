@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
-from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
-from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError, FenceConflict, TaskFenced
+from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.chaos.login import python as python_login
 from tests.chaos.outcomes import text_of
 from tests.chaos.recorder import Recorder, RoleControl, pack

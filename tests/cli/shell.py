@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 from tests.support.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Shell:
 
     def start(self, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "brokers.cli.main", *arguments],
+            [sys.executable, "-m", "fleetlog.brokers.cli.main", *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

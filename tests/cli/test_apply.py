@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import KafkaException, Producer
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, SCRAM_MODULE, jaas, secured_fleet
 

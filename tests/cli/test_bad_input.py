@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 
 NOWHERE = ("-b", "127.0.0.1:1")
 

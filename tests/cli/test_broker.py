@@ -17,11 +17,11 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 
-from brokers import app
-from brokers.cli.main import cli
-from brokers.config import BROKER_SETTINGS, load_config
-from brokers.model import Endpoint
-from brokers.server.listener import Server
+from fleetlog.brokers import app
+from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.config import BROKER_SETTINGS, load_config
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.server.listener import Server
 from tests.support.fleet import Fleet
 from tests.support.ports import free_port
 

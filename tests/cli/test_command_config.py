@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from brokers.cli.command_config import client_security, read_command_config
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.cli.command_config import client_security, read_command_config
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.fleet import Fleet
 from tests.support.secured import PASSWORD, PLAIN_MODULE, SCRAM_MODULE, USER, jaas, secured_fleet
 
@@ -32,7 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def run(fleet: Fleet, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "brokers.cli.main", *words, "--bootstrap", fleet.bootstrap]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", *words, "--bootstrap", fleet.bootstrap]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli.client import Target, reach
-from brokers.cli.command_config import client_security
-from brokers.cli.output import CliError
-from brokers.security.tls_contexts import server_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import ConfigError
-from coordination.ports import free_ports
+from fleetlog.brokers.cli.client import Target, reach
+from fleetlog.brokers.cli.command_config import client_security
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.security.tls_contexts import server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.fleet import Fleet
 from tests.support.secured import PASSWORD, PLAIN_MODULE, USER, jaas, secured_fleet
@@ -62,7 +62,7 @@ def written(path: Path, properties: dict[str, str]) -> str:
 
 
 def run(bootstrap: str, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "brokers.cli.main", *words, "--bootstrap", bootstrap]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", *words, "--bootstrap", bootstrap]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
 
 

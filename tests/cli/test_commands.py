@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli import client, consume, options, output, produce, times
-from brokers.cli.main import _SUBJECTS, cli
+from fleetlog.brokers.cli import client, consume, options, output, produce, times
+from fleetlog.brokers.cli.main import _SUBJECTS, cli
+from fleetlog.wire.errors import ErrorCode
 from tests.support.ports import free_port
-from wire.errors import ErrorCode
 
 CLIENTS = ["cluster", "topics", "groups", "produce", "consume", "sinks", "transactions"]
 

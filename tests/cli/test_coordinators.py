@@ -13,10 +13,10 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from brokers.cli import admin_client, sinks
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.client import Target
-from wire.errors import ErrorCode as E
+from fleetlog.brokers.cli import admin_client, sinks
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import Target
+from fleetlog.wire.errors import ErrorCode as E
 
 
 def row(**fields: Any) -> Any:

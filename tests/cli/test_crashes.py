@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brokers.cli.client import Target, admin, wait_for_topics
+from fleetlog.brokers.cli.client import Target, admin, wait_for_topics
 from tests.cli.shell import Shell
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually

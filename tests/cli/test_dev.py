@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli import dev_fleet
-from brokers.cli.dev_state import (
+from fleetlog.brokers.cli import dev_fleet
+from fleetlog.brokers.cli.dev_state import (
     BrokerState,
     DevError,
     FleetState,
@@ -29,7 +29,7 @@ from brokers.cli.dev_state import (
     save,
     start_time,
 )
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
 
@@ -174,7 +174,7 @@ def test_only_what_dev_made_is_deleted(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordination.ensemble.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("fleetlog.coordination.ensemble.importlib.util.find_spec", lambda name: None)
     with pytest.raises(DevError, match=r"fleetlog\[spark\]"):
         dev_fleet.check_tools()
 
@@ -189,7 +189,7 @@ class Dev:
         self.directory = directory
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "brokers.cli.main", "dev", *words, "--dir", str(self.directory)]
+        return [sys.executable, "-m", "fleetlog.brokers.cli.main", "dev", *words, "--dir", str(self.directory)]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -16,8 +16,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from brokers.cli import dev_security
-from brokers.cli.dev_security import ADMIN, APP, SecurityError, load_or_make
+from fleetlog.brokers.cli import dev_security
+from fleetlog.brokers.cli.dev_security import ADMIN, APP, SecurityError, load_or_make
 from tests.support.certificates import openssl
 from tests.support.needs import needs
 
@@ -39,7 +39,7 @@ class Dev:
         self.directory = directory
 
     def __call__(self, *words: str) -> str:
-        done = run(sys.executable, "-m", "brokers.cli.main", "dev", *words, "--dir", str(self.directory))
+        done = run(sys.executable, "-m", "fleetlog.brokers.cli.main", "dev", *words, "--dir", str(self.directory))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -105,11 +105,11 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
     assert read.stdout.split() == ["one", "two"]
 
     bootstrap = properties(java.read_text())["bootstrap.servers"]
-    command = (sys.executable, "-m", "brokers.cli.main", "topics", "list", "--bootstrap", bootstrap)
+    command = (sys.executable, "-m", "fleetlog.brokers.cli.main", "topics", "list", "--bootstrap", bootstrap)
     assert "orders" in run(*command, "--command-config", str(java)).stdout
     assert run(*command).returncode != 0, "without a login"
     exported = properties(pasted(printed, "fleetlog,").replace("export ", ""))
-    acls = run(sys.executable, "-m", "brokers.cli.main", "acls", "list", **exported)
+    acls = run(sys.executable, "-m", "fleetlog.brokers.cli.main", "acls", "list", **exported)
     assert f"User:{APP}" in acls.stdout, acls.stderr
     words = ("acls", "add", "--allow", "--principal", f"User:{APP}", "--operation", "All", "--cluster")
     denied = run(*command[:3], *words, "--bootstrap", bootstrap, "--command-config", str(java))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.cli.diagnosis import (
+from fleetlog.brokers.cli.diagnosis import (
     DAY_MS,
     BrokerHealth,
     FleetFacts,
@@ -13,8 +13,8 @@ from brokers.cli.diagnosis import (
     Thresholds,
     findings_of,
 )
-from brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
-from brokers.model import TopicPartition
+from fleetlog.brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
+from fleetlog.brokers.model import TopicPartition
 
 NOW_MS = 1_800_000_000_000
 

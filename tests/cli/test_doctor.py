@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from kafka.admin import KafkaAdminClient
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.chaos.clocks import HostClock, build
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
@@ -64,7 +64,7 @@ def examined(fleet: Fleet, *options: str) -> tuple[int, list[dict[str, Any]]]:
     shell = Shell(fleet)
     from click.testing import CliRunner
 
-    from brokers.cli.main import cli
+    from fleetlog.brokers.cli.main import cli
 
     names = ("--sync-ms", "--zookeeper-ms", "--loop-ms", "--clock-ms")  # a machine that runs tests may be slow
     patient = (*(word for name in names for word in (name, "60000")), *options)
@@ -252,7 +252,7 @@ def test_certificates_that_expire_and_files_that_cannot_be_used(tmp_path: Path) 
 def test_without_a_fleet_it_says_so() -> None:
     from click.testing import CliRunner
 
-    from brokers.cli.main import cli
+    from fleetlog.brokers.cli.main import cli
 
     done = CliRunner().invoke(cli, ["doctor", "-b", "127.0.0.1:1", "--timeout", "1"])
     assert done.exit_code == 1

@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.cli.handing_over import away_from, taken_over, without_source
-from brokers.cli.output import CliError
-from brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
-from brokers.model import TopicPartition
+from fleetlog.brokers.cli.handing_over import away_from, taken_over, without_source
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.overview import BrokerOverview, Overview, PartitionOverview
+from fleetlog.brokers.model import TopicPartition
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually

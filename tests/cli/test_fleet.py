@@ -225,7 +225,7 @@ def test_a_new_group_begins_where_it_is_told(shell: Shell, topic: str) -> None:
 
 def test_nothing_erases_what_is_typed(shell: Shell, topic: str) -> None:
     """At a terminal there is a line that says what to do, and no progress bar."""
-    command = [sys.executable, "-m", "brokers.cli.main", "produce", topic]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "produce", topic]
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **shell.environment}

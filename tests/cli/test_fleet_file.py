@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 import yaml
 
-from brokers.cli.fleet_changes import FleetFound, Impossible, TopicFound, differences
-from brokers.cli.fleet_file import AclRow, TopicWanted, read_fleet
-from brokers.cli.output import CliError
+from fleetlog.brokers.cli.fleet_changes import FleetFound, Impossible, TopicFound, differences
+from fleetlog.brokers.cli.fleet_file import AclRow, TopicWanted, read_fleet
+from fleetlog.brokers.cli.output import CliError
 
 FILE = """
 topics:

@@ -21,9 +21,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.cli.main import cli
-from coordination import ensemble
-from coordination.ports import free_row
+from fleetlog.brokers.cli.main import cli
+from fleetlog.coordination import ensemble
+from fleetlog.coordination.ports import free_row
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -56,7 +56,15 @@ class Host:
         self.config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
     def start(self, **environment: str) -> None:
-        command = [sys.executable, "-m", "brokers.cli.main", "host", str(self.config), "--brokers", str(self.count)]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetlog.brokers.cli.main",
+            "host",
+            str(self.config),
+            "--brokers",
+            str(self.count),
+        ]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | environment)
 
@@ -159,7 +167,7 @@ def test_a_rolling_restart_refuses_no_write(host: Host) -> None:
 
     host.write(num_partitions=5)
     restarting = subprocess.Popen(
-        [sys.executable, "-m", "brokers.cli.main", "host", "restart", str(host.config), "--timeout", "120"],
+        [sys.executable, "-m", "fleetlog.brokers.cli.main", "host", "restart", str(host.config), "--timeout", "120"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
     )  # fmt: skip
     while restarting.poll() is None:

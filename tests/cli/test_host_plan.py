@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.cli.host_pages import join_metrics
-from brokers.cli.host_plan import HostPlan, plan_host, same_unit
-from brokers.config import ConfigError
-from brokers.exposition import RowFamily, Rows, exposition_text
+from fleetlog.brokers.cli.host_pages import join_metrics
+from fleetlog.brokers.cli.host_plan import HostPlan, plan_host, same_unit
+from fleetlog.brokers.config import ConfigError
+from fleetlog.brokers.exposition import RowFamily, Rows, exposition_text
 
 
 def plan(

@@ -13,12 +13,12 @@ from typing import IO
 
 import pytest
 
-from brokers.cli.host_pages import fetch_page
-from brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
-from brokers.cli.host_unit import Unit
-from brokers.cli.options import settings_text
-from brokers.server.service_manager import ServiceManager
-from coordination.ports import free_ports
+from fleetlog.brokers.cli.host_pages import fetch_page
+from fleetlog.brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
+from fleetlog.brokers.cli.host_unit import Unit
+from fleetlog.brokers.cli.options import settings_text
+from fleetlog.brokers.server.service_manager import ServiceManager
+from fleetlog.coordination.ports import free_ports
 from tests.support.waiting import eventually_async
 
 TALKS = [sys.executable, "-c", "import sys; sys.stderr.write(('x' * 99 + chr(10)) * 20_000)"]

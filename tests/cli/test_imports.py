@@ -16,11 +16,12 @@ pytestmark = pytest.mark.zookeeper
 
 OTHERS = (
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "kafka.consumer", "kafka.producer",
-    "brokers.app", "brokers.server", "brokers.api", "brokers.log", "brokers.metadata", "brokers.coordinators",
+    "fleetlog.brokers.app", "fleetlog.brokers.server", "fleetlog.brokers.api", "fleetlog.brokers.log",
+    "fleetlog.brokers.metadata", "fleetlog.brokers.coordinators",
 )  # fmt: skip
 OWN_MESSAGES = (
-    "wire.messages", "_native", "re2", "kafka.protocol.admin.acl",
-    "brokers.security.mechanisms", "brokers.security.scram", "brokers.security.tls_contexts",
+    "fleetlog.wire.messages", "fleetlog._native", "re2", "kafka.protocol.admin.acl",
+    "fleetlog.brokers.security.mechanisms", "fleetlog.brokers.security.scram", "fleetlog.brokers.security.tls_contexts",
 )  # fmt: skip
 """Needed by requests of our own APIs, and by logins."""
 
@@ -41,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def loaded(fleet: Fleet, *words: str) -> set[str]:
     """The modules that the command imports."""
-    command = [sys.executable, "-X", "importtime", "-m", "brokers.cli.main", *words, "-b", fleet.bootstrap]
+    command = [sys.executable, "-X", "importtime", "-m", "fleetlog.brokers.cli.main", *words, "-b", fleet.bootstrap]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
     return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE))
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from brokers.cli.interrupts import Interrupted, Interrupts
+from fleetlog.brokers.cli.interrupts import Interrupted, Interrupts
 
 
 def _caught(interrupts: Interrupts) -> None:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from _native.batch import Record, control_batch, encode_batch
-from brokers.cli.logs import log
-from brokers.groups import records as group_records
-from brokers.log import checkpoints
-from brokers.model import id_text
-from txn import records as transaction_records
-from txn.states import TransactionState
-from txn.transaction import Transaction
-from wire.compression import compress
-from wire.types import TopicPartition
+from fleetlog._native.batch import Record, control_batch, encode_batch
+from fleetlog.brokers.cli.logs import log
+from fleetlog.brokers.groups import records as group_records
+from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.model import id_text
+from fleetlog.txn import records as transaction_records
+from fleetlog.txn.states import TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.compression import compress
+from fleetlog.wire.types import TopicPartition
 
 NAME = "00000000000000000007"
 TIME_MS = 1_700_000_000_000

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.cli import moves, moving
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.output import CliError
-from brokers.cli.overview import BrokerOverview, Directory, Overview, PartitionOverview
-from brokers.model import TopicPartition
+from fleetlog.brokers.cli import moves, moving
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.overview import BrokerOverview, Directory, Overview, PartitionOverview
+from fleetlog.brokers.model import TopicPartition
 
 MB = 1_000_000
 

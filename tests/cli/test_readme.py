@@ -67,8 +67,8 @@ def test_the_properties_of_one_broker(tmp_path: Path) -> None:
         reader.run(check)
         with broker.log_file.open("wb") as log:
             broker.process = subprocess.Popen(
-                [sys.executable, "-m", "brokers.cli.main", *start.split()[1:]], cwd=tmp_path, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                [sys.executable, "-m", "fleetlog.brokers.cli.main", *start.split()[1:]],
+                cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
         broker.wait_ready()
         reader.run(check, "fleetlog topics create t -p 2")

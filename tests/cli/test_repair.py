@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
-from brokers.cli.repair import AT_ONCE, PRODUCER_IDS, written_at_once
-from brokers.metadata import znodes
-from brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.repair import EPOCHS_LEFT_OUT
-from brokers.metadata.znodes import TopicZnode
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from coordination.registration import incarnation_path
-from coordination.store import Create, Delete, Operation, SetData, Store
-from coordination.tree import adopt, ensure
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.cli.repair import AT_ONCE, PRODUCER_IDS, written_at_once
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.repair import EPOCHS_LEFT_OUT
+from fleetlog.brokers.metadata.znodes import TopicZnode
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store
+from fleetlog.coordination.tree import adopt, ensure
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.zookeeper

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from brokers.cli.client import Target, admin, wait_for_topics
+from fleetlog.brokers.cli.client import Target, admin, wait_for_topics
 from tests.cli.shell import Shell
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually

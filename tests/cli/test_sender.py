@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from _native.batch import BatchHeader, Record, decode_records, parse_header
-from _native.columns import partition_for_key
-from brokers.cli import produce, sender
-from brokers.cli.output import CliError
-from brokers.cli.sender import InputRecord, Sender
-from wire.errors import ErrorCode
+from fleetlog._native.batch import BatchHeader, Record, decode_records, parse_header
+from fleetlog._native.columns import partition_for_key
+from fleetlog.brokers.cli import produce, sender
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.sender import InputRecord, Sender
+from fleetlog.wire.errors import ErrorCode
 
 
 class Partitions:

@@ -8,10 +8,10 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
-from spark_udfs.client.connections import Client
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.sink.batch_transactions import BatchTransactions
+from fleetlog.brokers.cli.main import cli
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions
 from tests.support.fleet import Fleet
 
 

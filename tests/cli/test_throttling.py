@@ -10,10 +10,10 @@ import pytest
 from kafka.admin import ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from brokers.cli.admin_client import AdminClient
-from brokers.cli.moves import ReplicaMove
-from brokers.cli.throttling import RATES, SENDERS, TAKERS, throttled
-from brokers.model import TopicPartition
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.moves import ReplicaMove
+from fleetlog.brokers.cli.throttling import RATES, SENDERS, TAKERS, throttled
+from fleetlog.brokers.model import TopicPartition
 
 Resource = tuple[int, str]
 TOPIC, BROKER = ConfigResourceType.TOPIC.value, ConfigResourceType.BROKER.value

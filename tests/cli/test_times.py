@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from brokers.cli.times import parse_time
+from fleetlog.brokers.cli.times import parse_time
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from brokers.cli.main import cli
-from coordination.store import UNANSWERED
+from fleetlog.brokers.cli.main import cli
+from fleetlog.coordination.store import UNANSWERED
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet

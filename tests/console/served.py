@@ -48,7 +48,7 @@ class Served:
     """``fleetlog console`` at any free port, with the options given."""
 
     def __init__(self, bootstrap: str, *options: str) -> None:
-        command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", "--json", *options]
+        command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", "--json", *options]
         environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
         assert self.process.stdout is not None

@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
-from brokers.console.timeline import merged_changes
+from fleetlog.brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
+from fleetlog.brokers.console.timeline import merged_changes
 from tests.support.loopwatch import slower
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from brokers.cli.client import Target
-from brokers.cli.command_config import read_command_config
-from brokers.console.clients import IDLE_S, FleetClients, UserLogin
-from brokers.console.logins import BrowserSessions
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.command_config import read_command_config
+from fleetlog.brokers.console.clients import IDLE_S, FleetClients, UserLogin
+from fleetlog.brokers.console.logins import BrowserSessions
 from tests.console.served import Got, Served, Visitor, scram_config
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent

@@ -9,14 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from brokers.console import memory
-from brokers.console.memory import SpareMemory, trim_function
+from fleetlog.brokers.console import memory
+from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from tests.console.served import Served, Visitor
 
 UNNEEDED = (
-    "brokers.broker_config",  # the settings of brokers: 3 MB
-    "brokers.log",
-    "brokers.node",
+    "fleetlog.brokers.broker_config",  # the settings of brokers: 3 MB
+    "fleetlog.brokers.log",
+    "fleetlog.brokers.node",
     "confluent_kafka",
     "cryptography",
     "kafka.consumer.group",  # the client's consumer and producer, and what they load: 8 MB
@@ -29,7 +29,7 @@ UNNEEDED = (
 
 def test_a_console_loads_nothing_that_only_others_need() -> None:
     check = (
-        "import sys, brokers.cli.main, brokers.console.command, brokers.console.serving;"
+        "import sys, fleetlog.brokers.cli.main, fleetlog.brokers.console.command, fleetlog.brokers.console.serving;"
         f"print(*(name for name in {UNNEEDED!r} if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True)
@@ -50,7 +50,7 @@ def test_a_running_console_has_no_library_that_it_can_do_without() -> None:
 FREED = """
 import threading
 from pathlib import Path
-from brokers.console.memory import trim_function
+from fleetlog.brokers.console.memory import trim_function
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6

@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from brokers.console.asking import PageError
-from brokers.console.logins import BrowserSessions
-from brokers.console.oidc import LOGIN_S, IssuerError, IssuerOptions, OidcLogin
+from fleetlog.brokers.console.asking import PageError
+from fleetlog.brokers.console.logins import BrowserSessions
+from fleetlog.brokers.console.oidc import LOGIN_S, IssuerError, IssuerOptions, OidcLogin
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor, scram_config
 from tests.support.fleet import Fleet
@@ -201,7 +201,7 @@ def test_a_user_logs_in_at_the_issuer_and_sees_what_its_acls_let_it(
 )
 def test_half_an_issuer_does_not_start(tmp_path: Path, options: list[str], reason: str) -> None:
     words = [word.replace("PORT", str(free_port())) for word in options]
-    command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", *words]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", *words]
     command += ["--command-config", str(scram_config(tmp_path))] if "--login" in words else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode in {1, 2}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
@@ -237,7 +237,7 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
     ],
 )
 def test_half_a_configuration_does_not_start(options: list[str], reason: str) -> None:
-    command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", *options]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert reason in done.stderr

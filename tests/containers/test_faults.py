@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire.errors import ErrorCode
 from tests.containers.fleet import BROKERS, OUTSIDE_PORT, PAUSE_S, ZOOKEEPERS, Fleet
 from tests.containers.workload import Workload, create_topic, in_sync, read_all, wait_in_sync
 from tests.support.clients import CLIENTS, Message
 from tests.support.harness import Client
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.containers
 SESSION_S = 6.0

@@ -23,7 +23,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerStartException
 from testcontainers.core.network import Network
 
-from fleetlog_testcontainers import FleetlogContainer
+from fleetlog.testing import FleetlogContainer
 from tests.containers.images import ROOT, Images
 from tests.support.clients import CLIENTS, Message
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.containers.fleet import PAUSE_S
 from tests.support.clients import KAFKA_PYTHON
 from tests.support.harness import Client

@@ -8,9 +8,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.controller.balance import propose
-from brokers.controller.placement import Place, assign, crowding, places
-from brokers.model import BrokerId, BrokerInfo, TopicPartition
+from fleetlog.brokers.controller.balance import propose
+from fleetlog.brokers.controller.placement import Place, assign, crowding, places
+from fleetlog.brokers.model import BrokerId, BrokerInfo, TopicPartition
 
 Assignments = dict[TopicPartition, tuple[BrokerId, ...]]
 

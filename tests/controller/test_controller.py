@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from brokers.controller import plans, topic_commands
-from brokers.controller.absent import REMEMBERED_MS, read_known
-from brokers.controller.requests import NewPartitions, NewTopic
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataImage
-from brokers.model import GROUP_METADATA_TOPIC, BrokerInfo, TopicPartition
-from coordination.registration import incarnation_path
-from coordination.store import SetData, Store
+from fleetlog.brokers.controller import plans, topic_commands
+from fleetlog.brokers.controller.absent import REMEMBERED_MS, read_known
+from fleetlog.brokers.controller.requests import NewPartitions, NewTopic
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataImage
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerInfo, TopicPartition
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import SetData, Store
+from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import RealClock
 from tests.support.nodes import Nodes, lose_the_answer
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from brokers.controller import plans
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.remaining import RemainingReplicas
-from brokers.controller.requests import NewTopic
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
-from brokers.replication import ends
-from brokers.replication.ends import ReplicaEnd
-from coordination.store import Create, Delete, UnknownOutcome
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.requests import NewTopic
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
+from fleetlog.brokers.model import BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.replication import ends
+from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.coordination.store import Create, Delete, UnknownOutcome
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.controller.elections import (
+from fleetlog.brokers.controller.elections import (
     RECOVERING,
     elect,
     elect_by_ends,
@@ -20,8 +20,16 @@ from brokers.controller.elections import (
     released,
     to_ask,
 )
-from brokers.model import GROUP_METADATA_TOPIC, NO_LOG, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
-from brokers.replication import isr
+from fleetlog.brokers.model import (
+    GROUP_METADATA_TOPIC,
+    NO_LOG,
+    BrokerId,
+    LiveBroker,
+    LogEnd,
+    PartitionState,
+    TopicPartition,
+)
+from fleetlog.brokers.replication import isr
 
 EPOCH = 7
 LiveBrokers = dict[int, LiveBroker]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.controller import handover
-from brokers.model import TopicPartition
-from brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.controller import handover
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.peers.calls import PeerUnavailable
 
 
 class SilentPeers:

@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.access import Access
-from brokers.api.base import ClientConnection, Context
-from brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
-from brokers.controller.elections import RECOVERING, released
-from brokers.controller.leader_commands import imbalanced
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.remaining import RemainingReplicas
-from brokers.controller.requests import NewTopic
-from brokers.metadata.config_writes import alter_config
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
-from brokers.replication import ends, isr
-from brokers.replication.ends import ReplicaEnd
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.base import ClientConnection, Context
+from fleetlog.brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
+from fleetlog.brokers.controller.elections import RECOVERING, released
+from fleetlog.brokers.controller.leader_commands import imbalanced
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.requests import NewTopic
+from fleetlog.brokers.metadata.config_writes import alter_config
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.replication import ends, isr
+from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import expire, on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 

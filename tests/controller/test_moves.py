@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from brokers.controller import move_commands, plans, remaining
-from brokers.controller.requests import NewPartitions, NewTopic
-from brokers.metadata import znodes
-from brokers.model import GROUP_METADATA_TOPIC, TopicPartition
-from coordination.store import Operation
+from fleetlog.brokers.controller import move_commands, plans, remaining
+from fleetlog.brokers.controller.requests import NewPartitions, NewTopic
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TopicPartition
+from fleetlog.coordination.store import Operation
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import PATIENCE_MS, Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 

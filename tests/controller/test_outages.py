@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.controller.requests import NewTopic
-from brokers.metadata import znodes
-from coordination.ensemble import ZooKeeperNode, start_local
+from fleetlog.brokers.controller.requests import NewTopic
+from fleetlog.brokers.metadata import znodes
+from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import Node, Nodes
 from tests.support.stores import expire, on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from brokers.controller.placement import Place, PlacementError, alternating, assign, check_assignment, crowding
-from brokers.model import BrokerId, BrokerInfo
+from fleetlog.brokers.controller.placement import Place, PlacementError, alternating, assign, check_assignment, crowding
+from fleetlog.brokers.model import BrokerId, BrokerInfo
 
 
 def brokers(*ids: int, racks: dict[int, str] | None = None, hosts: dict[int, str] | None = None) -> list[BrokerInfo]:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from brokers.controller import move_commands
-from brokers.controller.context import StaleState
-from brokers.controller.log_end_probes import LogEndProbes
-from brokers.controller.move_commands import MoveCommands
-from brokers.controller.writes import MultiWrite, StateWrites
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, LiveBroker, PartitionState, TopicPartition
-from coordination.store import Operation, SetData
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller import move_commands
+from fleetlog.brokers.controller.context import StaleState
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.move_commands import MoveCommands
+from fleetlog.brokers.controller.writes import MultiWrite, StateWrites
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.znodes import StatesChanged, TopicChanged, TopicDeleted, TopicZnode
+from fleetlog.brokers.model import BrokerId, LiveBroker, PartitionState, TopicPartition
+from fleetlog.coordination.store import Operation, SetData
+from fleetlog.wire.errors import ErrorCode
 
 TOPIC_ID = uuid.UUID(int=7)
 ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.controller.elections import elect, elect_by_ends, is_led, must_be_heard, new_partition, to_ask
-from brokers.controller.reassignment import Step, advance, cancel_move, first_relies_on, start_move
-from brokers.controller.requests import Refused
-from brokers.metadata.image import stateless
-from brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
-from brokers.replication import isr
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller.elections import elect, elect_by_ends, is_led, must_be_heard, new_partition, to_ask
+from fleetlog.brokers.controller.reassignment import Step, advance, cancel_move, first_relies_on, start_move
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.metadata.image import stateless
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
+from fleetlog.wire.errors import ErrorCode
 
 EPOCH = 7
 TP = TopicPartition("t", 0)

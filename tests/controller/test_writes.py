@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.controller import plans, reassignment
-from brokers.controller.elections import elect, new_partition, released
-from brokers.controller.requests import Refused
-from brokers.controller.topic_commands import check_room
-from brokers.controller.writes import MultiWrite, StateWrites, counted_on
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicZnode
-from brokers.model import BrokerId, LiveBroker, PartitionState, TopicPartition
-from coordination.registration import incarnation_path
-from coordination.store import MAX_MULTI_BYTES, MAX_MULTI_OPERATIONS, Check, Create, Delete, SetData
-from wire.errors import ErrorCode
+from fleetlog.brokers.controller import plans, reassignment
+from fleetlog.brokers.controller.elections import elect, new_partition, released
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.controller.topic_commands import check_room
+from fleetlog.brokers.controller.writes import MultiWrite, StateWrites, counted_on
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.znodes import StatesChanged, TopicChanged, TopicZnode
+from fleetlog.brokers.model import BrokerId, LiveBroker, PartitionState, TopicPartition
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import MAX_MULTI_BYTES, MAX_MULTI_OPERATIONS, Check, Create, Delete, SetData
+from fleetlog.wire.errors import ErrorCode
 
 EPOCH = 7
 

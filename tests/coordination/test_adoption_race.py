@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from coordination.store import Stat, Watch
-from coordination.tree import MARK, adopt
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.store import Stat, Watch
+from fleetlog.coordination.tree import MARK, adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.stores import Stores, on_loop
 
 pytestmark = pytest.mark.zookeeper

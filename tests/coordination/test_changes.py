@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from coordination.changes import CHANGES, Pruner, entry, path_of, sequence_of
-from coordination.election import ControllerMoved, Leadership, campaign
-from coordination.store import Check, Create, MultiFailed
-from coordination.tree import adopt
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.changes import CHANGES, Pruner, entry, path_of, sequence_of
+from fleetlog.coordination.election import ControllerMoved, Leadership, campaign
+from fleetlog.coordination.store import Check, Create, MultiFailed
+from fleetlog.coordination.tree import adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.stores import Stores, on_loop
 
 

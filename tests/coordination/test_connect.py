@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from coordination.connect import CannotConnect, parse_connect
-from coordination.store import Create
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.connect import CannotConnect, parse_connect
+from fleetlog.coordination.store import Create
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.ports import free_port
 from tests.support.stores import Proxy, Stores, on_loop
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordination.election import (
+from fleetlog.coordination.election import (
     CONTROLLER,
     CONTROLLER_EPOCH,
     ControllerElection,
@@ -18,8 +18,8 @@ from coordination.election import (
     fenced_multi,
     resign,
 )
-from coordination.store import Create, MultiFailed, NodeExists, SetData, Store
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.store import Create, MultiFailed, NodeExists, SetData, Store
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import ManualClock
 from tests.support.ensemble import Ensemble
 from tests.support.stores import Proxy, Stores, expire, on_loop

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from coordination import ensemble
-from coordination.ensemble import (
+from fleetlog.coordination import ensemble
+from fleetlog.coordination.ensemble import (
     EnsembleError,
     ZooKeeperNode,
     find_classpath,
     find_java,
     start_local,
 )
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.support.stores import Stores, on_loop
 from tests.support.waiting import eventually
 
@@ -90,7 +90,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 _PARENT = """
 import sys, time
-from coordination.ensemble import start_local
+from fleetlog.coordination.ensemble import start_local
 node = start_local(sys.argv[1])
 print(node.pid, flush=True)
 time.sleep(600)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from _native import temporary
-from coordination import ports
-from coordination.ports import free_ports, free_row, is_free
+from fleetlog._native import temporary
+from fleetlog.coordination import ports
+from fleetlog.coordination.ports import free_ports, free_row, is_free
 
 OTHER = """
 import sys
-from coordination.ports import _claims
+from fleetlog.coordination.ports import _claims
 print(*(port for port in map(int, sys.argv[1:]) if _claims.take(port)))
 """
 
@@ -25,7 +25,7 @@ def taken_by_another_process(wanted: list[int]) -> set[int]:
     """Which of the ports another process can claim."""
     ran = subprocess.run(
         [sys.executable, "-c", OTHER, *map(str, wanted)], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(ports.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(ports.__file__).parents[2])},
     )  # fmt: skip
     return set(map(int, ran.stdout.split()))
 

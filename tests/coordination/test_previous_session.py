@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordination.previous_session import PreviousSession
+from fleetlog.coordination.previous_session import PreviousSession
 
 
 @pytest.fixture

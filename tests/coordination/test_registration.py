@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordination.registration import (
+from fleetlog.coordination.registration import (
     Advertisement,
     DuplicateBroker,
     ListenerAddress,
@@ -21,10 +21,10 @@ from coordination.registration import (
     register,
     unregister,
 )
-from coordination.store import Check, Create, MultiFailed, SessionExpired, SessionState
-from coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
-from coordination.zookeeper import ZookeeperStore
-from coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.store import Check, Create, MultiFailed, SessionExpired, SessionState
+from fleetlog.coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper_session import boot_ms
 from tests.support.clocks import RealClock
 from tests.support.stores import Proxy, Stores, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -204,10 +204,10 @@ async def test_an_earlier_session_of_the_process_is_waited_for_however_long_it_s
 
 _CRASHING = """
 import asyncio, os, sys, time
-from coordination.registration import *
-from coordination.tree import adopt
-from coordination.zookeeper import ZookeeperStore
-from coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.registration import *
+from fleetlog.coordination.tree import adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper_session import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]))

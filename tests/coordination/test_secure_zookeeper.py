@@ -14,14 +14,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from brokers.security.tls_contexts import server_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.security.zookeeper_settings import ZookeeperSettings
-from coordination.connect import CannotConnect, ConnectionSecurity
-from coordination.loop_handler import LoopHandler
-from coordination.ports import free_ports
-from coordination.store import Create, SessionState, SetData, StoreError
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.security.tls_contexts import server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity
+from fleetlog.coordination.loop_handler import LoopHandler
+from fleetlog.coordination.ports import free_ports
+from fleetlog.coordination.store import Create, SessionState, SetData, StoreError
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.certificates import Authority
 from tests.support.secure_zookeeper import SecureZooKeeper
 from tests.support.stores import Proxy, on_loop, record_session, states
@@ -225,7 +225,7 @@ async def test_a_new_certificate_is_taken_at_the_next_connection(
         await store.sync("/")
         assert (await store.get("/a"))[0] == b""
         await store.close()
-    said = [one.getMessage() for one in caplog.records if one.name == "brokers.security.followed_contexts"]
+    said = [one.getMessage() for one in caplog.records if one.name == "fleetlog.brokers.security.followed_contexts"]
     assert said[0] == "connections to ZooKeeper use the new certificates from now on"
     assert said[1].startswith("connections to ZooKeeper go on with the certificates of before: zookeeper.ssl.keystore")
 
@@ -233,7 +233,7 @@ async def test_a_new_certificate_is_taken_at_the_next_connection(
 @on_loop
 async def test_no_level_shows_what_is_secret(server: SecureZooKeeper, caplog: pytest.LogCaptureFixture) -> None:
     """Logins, the session's own password, and what is written and read, by each kind of request."""
-    name = "coordination.zookeeper.kazoo"
+    name = "fleetlog.coordination.zookeeper.kazoo"
     caplog.set_level(1, logger=name)
     store = await opened(f"{server.node.address}/silent", security({"zookeeper.digest.credentials": "fleet:s3cret"}))
     await store.create("/a", b"h1dden")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ThrottledOpError
 
-from coordination import zookeeper_session
-from coordination.ensemble import ZooKeeperNode, start_local
-from coordination.store import (
+from fleetlog.coordination import zookeeper_session
+from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
+from fleetlog.coordination.store import (
     NodeExists,
     SessionEvent,
     SessionExpired,
@@ -29,8 +29,8 @@ from coordination.store import (
     WatchEvent,
     WatchKind,
 )
-from coordination.zookeeper import ZookeeperStore
-from coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper_session import boot_ms
 from tests.support.ensemble import Ensemble
 from tests.support.stores import Proxy, Stores, expire, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -306,8 +306,8 @@ async def test_close_ends_the_session_at_once(connect: str) -> None:
 
 _CHILD = """
 import asyncio, sys
-from coordination.zookeeper import ZookeeperStore
-from coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper_session import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=1500)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordination.store import (
+from fleetlog.coordination.store import (
     MAX_GET_MANY,
     MAX_MULTI_BYTES,
     MAX_MULTI_OPERATIONS,

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from _native.batch import scan
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.replication.serving import LeaderLease, Serve
-from brokers.timers import Timers
-from txn.commands import CoordinatorRecord, Now, Result, Ticket
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog._native.batch import scan
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.replication.serving import LeaderLease, Serve
+from fleetlog.brokers.timers import Timers
+from fleetlog.txn.commands import CoordinatorRecord, Now, Result, Ticket
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 TOPIC = "__consumer_offsets"
 
@@ -131,7 +131,7 @@ class MemoryPartition:
     """Leads in ``leader_epoch``; nothing is committed before :meth:`commit`, unless ``instant``."""
 
     def __init__(self, tp: TopicPartition, *, instant: bool = False, log: MemoryLog | None = None) -> None:
-        from _native.batch import stamp
+        from fleetlog._native.batch import stamp
 
         self._stamp = stamp
         self.tp = tp

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from _native.batch import decode_records, scan
+from fleetlog._native.batch import decode_records, scan
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
-from wire.errors import ErrorCode as E
 
 GROUP = "group"
 

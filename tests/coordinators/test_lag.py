@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
-from wire.errors import ErrorCode as E
 
 AGE_MS = 60_000
 APART_MS = 1_000
@@ -30,7 +30,7 @@ async def furnished(tmp_path: Path) -> Broker:
 
 
 async def produced(broker: Broker, timestamp: int) -> int:
-    from wire import hot
+    from fleetlog.wire import hot
 
     data = broker.batch(timestamp=timestamp)
     request = hot.ProduceRequest(None, -1, 1_000, [hot.ProducePart("t", None, 0, memoryview(bytearray(data)))])

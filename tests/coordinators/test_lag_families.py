@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.config import BrokerConfig
-from brokers.coordinators.lag_families import LagFamilies, serve_lags
-from brokers.coordinators.lags import GroupLag
-from brokers.groups.lag import PartitionLag, Progress
-from brokers.metrics import Metrics
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.coordinators.lag_families import LagFamilies, serve_lags
+from fleetlog.brokers.coordinators.lags import GroupLag
+from fleetlog.brokers.groups.lag import PartitionLag, Progress
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.wire.types import TopicPartition
 from tests.support.bytecodes import Bytecodes, Steps
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
-from wire.types import TopicPartition
 
 CAP = 10
 BYTECODES_PER_TURN = 50_000

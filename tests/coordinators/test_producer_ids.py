@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from brokers.coordinators.transactions import producer_ids
-from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+from fleetlog.brokers.coordinators.transactions import producer_ids
+from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+from fleetlog.txn.producer_ids import Block, decode_block
 from tests.support.one_znode import OneZnode
-from txn.producer_ids import Block, decode_block
 
 
 @pytest.fixture(autouse=True)

@@ -6,15 +6,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.batch import scan
-from brokers.coordinators.ports import TransactionMarker
-from brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
-from brokers.coordinators.shard_host import LONG_WRITE
+from fleetlog._native.batch import scan
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
+from fleetlog.brokers.coordinators.shard_host import LONG_WRITE
+from fleetlog.txn.commands import (
+    DEFERRED,
+    Answer,
+    Cancel,
+    CommandFailed,
+    CoordinatorRecord,
+    Now,
+    Result,
+    Schedule,
+    Ticket,
+)
+from fleetlog.wire.errors import ErrorCode as E
+from fleetlog.wire.types import TopicPartition
 from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, get, put
 from tests.support.gauges import added_up
-from txn.commands import DEFERRED, Answer, Cancel, CommandFailed, CoordinatorRecord, Now, Result, Schedule, Ticket
-from wire.errors import ErrorCode as E
-from wire.types import TopicPartition
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.coordinators.ports import TransactionMarker
-from brokers.log import Origin
-from brokers.log.markers import encode_marker_run
-from brokers.model import BrokerId
+import fleetlog.wire.messages as m
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.markers import encode_marker_run
+from fleetlog.brokers.model import BrokerId
+from fleetlog.wire.errors import ErrorCode as E
+from fleetlog.wire.types import TopicPartition
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import ME, OTHER, Stage
-from wire.errors import ErrorCode as E
-from wire.types import TopicPartition
 
 
 @pytest.fixture

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.coordinators.ports import TransactionMarker
-from brokers.coordinators.transactions import markers, verification
-from brokers.coordinators.transactions.markers import MarkerSender
-from brokers.coordinators.transactions.verification import Verifier
-from brokers.log import ProducerState
-from brokers.model import PartitionState, TopicInfo
-from brokers.timers import Timers
-from coordination.store import StoreError
+import fleetlog.wire.messages as m
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.transactions import markers, verification
+from fleetlog.brokers.coordinators.transactions.markers import MarkerSender
+from fleetlog.brokers.coordinators.transactions.verification import Verifier
+from fleetlog.brokers.log import ProducerState
+from fleetlog.brokers.model import PartitionState, TopicInfo
+from fleetlog.brokers.timers import Timers
+from fleetlog.coordination.store import StoreError
+from fleetlog.txn.batches import MemberMarker
+from fleetlog.txn.commands import CommandFailed, WriteMarkers
+from fleetlog.txn.coordinator import AddPartitionsAnswer, VerifyAnswer
+from fleetlog.txn.markers import Job, JobId, MarkerToSend
+from fleetlog.txn.verification import Ask, Question
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import RealClock
 from tests.support.coordinator_broker import PATIENCE_MS
 from tests.support.waiting import PATIENCE_S, eventually_async
-from txn.batches import MemberMarker
-from txn.commands import CommandFailed, WriteMarkers
-from txn.coordinator import AddPartitionsAnswer, VerifyAnswer
-from txn.markers import Job, JobId, MarkerToSend
-from txn.verification import Ask, Question
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 A, B, GONE = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("gone", 0)
 TX = TopicPartition("__transaction_state", 0)

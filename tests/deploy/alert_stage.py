@@ -26,8 +26,8 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from coordination.ensemble import ZooKeeperNode
-from coordination.ports import free_ports
+from fleetlog.coordination.ensemble import ZooKeeperNode
+from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority, replaced
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually

@@ -26,8 +26,8 @@ from urllib.request import urlopen
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from brokers.model import AUDIT_TOPIC
-from coordination.ports import free_row
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.coordination.ports import free_row
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently, stuttering
 from tests.deploy.client_faults import (
     busy_loop,
@@ -215,7 +215,7 @@ def crashing_broker(stage: Stage) -> Iterator[Callable[[], None]]:
         f"broker.id=11\nlisteners=PLAINTEXT://127.0.0.1:{port}\nlog.dirs={directory / 'data'}\n"
         f"admin.listener=127.0.0.1:{page}\nzookeeper.connect={stage.fleet.zookeeper_connect}/host\n"
     )
-    command = [sys.executable, "-m", "brokers.cli.main", "host", str(config), "--brokers", "2"]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "host", str(config), "--brokers", "2"]
 
     def kill() -> None:
         time.sleep(0.5)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently
 from tests.support.harness import Client
 from tests.support.produce_runs import batch, frame

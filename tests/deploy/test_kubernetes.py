@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from brokers.config import BrokerConfig, load_config
+from fleetlog.brokers.config import BrokerConfig, load_config
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "deploy" / "kubernetes"

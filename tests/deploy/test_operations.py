@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brokers.cli.command_config import read_command_config
-from brokers.cli.fleet_file import read_fleet
-from brokers.config import load_config
-from brokers.console.command import console
+from fleetlog.brokers.cli.command_config import read_command_config
+from fleetlog.brokers.cli.fleet_file import read_fleet
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.console.command import console
 from tests.support.operations_page import blocks
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _native.batch_py import Record
+from fleetlog._native.batch_py import Record
 
 RECORDS = (
     Record(0, 1_700_000_000_000, b"key", b"value", (("h1", b"x"), ("ü", None))),

@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from fleetlog.wire import messages
 from tests.golden.content import PRODUCER, RECORDS
-from wire import messages
 
 HERE = Path(__file__).parent
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

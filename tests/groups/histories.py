@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import GroupSettings, Protocol
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import GroupSettings, Protocol
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Client, Driver, commit
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 SETTINGS = GroupSettings(max_size=4, offsets_retention_ms=120_000, offsets_retention_check_interval_ms=10_000)
 GROUPS = ("g", "h")

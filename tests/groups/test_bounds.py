@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.disconnects import MAX_WATCHED, Disconnects
-from brokers.groups import classic
-from brokers.groups.member_memory import RECOUNT_MS, MemberRoom
-from brokers.groups.members import GroupState
-from brokers.groups.requests import GroupSettings, Protocol
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.disconnects import MAX_WATCHED, Disconnects
+from fleetlog.brokers.groups import classic
+from fleetlog.brokers.groups.member_memory import RECOUNT_MS, MemberRoom
+from fleetlog.brokers.groups.members import GroupState
+from fleetlog.brokers.groups.requests import GroupSettings, Protocol
+from fleetlog.wire.errors import ErrorCode
 from tests.support.group_api import Api
 from tests.support.group_driver import Client, Driver, settle
-from wire.errors import ErrorCode
 
 NOW = GroupSettings(initial_rebalance_delay_ms=0, max_session_timeout_ms=1_800_000)
 HALF_HOUR_MS = 1_800_000

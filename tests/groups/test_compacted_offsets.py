@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.coordinators.loading import Loader
-from brokers.log import Log, Origin
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.coordinators.loading import Loader
+from fleetlog.brokers.log import Log, Origin
+from fleetlog.txn.commands import CoordinatorRecord, Now
+from fleetlog.wire.errors import ErrorCode
 from tests.groups.histories import SETTINGS, crowd, perform
 from tests.log.compacted import QuickDisk, clean, cleaner_of, internal_log
 from tests.support.clocks import ManualClock
 from tests.support.group_driver import Driver, Entry
 from tests.support.logs import NOW, append, end_txn
-from txn.commands import CoordinatorRecord, Now
-from wire.errors import ErrorCode
 
 DAY_MS = 86_400_000
 TRANSACTIONAL = 0x10

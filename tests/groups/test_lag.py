@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.groups.lag import WINDOW, LogPosition, PartitionWindow, Progress, SeenCommit, progress_of, worst
+from fleetlog.brokers.groups.lag import WINDOW, LogPosition, PartitionWindow, Progress, SeenCommit, progress_of, worst
 
 EVERY = 5_000
 NOW = 1_000_000

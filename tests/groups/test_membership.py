@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.groups import classic
-from brokers.groups import shard as shard_module
-from brokers.groups.members import GroupState
-from brokers.groups.requests import GroupSettings, Leaver, Protocol
+from fleetlog.brokers.groups import classic
+from fleetlog.brokers.groups import shard as shard_module
+from fleetlog.brokers.groups.members import GroupState
+from fleetlog.brokers.groups.requests import GroupSettings, Leaver, Protocol
+from fleetlog.wire.errors import ErrorCode
 from tests.support.gauges import added_up
 from tests.support.group_driver import Client, Driver, assign, settle
-from wire.errors import ErrorCode
 
 
 @pytest.fixture

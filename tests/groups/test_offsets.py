@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from brokers.groups.records import CommittedOffset, GroupRecord, OffsetKey, decode_group_key, group_record
-from brokers.groups.requests import FetchRequest, GroupSettings, Protocol
+from fleetlog.brokers.groups.records import CommittedOffset, GroupRecord, OffsetKey, decode_group_key, group_record
+from fleetlog.brokers.groups.requests import FetchRequest, GroupSettings, Protocol
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Client, Driver, commit, fetched, settle
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 OLD, NEW = uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.wire.errors import ErrorCode
 from tests.support.group_driver import Client, Driver, assign, settle
-from wire.errors import ErrorCode
 
 
 @pytest.fixture

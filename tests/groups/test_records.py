@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.groups import records as r
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
+from fleetlog.brokers.groups import records as r
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.txn.commands import CoordinatorRecord, Now
+from fleetlog.wire.types import TopicPartition
 from tests.support.gauges import added_up
-from txn.commands import CoordinatorRecord, Now
-from wire.types import TopicPartition
 
 # Written out by hand from Kafka's schemas (OffsetCommitKey 1, OffsetCommitValue 3 and 1, GroupMetadataKey 2,
 # GroupMetadataValue 3).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brokers.groups.members import GroupState
+from fleetlog.brokers.groups.members import GroupState
 from tests.groups.histories import SETTINGS, crowd, perform, steps
 from tests.support.group_driver import Driver
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
 from tests.support.clients import Confluent
 from tests.support.copies import Cluster, quick_cleaning
 from tests.support.raw_transactions import Wire
 from tests.support.waiting import PATIENCE_S, eventually
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from brokers.model import id_text, random_id
-from coordination.ports import free_ports
+from fleetlog.brokers.model import id_text, random_id
+from fleetlog.coordination.ports import free_ports
 
 
 def java(classpath: str, name: str, *args: str) -> str:

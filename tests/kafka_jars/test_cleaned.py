@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.config import BrokerConfig
-from brokers.log import LogStore, RealDisk
-from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import LogStore, RealDisk
+from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.wire import compression
+from fleetlog.wire.types import TopicPartition
 from tests.kafka_jars.kafka import DAMAGE, Kafka, dumped, formatted
 from tests.log.compacted import clean, cleaner_of, last_values
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, append_txn, config, end_txn, open_log
 from tests.support.waiting import eventually
-from wire import compression
-from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
 

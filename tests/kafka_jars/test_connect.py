@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.kafka_jars.programs import Program, read_topic, write_properties
 from tests.support.clients import Confluent
 from tests.support.fleet import Fleet

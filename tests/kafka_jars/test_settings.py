@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.api.config_values import GROUP_SETTINGS
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
-from brokers.setting_kinds import ConfigError, Setting
+from fleetlog.brokers.api.config_values import GROUP_SETTINGS
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from fleetlog.brokers.setting_kinds import ConfigError, Setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_udfs import Fence, read_fence, write_stream
+from fleetlog.spark import Fence, read_fence, write_stream
 from tests.kafka_jars.kafka import Kafka
 from tests.spark.conftest import Cluster, run_to_end, spark  # noqa: F401  (a fixture)
 from tests.support.ports import free_port

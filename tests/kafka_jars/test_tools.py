@@ -46,9 +46,9 @@ def test_kafkas_tool_sets_and_deletes_configs(tools: Tools, topic: str) -> None:
 def test_kafkas_tool_sets_levels_of_loggers(tools: Tools) -> None:
     command, entity = "org.apache.kafka.tools.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
     tools(command, "--alter", *entity, "--add-config", "brokers.peers=DEBUG")
-    assert "brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
+    assert "fleetlog.brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
     tools(command, "--alter", *entity, "--delete-config", "brokers.peers")
-    assert "brokers.peers.calls=INFO" in tools(command, "--describe", *entity)
+    assert "fleetlog.brokers.peers.calls=INFO" in tools(command, "--describe", *entity)
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 
-from _native.batch import Record, encode_batch
-from brokers.config import BrokerConfig
-from brokers.log import LogStore, Origin
-from brokers.log.background import PendingSync, PendingWork
-from brokers.log.cleaner import Cleaner
-from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.files import RealDisk, RealFile
-from brokers.model import GROUP_METADATA_TOPIC
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import LogStore, Origin
+from fleetlog.brokers.log.background import PendingSync, PendingWork
+from fleetlog.brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.files import RealDisk, RealFile
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import ManualClock
 from tests.support.logs import NOW, append, config, open_log, records
-from wire import compression
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 TP = TopicPartition(GROUP_METADATA_TOPIC, 0)
 USERS = TopicPartition("users", 0)

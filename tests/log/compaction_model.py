@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from _native.batch import scan
-from brokers.log.validation import batch_records, read_marker
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log.validation import batch_records, read_marker
 from tests.support.logs import content
 
 HORIZON_BIT = 0x40

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from _native.batch import Record, encode_batch
-from brokers.log import Log
-from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionSets
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import NOW, config, records
-from wire import compression
-from wire.errors import ErrorCode
 
 DEDUP = config(fleetlog_dedup="source")
 

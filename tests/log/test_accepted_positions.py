@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.compact import page_positions
-from brokers.config import BrokerConfig
-from brokers.log import DiskFull, Log, RealDisk
-from brokers.log.accepted_positions import AcceptedPositions, accepted_as_of
-from brokers.log.position_snapshot import load_positions
-from brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
-from brokers.log.store import LogStore
-from brokers.model import TopicPartition
+from fleetlog._native.compact import page_positions
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import DiskFull, Log, RealDisk
+from fleetlog.brokers.log.accepted_positions import AcceptedPositions, accepted_as_of
+from fleetlog.brokers.log.position_snapshot import load_positions
+from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
+from fleetlog.brokers.log.store import LogStore
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DEDUP, accepted, known, replicate, sets_of, sourced, values
 from tests.support.clocks import ManualClock
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, open_log
-from wire import compression
-from wire.errors import ErrorCode
 
 WINDOW = DEDUP.fleetlog_dedup_window_ms
 LATER = NOW + 3 * WINDOW

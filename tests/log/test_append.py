@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.batch import parse_header, scan, stamp
-from brokers.log import Log, Origin
+from fleetlog._native.batch import parse_header, scan, stamp
+from fleetlog.brokers.log import Log, Origin
+from fleetlog.wire.errors import ErrorCode
 from tests.support.faulty import Fault, FaultyDisk, FaultyFile, Killed
 from tests.support.logs import (
     DEFAULTS,
@@ -37,7 +38,6 @@ from tests.support.logs import (
     produced,
     records,
 )
-from wire.errors import ErrorCode
 
 
 @pytest.fixture

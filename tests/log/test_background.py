@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from _native.files import FileSlice
-from brokers.log import DiskFailed, RealDisk
-from brokers.log.background import LARGE, PendingWork
+from fleetlog._native.files import FileSlice
+from fleetlog.brokers.log import DiskFailed, RealDisk
+from fleetlog.brokers.log.background import LARGE, PendingWork
 from tests.support.waiting import eventually
 
 

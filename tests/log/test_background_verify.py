@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.log.background_verify import MOST_LOGS, MOST_SEGMENTS, BackgroundVerify
-from brokers.log.segment import Segment
+from fleetlog.brokers.log.background_verify import MOST_LOGS, MOST_SEGMENTS, BackgroundVerify
+from fleetlog.brokers.log.segment import Segment
+from fleetlog.wire.types import TopicPartition
 from tests.support.stage import Stage
-from wire.types import TopicPartition
 
 RATE = "log.verify.bytes.per.second"
 LARGE = str(10**9)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from _native.batch import BatchHeader, parse_header
-from brokers.log.cleanable import (
+from fleetlog._native.batch import BatchHeader, parse_header
+from fleetlog.brokers.log.cleanable import (
     Cleanable,
     CleaningTerms,
     SegmentFigures,
@@ -15,16 +15,16 @@ from brokers.log.cleanable import (
     is_due,
     roll_due,
 )
-from brokers.log.indexes import AbortedTxn
-from brokers.log.markers import Marker
-from brokers.log.producer_entries import BatchMeta, ProducerEntry
-from brokers.log.retained import (
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.markers import Marker
+from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.retained import (
     KnownProducers,
     MetTransactions,
     verdict_on_data,
     verdict_on_marker,
 )
-from brokers.log.validation import DELETE_HORIZON_BIT
+from fleetlog.brokers.log.validation import DELETE_HORIZON_BIT
 from tests.support.logs import NOW, batch, marker, produced
 
 FOUR = [SegmentFigures(n * 10, n * 10 + 10, 100, NOW + n, NOW + n) for n in range(4)]

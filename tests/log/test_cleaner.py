@@ -8,9 +8,10 @@ import random
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.log import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange, Origin, RealDisk
-from brokers.log.retention import delete_old_segments
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange, Origin, RealDisk
+from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values, put
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
@@ -27,7 +28,6 @@ from tests.support.logs import (
     records,
 )
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 SIZE = len(batch(1))
 
@@ -332,7 +332,7 @@ def test_no_room_for_a_swap_leaves_none_behind(tmp_path, op, back):
 
 
 def test_a_large_active_segment_is_closed_early(tmp_path, monkeypatch):
-    monkeypatch.setattr("brokers.log.cleaner.ROLL_BYTES", 2000)
+    monkeypatch.setattr("fleetlog.brokers.log.cleaner.ROLL_BYTES", 2000)
     log = internal_log(tmp_path, segment_bytes=1 << 30)
     for i in range(100):
         put(log, ("k", f"{i}"))

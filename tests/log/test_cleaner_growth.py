@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.log import Log, Origin
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import Log, Origin
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import clean, cleaner_of, last_values, users_log
 from tests.support.logs import NOW, append
-from wire import compression
-from wire.errors import ErrorCode
 
 SEGMENT_BYTES = 40_000
 DAY_MS = 86_400_000

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import USERS as TP
 from tests.log.compacted import QuickDisk, clean, cleaner_of, compacting, fill, store_of, tick, users_log
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, config, content, records
-from wire.errors import ErrorCode
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

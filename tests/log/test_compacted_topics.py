@@ -7,13 +7,15 @@ import weakref
 
 import pytest
 
-from brokers.log import DiskFull
-from brokers.log.cleaner import Cleaner, map_size
-from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.cleaner_metrics import watch_cleaner
-from brokers.log.compaction import MapSize
-from brokers.log.retention import delete_old_segments
-from brokers.metrics import Metrics
+from fleetlog.brokers.log import DiskFull
+from fleetlog.brokers.log.cleaner import Cleaner, map_size
+from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.cleaner_metrics import watch_cleaner
+from fleetlog.brokers.log.compaction import MapSize
+from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import (
     COMPACT,
     QuickDisk,
@@ -30,8 +32,6 @@ from tests.log.compacted import (
 from tests.log.compacted import USERS as TP
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, patched, records
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 
 def test_a_users_topic_is_compacted(tmp_path):
@@ -215,7 +215,7 @@ def test_the_map_is_no_larger_than_its_offsets():
 
 
 def cleaner_settings(size):
-    from brokers.log.cleaner_figures import CleanerSettings
+    from fleetlog.brokers.log.cleaner_figures import CleanerSettings
 
     return map_size(CleanerSettings(size), 100), map_size(CleanerSettings(size), 10**9)
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import pytest
 
-from brokers.log import Origin
-from brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.cleaner import Cleaner
 from tests.log.compacted import COMPACT, compacting, store_of, tick, write
 from tests.log.compacted import USERS as TP
 from tests.support.crashes import RecordingDisk, image
@@ -103,7 +103,7 @@ def test_power_loss_at_any_write_of_a_pass(tmp_path, seed):
 
 def test_the_images_show_a_swap_that_is_not_durable(tmp_path, monkeypatch):
     """A rewritten segment without fsync must be caught."""
-    monkeypatch.setattr("brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
+    monkeypatch.setattr("fleetlog.brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
     monkeypatch.setattr("tests.log.test_compaction_images.IMAGES", 40)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss_at_any_write_of_a_pass(tmp_path, 0)

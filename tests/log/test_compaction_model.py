@@ -11,15 +11,15 @@ from types import ModuleType
 
 import pytest
 
-from _native import compact_cy, compact_py
-from _native.batch import Record, encode_batch
-from brokers.log import Origin
+from fleetlog._native import compact_cy, compact_py
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import Origin
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import COMPACT, TP, QuickDisk, cleaner_of
 from tests.log.compaction_model import batches_of, cleaned, fates_of, table_of
 from tests.support.logs import NOW, append, config, end_txn, open_log
-from wire import compression
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 HISTORIES = int(os.environ.get("COMPACTION_HISTORIES", "60"))
 RETENTION_MS = 1000
@@ -172,7 +172,7 @@ class History:
 @pytest.fixture(params=[compact_py, compact_cy], ids=["pure", "cython"])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("KeyMap", "collect_keys", "keep_records"):
-        monkeypatch.setattr(f"brokers.log.compaction.{name}", getattr(request.param, name))
+        monkeypatch.setattr(f"fleetlog.brokers.log.compaction.{name}", getattr(request.param, name))
     return request.param
 
 
@@ -208,15 +208,15 @@ def _run_all(path) -> None:
 
 
 def _beyond_the_stable_offset(patched) -> None:
-    patched.setattr("brokers.log.state.LogState.last_stable_offset", property(lambda log: log.high_watermark))
+    patched.setattr("fleetlog.brokers.log.state.LogState.last_stable_offset", property(lambda log: log.high_watermark))
 
 
 def _early_tombstones(patched) -> None:
-    patched.setattr("brokers.log.compaction.delete_horizon", lambda header: 0)
+    patched.setattr("fleetlog.brokers.log.compaction.delete_horizon", lambda header: 0)
 
 
 def _early_markers(patched) -> None:
-    patched.setattr("brokers.log.retained.MetTransactions.ended", lambda self, header, marker: (True, None))
+    patched.setattr("fleetlog.brokers.log.retained.MetTransactions.ended", lambda self, header, marker: (True, None))
 
 
 PLANTED = {"stable": _beyond_the_stable_offset, "tombstone": _early_tombstones, "marker": _early_markers}

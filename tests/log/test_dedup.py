@@ -14,16 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.batch import BatchHeader, Record, encode_batch, scan
-from _native.compact import page_positions
-from brokers.api.produce_work import count
-from brokers.log import DiskFull, Origin, RealDisk
-from brokers.log.admission import Terms
-from brokers.log.passing import MOST_BATCHES
-from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
-from brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
-from brokers.log.validation import read_marker
-from brokers.topic_figures import TopicFigures
+from fleetlog._native.batch import BatchHeader, Record, encode_batch, scan
+from fleetlog._native.compact import page_positions
+from fleetlog.brokers.api.produce_work import count
+from fleetlog.brokers.log import DiskFull, Origin, RealDisk
+from fleetlog.brokers.log.admission import Terms
+from fleetlog.brokers.log.passing import MOST_BATCHES
+from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_positions
+from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
+from fleetlog.brokers.log.validation import read_marker
+from fleetlog.brokers.topic_figures import TopicFigures
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DEDUP, accepted, known, replicate, sets_of, sourced, values
 from tests.support.crashes import RecordingDisk, image
 from tests.support.faulty import Fault, FaultyDisk
@@ -41,8 +43,6 @@ from tests.support.logs import (
     open_log,
     records,
 )
-from wire import compression
-from wire.errors import ErrorCode
 
 TRANSACTIONAL = 0x10
 

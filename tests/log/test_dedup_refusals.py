@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from brokers.log import Log
-from brokers.log.positions import PAGE_COST, PAGE_POSITIONS
-from brokers.log.state import LogSettings
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS
+from fleetlog.brokers.log.state import LogSettings
+from fleetlog.wire.compression import GZIP
+from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DEDUP, accepted, known, sets_of, sourced, values
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_together, open_log
-from wire.compression import GZIP
-from wire.errors import ErrorCode
 
 WINDOW = DEDUP.fleetlog_dedup_window_ms
 SHORT = dataclasses.replace(DEDUP, fleetlog_dedup_window_ms=1000)

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from brokers.log import DiskFull, Origin
+from fleetlog.brokers.log import DiskFull, Origin
+from fleetlog.wire.errors import ErrorCode
 from tests.support.descriptors import descriptors_left
 from tests.support.faulty import CrampedDisk
 from tests.support.logs import (
@@ -22,7 +23,6 @@ from tests.support.logs import (
     patched,
     produced,
 )
-from wire.errors import ErrorCode
 
 
 def _assert_whole(log, path) -> None:

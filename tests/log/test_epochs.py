@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from _native.batch import scan
-from brokers.log.epochs import EpochCache
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log.epochs import EpochCache
 from tests.support.logs import (
     content,
     forty_batches,

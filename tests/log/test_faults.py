@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from brokers.log import DiskFull, LogOffline
+from fleetlog.brokers.log import DiskFull, LogOffline
+from fleetlog.wire.errors import ErrorCode
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
@@ -21,7 +22,6 @@ from tests.support.logs import (
     produced,
     records,
 )
-from wire.errors import ErrorCode
 
 
 @pytest.mark.parametrize("written", [0, 1, 30, 61, 70])
@@ -203,7 +203,7 @@ def test_damage_where_the_first_append_after_a_start_looks(tmp_path, first, who,
         reads.append([op for op, _ in disk.calls].count("read"))
     assert max(reads[1:]) <= (2 if first else 0), "of the first header, at most"
     assert (log.offline, log.size_bytes, log.log_end_offset) == (False, size, 400)
-    assert len([record for record in caplog.records if record.name == "brokers.log.state"]) == 1
+    assert len([record for record in caplog.records if record.name == "fleetlog.brokers.log.state"]) == 1
     if first:
         log.truncation.restart_at(0)
     else:

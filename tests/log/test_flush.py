@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from _native.batch import scan
-from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, EpochEntry
-from brokers.log.failures import DiskFull
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, EpochEntry
+from fleetlog.brokers.log.failures import DiskFull
 from tests.support.crashes import RecordingDisk
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.log.full_disks import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Room
-from brokers.model import FREE_BYTES_MOST, has_room
-from wire.types import TopicPartition
+from fleetlog.brokers.log.full_disks import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Room
+from fleetlog.brokers.model import FREE_BYTES_MOST, has_room
+from fleetlog.wire.types import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from _native.batch import stamp
-from brokers.log.append import Appender
-from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT
-from brokers.log.rolling import Roller
+from fleetlog._native.batch import stamp
+from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT
+from fleetlog.brokers.log.rolling import Roller
+from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import COMPACT, USERS, QuickDisk, clean, cleaner_of, compacting, restarted, store_of, users_log
 from tests.log.compacted import write as write_users
 from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import NOW, batch, config, open_log
-from wire.errors import ErrorCode
 
 SMALL = config(segment_bytes=300, cleanup_policy=("compact",))
 

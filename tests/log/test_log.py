@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from _native.batch import scan
-from brokers.log import RealDisk
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log import RealDisk
 from tests.support.logs import (
     TP,
     append,

@@ -6,10 +6,10 @@ import os
 import random
 import socket
 
-from _native import io, io_py
-from _native.files import MAPPED_BELOW, MAPPED_FROM, FileSlice
-from brokers.log import RealDisk
-from brokers.log.mappings import MAX_WINDOWS, STRIDE, WINDOW, Mappings
+from fleetlog._native import io, io_py
+from fleetlog._native.files import MAPPED_BELOW, MAPPED_FROM, FileSlice
+from fleetlog.brokers.log import RealDisk
+from fleetlog.brokers.log.mappings import MAX_WINDOWS, STRIDE, WINDOW, Mappings
 
 
 def mapped_ranges(path):

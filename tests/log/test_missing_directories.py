@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.log import ForeignDirectory, LogStore, RealDisk
-from brokers.log.checkpoints import CleanStop, encode_clean_stop
-from brokers.log.missing_directories import remembered
-from brokers.model import LiveBroker, id_text
-from brokers.replication.continuity import intact_since
-from coordination.registration import LastRegistration
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import ForeignDirectory, LogStore, RealDisk
+from fleetlog.brokers.log.checkpoints import CleanStop, encode_clean_stop
+from fleetlog.brokers.log.missing_directories import remembered
+from fleetlog.brokers.model import LiveBroker, id_text
+from fleetlog.brokers.replication.continuity import intact_since
+from fleetlog.coordination.registration import LastRegistration
+from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, batch
-from wire.types import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LAST = LastRegistration(9, 77, "")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.compact import Position, page_positions
-from brokers.log.position_snapshot import (
+from fleetlog._native.compact import Position, page_positions
+from fleetlog.brokers.log.position_snapshot import (
     decode_dedup_file,
     encode_dedup_file,
     encode_positions,
     load_positions,
     split_positions,
 )
-from brokers.log.positions import (
+from fleetlog.brokers.log.positions import (
     FLOOR_COST,
     LEADERS_SHARE,
     PAGE_COST,

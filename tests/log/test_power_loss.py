@@ -8,11 +8,12 @@ import shutil
 
 import pytest
 
-from _native.batch import scan
-from brokers.config import BrokerConfig
-from brokers.log import DiskFull, LogStore, Origin, RealDisk
-from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
-from brokers.model import GROUP_METADATA_TOPIC
+from fleetlog._native.batch import scan
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import DiskFull, LogStore, Origin, RealDisk
+from fleetlog.brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC
+from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put
 from tests.support.clocks import ManualClock
 from tests.support.crashes import RecordingDisk, image
@@ -28,7 +29,6 @@ from tests.support.logs import (
     open_log,
     produced,
 )
-from wire.types import TopicPartition
 
 TP = TopicPartition("events", 0)
 SMALL = config(segment_bytes=1500, index_interval_bytes=100)
@@ -370,7 +370,7 @@ def test_power_loss_during_compaction(tmp_path):
 
 def test_the_checker_sees_a_missing_fsync(tmp_path, monkeypatch):
     """A flush that raises the recovery point without fsync must be caught."""
-    monkeypatch.setattr("brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
+    monkeypatch.setattr("fleetlog.brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss(tmp_path, "appends")
 
@@ -382,7 +382,7 @@ def test_the_checker_sees_a_truncation_that_keeps_the_recovery_point(tmp_path, m
         log = self._log
         log.recovery_point, log.high_watermark = min(log.recovery_point, offset), min(log.high_watermark, offset)
 
-    monkeypatch.setattr("brokers.log.truncate.Truncation._lower_points", forget_the_disk)
+    monkeypatch.setattr("fleetlog.brokers.log.truncate.Truncation._lower_points", forget_the_disk)
     monkeypatch.setattr("tests.log.test_power_loss.IMAGES", 600, raising=False)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss(tmp_path, "truncations")

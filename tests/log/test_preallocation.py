@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from brokers.log import RealDisk, preallocation
-from brokers.log.preallocation import FROM, MOST, file_system
+from fleetlog.brokers.log import RealDisk, preallocation
+from fleetlog.brokers.log.preallocation import FROM, MOST, file_system
 from tests.support.logs import append, batch, config, open_log
 
 GIB = 1 << 30

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from _native.batch import parse_header
-from brokers.log import AppendInfo, Log, LogSettings, Origin
-from brokers.log.producer_snapshots import decode_snapshot
+from fleetlog._native.batch import parse_header
+from fleetlog.brokers.log import AppendInfo, Log, LogSettings, Origin
+from fleetlog.brokers.log.producer_snapshots import decode_snapshot
+from fleetlog.wire.errors import ErrorCode
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
@@ -32,7 +33,6 @@ from tests.support.logs import (
     open_log,
     produced,
 )
-from wire.errors import ErrorCode
 
 LAST = 2**31 - 1
 

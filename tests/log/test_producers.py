@@ -6,14 +6,15 @@ import random
 
 import pytest
 
-from _native.batch import crc32c
-from brokers.log import Origin
-from brokers.log.markers import encode_marker_run
-from brokers.log.producer_entries import BatchMeta, ProducerEntry
-from brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
-from brokers.log.producers import ProducerState
-from brokers.log.snapshot_tail import encode_tail
-from brokers.log.state import LogSettings
+from fleetlog._native.batch import crc32c
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.markers import encode_marker_run
+from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
+from fleetlog.brokers.log.producers import ProducerState
+from fleetlog.brokers.log.snapshot_tail import encode_tail
+from fleetlog.brokers.log.state import LogSettings
+from fleetlog.wire.errors import ErrorCode
 from tests.support.bytecodes import Bytecodes
 from tests.support.logs import (
     NOW,
@@ -28,7 +29,6 @@ from tests.support.logs import (
     open_log,
     produced,
 )
-from wire.errors import ErrorCode
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_old_timestamps_do_not_expire_a_busy_producer(log):
 
 
 def test_the_number_of_producers_is_bounded(tmp_path):
-    from brokers.log import LogSettings
+    from fleetlog.brokers.log import LogSettings
 
     log = open_log(tmp_path / "e-0", settings=LogSettings(max_producers=10))
     append_txn(log, 0, 0, 0)

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from _native.batch import Record, encode_batch, scan
-from brokers.api.base import through
-from brokers.log import LogOffline, OffsetOutOfRange, Origin, SliceGone
-from brokers.log.retention import delete_old_segments
+from fleetlog._native.batch import Record, encode_batch, scan
+from fleetlog.brokers.api.base import through
+from fleetlog.brokers.log import LogOffline, OffsetOutOfRange, Origin, SliceGone
+from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import (
     NOW,
     append,
@@ -25,7 +26,6 @@ from tests.support.logs import (
     open_log,
     records,
 )
-from wire.errors import ErrorCode
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from _native.batch import scan
-from brokers.log import LogOffline, Origin
-from brokers.log.files import RealDisk
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log import LogOffline, Origin
+from fleetlog.brokers.log.files import RealDisk
 from tests.support.logs import (
     NOW,
     append,

@@ -7,16 +7,16 @@ import os
 
 import pytest
 
-from brokers.log import LogOffline
-from brokers.log.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
-from brokers.log.failures import DiskError, DiskFailed, DiskFull
-from brokers.log.files import RealDisk
-from brokers.log.retention import delete_old_segments
+from fleetlog.brokers.log import LogOffline
+from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
+from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.log.files import RealDisk
+from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.wire.types import TopicPartition
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.log_stores import started
 from tests.support.logs import NOW, TP, append, batch, config, open_log, records
 from tests.support.waiting import eventually
-from wire.types import TopicPartition
 
 SETTINGS = config(segment_bytes=300, retention_ms=1000)
 OTHER = TopicPartition("other", 0)

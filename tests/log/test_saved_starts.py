@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.log import DiskFull
+from fleetlog.brokers.log import DiskFull
 from tests.support.faulty import DyingDisk, Fault, FaultyDisk, Killed
 from tests.support.log_stores import made, started
 from tests.support.logs import NOW, TP, append, batch, records

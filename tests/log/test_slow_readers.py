@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from _native.batch import Record, scan
-from brokers.log.validation import batch_records
+from fleetlog._native.batch import Record, scan
+from fleetlog.brokers.log.validation import batch_records
 from tests.log.compacted import USERS, QuickDisk, cleaner_of, users_log, write
 from tests.support.logs import NOW
 
@@ -99,6 +99,6 @@ def test_it_sees_the_last_value_of_each_key_and_each_deletion(tmp_path: Path) ->
 
 
 def test_deletions_that_go_early_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brokers.log.compaction.delete_horizon", lambda header: 0)
+    monkeypatch.setattr("fleetlog.brokers.log.compaction.delete_horizon", lambda header: 0)
     with pytest.raises(AssertionError, match=r"never seen|the last seen"):
         test_it_sees_the_last_value_of_each_key_and_each_deletion(tmp_path)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import load_config
-from brokers.log import LogStore, RealDisk
-from brokers.log.log import Log
-from brokers.log.start_progress import TOLD_MS
-from brokers.metrics import Metrics, StartFigures
-from brokers.server.admin import Admin
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.log import LogStore, RealDisk
+from fleetlog.brokers.log.log import Log
+from fleetlog.brokers.log.start_progress import TOLD_MS
+from fleetlog.brokers.metrics import Metrics, StartFigures
+from fleetlog.brokers.server.admin import Admin
 from tests.support.clocks import ManualClock
 from tests.support.stage import Stage
 

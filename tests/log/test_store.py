@@ -16,19 +16,27 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.log import DirectoryInUse, DiskFailed, DiskFull, ForeignDirectory, LogStore, RealDisk, StoreRefused
-from brokers.log.checkpoints import CleanStop, encode_clean_stop
-from brokers.log.flush import Flusher
-from brokers.model import LiveBroker
-from brokers.replication.continuity import intact_since as intact_since_of
-from coordination.registration import LastRegistration
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import (
+    DirectoryInUse,
+    DiskFailed,
+    DiskFull,
+    ForeignDirectory,
+    LogStore,
+    RealDisk,
+    StoreRefused,
+)
+from fleetlog.brokers.log.checkpoints import CleanStop, encode_clean_stop
+from fleetlog.brokers.log.flush import Flusher
+from fleetlog.brokers.model import LiveBroker
+from fleetlog.brokers.replication.continuity import intact_since as intact_since_of
+from fleetlog.coordination.registration import LastRegistration
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import ManualClock
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, batch, produced, records
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 ROOT = Path(__file__).parents[2]
 TOPIC_ID = uuid.UUID(int=0x1234567890)
@@ -176,7 +184,7 @@ def test_partitions_without_an_owner_are_left_alone(tmp_path):
 
 def test_the_lock(tmp_path):
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); from brokers.log.files import RealDisk;"
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from fleetlog.brokers.log.files import RealDisk;"
         "lock = RealDisk().lock(sys.argv[1] + '/.lock'); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path, ROOT], stdout=subprocess.PIPE) as holder:
@@ -634,7 +642,7 @@ def test_many_partitions_cost_no_descriptors(tmp_path):
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[2])
 import random, uuid
-from brokers.log import RealDisk
+from fleetlog.brokers.log import RealDisk
 from tests.log.test_store import _started, A, _config, TOPIC_ID
 from tests.support.logs import append, append_txn, batch, end_txn, produced
 import dataclasses

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from _native.batch import scan
+from fleetlog._native.batch import scan
 from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import (
     NOW,

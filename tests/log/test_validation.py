@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.batch import Record, encode_batch, parse_header, validate_batch
-from brokers.log import LogSettings
-from brokers.log.validation import LEVEL_UP_TO, QUICKEST_ABOVE, build_batch, pack_quickly
+from fleetlog._native.batch import Record, encode_batch, parse_header, validate_batch
+from fleetlog.brokers.log import LogSettings
+from fleetlog.brokers.log.validation import LEVEL_UP_TO, QUICKEST_ABOVE, build_batch, pack_quickly
+from fleetlog.wire import compression
+from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import (
     NOW,
     append,
@@ -23,8 +25,6 @@ from tests.support.logs import (
     produced,
     records,
 )
-from wire import compression
-from wire.errors import ErrorCode
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_mutated_batches_are_refused_or_right(tmp_path_factory, data):
     mutated = bytes(original)
     if data.draw(st.booleans()) and len(mutated) > 61:  # a liar that knows the checksum
         fixed = bytearray(mutated)
-        from _native.batch import crc32c
+        from fleetlog._native.batch import crc32c
 
         fixed[17:21] = crc32c(memoryview(mutated)[21:]).to_bytes(4, "big")
         mutated = bytes(fixed)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from _native.batch import scan
-from brokers.log import Origin, checkpoints
-from brokers.log.verify import Verified, verify_partition
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log import Origin, checkpoints
+from fleetlog.brokers.log.verify import Verified, verify_partition
+from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import internal_log, put
 from tests.support.logs import NOW, append, batch, config, marker, open_log, produced
-from wire.types import TopicPartition
 
 SMALL = config(segment_bytes=1500, index_interval_bytes=100)
 
@@ -172,7 +172,7 @@ def test_epochs_that_begin_elsewhere(copied: Path) -> None:
 
 
 def test_problems_are_listed_up_to_a_bound(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brokers.log.verify.MAX_PROBLEMS", 2)
+    monkeypatch.setattr("fleetlog.brokers.log.verify.MAX_PROBLEMS", 2)
     for file in _closed(copied, ".index"):
         file.write_bytes(file.read_bytes()[::-1])
     found = verify_partition(copied)

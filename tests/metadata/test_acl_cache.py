@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from brokers.metadata import acl_writes
-from brokers.metadata.acl_cache import AclCache
-from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
-from brokers.metadata.config_writes import Contended
-from brokers.security.acl_rules import AclRules
-from brokers.security.acl_znodes import (
+from fleetlog.brokers.metadata import acl_writes
+from fleetlog.brokers.metadata.acl_cache import AclCache
+from fleetlog.brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
+from fleetlog.brokers.metadata.config_writes import Contended
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acl_znodes import (
     EXTENDED_CHANGES,
     LITERAL_CHANGES,
     acl_path,
     change_node,
     encode_entries,
 )
-from brokers.security.acls import (
+from fleetlog.brokers.security.acls import (
     AccessControlEntry,
     AclImage,
     AclOperation,
@@ -31,8 +31,8 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.documents import BadDocument
-from coordination.store import Create, SessionExpired, Store, TooLarge
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.coordination.store import Create, SessionExpired, Store, TooLarge
 from tests.support.nodes import Meddled, lose_the_answer
 from tests.support.stores import Proxy, Stores, on_loop
 from tests.support.waiting import eventually_async

@@ -7,16 +7,16 @@ from typing import cast
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.controller.requests import NewTopic
-from brokers.metadata import cache, znodes
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metadata.image import MetadataImage
-from brokers.metadata.loading import LoadedMetadata
-from brokers.metadata.znodes import BadZnode
-from coordination.store import NoNode, Stat, Store, StoreError
-from coordination.tree import adopt
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.controller.requests import NewTopic
+from fleetlog.brokers.metadata import cache, znodes
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metadata.image import MetadataImage
+from fleetlog.brokers.metadata.loading import LoadedMetadata
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import NoNode, Stat, Store, StoreError
+from fleetlog.coordination.tree import adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import running_timers
 from tests.support.nodes import SESSION_MS, Nodes
 from tests.support.stores import expire, on_loop
@@ -144,7 +144,7 @@ async def test_a_controller_that_is_elected_between_two_looks_is_looked_for_agai
 
 @on_loop
 async def test_the_controller_prunes_but_keeps_the_newest(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brokers.controller.active.KEEP_CHANGES", 3)
+    monkeypatch.setattr("fleetlog.brokers.controller.active.KEEP_CHANGES", 3)
     async with Nodes(connect) as nodes:
         boss = await nodes.start(1)
         await nodes.controller()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.metadata import config_changes
-from brokers.metadata.config_changes import CHANGES, ConfigChanges, change_notice
-from coordination.store import Create, Store, StoreError
+from fleetlog.brokers.metadata import config_changes
+from fleetlog.brokers.metadata.config_changes import CHANGES, ConfigChanges, change_notice
+from fleetlog.coordination.store import Create, Store, StoreError
 from tests.support.stores import Stores, on_loop
 from tests.support.waiting import eventually_async
 

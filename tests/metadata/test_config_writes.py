@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from brokers import setting_kinds
-from brokers.api import config_alterations
-from brokers.api.access import Access
-from brokers.api.base import ClientConnection, Context
-from brokers.api.config_alterations import (
+from fleetlog.brokers import setting_kinds
+from fleetlog.brokers.api import config_alterations
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.base import ClientConnection, Context
+from fleetlog.brokers.api.config_alterations import (
     MAX_UNKNOWN,
     Alteration,
     Operation,
@@ -23,20 +23,20 @@ from brokers.api.config_alterations import (
     altered,
     setting_of,
 )
-from brokers.api.config_values import GROUP_SETTINGS
-from brokers.api.configs import MAX_ALTERATIONS, handle_alter_configs, handle_incremental_alter_configs
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from brokers.controller.requests import NewTopic, Refused
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.metadata.config_writes import EntityGone, alter_config
-from brokers.model import INTERNAL_TOPICS
-from coordination.store import StoreError
+from fleetlog.brokers.api.config_values import GROUP_SETTINGS
+from fleetlog.brokers.api.configs import MAX_ALTERATIONS, handle_alter_configs, handle_incremental_alter_configs
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from fleetlog.brokers.controller.requests import NewTopic, Refused
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.config_writes import EntityGone, alter_config
+from fleetlog.brokers.model import INTERNAL_TOPICS
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire import messages
-from wire.errors import ErrorCode
 
 SET, DELETE, APPEND, SUBTRACT = Operation
 TABLES = {Resource.TOPIC: TOPIC_SETTINGS, Resource.BROKER: BROKER_SETTINGS, Resource.GROUP: GROUP_SETTINGS}

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
-from brokers.metadata import features, znodes
-from brokers.metadata.features import SAFE_DOWNGRADE, FeatureOutcome, FeatureUpdate, LacksFeature, update_features
-from coordination.registration import Advertisement, ListenerAddress, broker_path, register, unregister
-from coordination.store import Store
+from fleetlog.brokers.metadata import features, znodes
+from fleetlog.brokers.metadata.features import (
+    SAFE_DOWNGRADE,
+    FeatureOutcome,
+    FeatureUpdate,
+    LacksFeature,
+    update_features,
+)
+from fleetlog.coordination.registration import Advertisement, ListenerAddress, broker_path, register, unregister
+from fleetlog.coordination.store import Store
+from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import RealClock
 from tests.support.nodes import Meddled, Node, Nodes, lose_the_answer
 from tests.support.stores import on_loop
-from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.zookeeper
 NAME = "transaction.version"

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from brokers.controller.requests import NewTopic
-from brokers.metadata import foreign, znodes
-from brokers.metadata.znodes import BadZnode
-from coordination.registration import Advertisement, ListenerAddress, broker_path, encode_registration
+from fleetlog.brokers.controller.requests import NewTopic
+from fleetlog.brokers.metadata import foreign, znodes
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.registration import Advertisement, ListenerAddress, broker_path, encode_registration
+from fleetlog.wire.errors import ErrorCode
 from tests.support.nodes import Nodes
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire.errors import ErrorCode
 
 KAFKA_BROKER = json.dumps(
     {

@@ -6,9 +6,16 @@ import random
 import uuid
 from dataclasses import replace
 
-from brokers.metadata.image import MetadataDelta, MetadataImage, difference
-from brokers.metadata.znodes import Change, ConfigChanged, StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage, difference
+from fleetlog.brokers.metadata.znodes import (
+    Change,
+    ConfigChanged,
+    StatesChanged,
+    TopicChanged,
+    TopicDeleted,
+    TopicZnode,
+)
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
 
 A, B = uuid.UUID(int=10), uuid.UUID(int=11)
 

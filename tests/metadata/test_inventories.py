@@ -6,10 +6,10 @@ import uuid
 
 import pytest
 
-from brokers.metadata import inventories
-from brokers.metadata.inventories import Inventory, LogSummary, decode_inventory, encode_inventory
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.metadata import inventories
+from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, decode_inventory, encode_inventory
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.znodes import BadZnode
 
 
 def _inventory(logs: int) -> Inventory:

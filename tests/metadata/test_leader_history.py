@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from brokers.config import load_config
-from brokers.metadata import leader_history
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metadata.leader_history import LeaderHistory
-from brokers.model import BrokerId, BrokerInfo, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.metadata import leader_history
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metadata.leader_history import LeaderHistory
+from fleetlog.brokers.model import BrokerId, BrokerInfo, PartitionState, TopicInfo, TopicPartition
 
 REPLICAS = (BrokerId(1), BrokerId(2), BrokerId(3))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.metadata.marks import ClusterMarks, decode_marks, encode_marks, lower, newest
+from fleetlog.brokers.metadata.marks import ClusterMarks, decode_marks, encode_marks, lower, newest
 
 SEEN = ClusterMarks(generation=1, controller_epoch=9, change=100, incarnation=7, producer_id=1999)
 

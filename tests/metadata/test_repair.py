@@ -7,14 +7,14 @@ import uuid
 
 import pytest
 
-from brokers.metadata import znodes
-from brokers.metadata.image import MetadataDelta, MetadataImage
-from brokers.metadata.inventories import Inventory, LogSummary
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.repair import BELIEVED_IDS, EPOCHS_LEFT_OUT, CannotRepair, RepairPlan, plan_repair
-from brokers.metadata.znodes import StatesChanged, TopicChanged, TopicZnode
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from coordination.store import Create, Delete, SetData
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage
+from fleetlog.brokers.metadata.inventories import Inventory, LogSummary
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.repair import BELIEVED_IDS, EPOCHS_LEFT_OUT, CannotRepair, RepairPlan, plan_repair
+from fleetlog.brokers.metadata.znodes import StatesChanged, TopicChanged, TopicZnode
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.coordination.store import Create, Delete, SetData
 
 OLD, NEW = uuid.UUID(int=1), uuid.UUID(int=2)
 MARKS = ClusterMarks(0, 9, 100, 7, 4999)

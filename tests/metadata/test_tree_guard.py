@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.metadata import tree_guard, znodes
-from brokers.metadata.marks import ClusterMarks
-from brokers.metadata.tree_guard import TreeBehind, TreeGuard
-from coordination.tree import adopt, ensure
+from fleetlog.brokers.metadata import tree_guard, znodes
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.tree_guard import TreeBehind, TreeGuard
+from fleetlog.coordination.tree import adopt, ensure
 from tests.support.stores import Stores, on_loop
 
 pytestmark = pytest.mark.zookeeper

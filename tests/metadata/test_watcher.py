@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from brokers.metadata import watcher
-from brokers.metadata.watcher import ZnodeWatcher
-from brokers.metadata.znodes import BadZnode
-from coordination.store import Store, StoreError
+from fleetlog.brokers.metadata import watcher
+from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.coordination.store import Store, StoreError
 from tests.support.stores import Proxy, Stores, on_loop
 from tests.support.waiting import eventually_async
 

@@ -7,10 +7,17 @@ import uuid
 
 import pytest
 
-from brokers.metadata import znodes
-from brokers.metadata.znodes import BadZnode, ConfigChanged, StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, Endpoint, PartitionState, id_text
-from coordination.registration import Advertisement, ListenerAddress, encode_registration
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.znodes import (
+    BadZnode,
+    ConfigChanged,
+    StatesChanged,
+    TopicChanged,
+    TopicDeleted,
+    TopicZnode,
+)
+from fleetlog.brokers.model import BrokerId, Endpoint, PartitionState, id_text
+from fleetlog.coordination.registration import Advertisement, ListenerAddress, encode_registration
 
 ID = uuid.UUID("12345678-9abc-4def-8123-456789abcdef")
 STATE = PartitionState(

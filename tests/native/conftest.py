@@ -9,7 +9,7 @@ import pytest
 
 
 def _twins(kernel: str) -> list[ModuleType]:
-    return [importlib.import_module(f"_native.{kernel}_{twin}") for twin in ("py", "cy")]
+    return [importlib.import_module(f"fleetlog._native.{kernel}_{twin}") for twin in ("py", "cy")]
 
 
 @pytest.fixture(params=["pure", "cython"])

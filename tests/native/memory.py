@@ -19,21 +19,21 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import _native.batch_cy as batch_cy
-import _native.batch_py as batch_py
-import _native.columns_cy as columns_cy
-import _native.columns_py as columns_py
-import _native.files_cy as files_cy
-import _native.files_py as files_py
-import _native.io_cy as io_cy
-import _native.wire_cy as wire_cy
-import _native.wire_py as wire_py
-from _native.batch_py import BatchHeader, Record
-from _native.columns_py import Headers, Runs
-from _native.errors import CorruptBatch
-from _native.files_py import SliceGone
-from _native.io_py import FilePart, Stop
-from _native.wire_tuples import FetchOutcome, FetchPart, NodeEndpoint
+import fleetlog._native.batch_cy as batch_cy
+import fleetlog._native.batch_py as batch_py
+import fleetlog._native.columns_cy as columns_cy
+import fleetlog._native.columns_py as columns_py
+import fleetlog._native.files_cy as files_cy
+import fleetlog._native.files_py as files_py
+import fleetlog._native.io_cy as io_cy
+import fleetlog._native.wire_cy as wire_cy
+import fleetlog._native.wire_py as wire_py
+from fleetlog._native.batch_py import BatchHeader, Record
+from fleetlog._native.columns_py import Headers, Runs
+from fleetlog._native.errors import CorruptBatch
+from fleetlog._native.files_py import SliceGone
+from fleetlog._native.io_py import FilePart, Stop
+from fleetlog._native.wire_tuples import FetchOutcome, FetchPart, NodeEndpoint
 
 NASTY = (0, 1, 2, 0x3F, 0x40, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 BYTE = array("B", [0])

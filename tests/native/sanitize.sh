@@ -17,7 +17,9 @@ command -v "${with/asan/gcc}" >/dev/null || { echo "neither AddressSanitizer nor
 
 # Sources are copied, so that the working tree keeps its ordinary kernels.
 copy() { # DIR
-  mkdir -p "$1/_native"
+  mkdir -p "$1/_native" "$1/fleetlog"
+  ln -s ../_native "$1/fleetlog/_native"
+  cp "$root"/fleetlog/__init__.py "$1/fleetlog/"
   cp "$root"/setup.py "$root"/pyproject.toml "$root"/README.md "$1/"
   cp "$root"/_native/*.py "$root"/_native/*.pyx "$root"/_native/*.pxi "$1/_native/"
 }

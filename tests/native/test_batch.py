@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import _native.batch_cy as cython_twin
-import _native.batch_py as pure_twin
-from _native.batch_py import BatchHeader, Record
-from _native.errors import CorruptBatch
+import fleetlog._native.batch_cy as cython_twin
+import fleetlog._native.batch_py as pure_twin
+from fleetlog._native.batch_py import BatchHeader, Record
+from fleetlog._native.errors import CorruptBatch
 
 text = st.text(max_size=8)
 nullable = st.none() | st.binary(max_size=40)

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import _native.columns_cy as cython_twin
-import _native.columns_py as pure_twin
-from _native import columns as facade
-from _native.batch_py import Record, decode_records, encode_batch, parse_header, scan, validate_batch
-from _native.columns_py import Headers, Runs
-from _native.errors import CorruptBatch
-from wire import compression
+import fleetlog._native.columns_cy as cython_twin
+import fleetlog._native.columns_py as pure_twin
+from fleetlog._native import columns as facade
+from fleetlog._native.batch_py import Record, decode_records, encode_batch, parse_header, scan, validate_batch
+from fleetlog._native.columns_py import Headers, Runs
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.wire import compression
 
 nullable = st.none() | st.binary(max_size=30)
 rows_strategy = st.lists(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native import compact_cy, compact_py
-from _native.batch import (
+from fleetlog._native import compact_cy, compact_py
+from fleetlog._native.batch import (
     HEADER_SIZE,
     BatchHeader,
     Record,
@@ -22,7 +22,7 @@ from _native.batch import (
     parse_header,
     validate_records,
 )
-from _native.errors import CorruptBatch
+from fleetlog._native.errors import CorruptBatch
 
 SECRET = bytes(range(16))
 VECTORS = {  # of the reference implementation (veorq/SipHash, vectors_sip128)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from _native import files_cy, files_py
-from _native.files import SliceGone
+from fleetlog._native import files_cy, files_py
+from fleetlog._native.files import SliceGone
 
 TWINS = [pytest.param(files_py, id="pure"), pytest.param(files_cy, id="cython")]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from _native.batch_py import Record
+from fleetlog._native.batch_py import Record
+from fleetlog.wire import compression
 from tests.golden.content import PRODUCER, RECORDS
-from wire import compression
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KAFKA = GOLDEN / "kafka-clients-4.1.1"

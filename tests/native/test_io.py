@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from _native.io_py import MAPPING_MAX, FilePart, Stop
+from fleetlog._native.io_py import MAPPING_MAX, FilePart, Stop
 
 PAGE = mmap.PAGESIZE
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.batch import Admitted
-from _native.tally_py import SIZE_CLASSES, TIME_BOUNDS_S, Tally, Times
+from fleetlog._native.batch import Admitted
+from fleetlog._native.tally_py import SIZE_CLASSES, TIME_BOUNDS_S, Tally, Times
 
 BATCHES = st.lists(
     st.tuples(st.integers(0, 2**40), st.integers(0, 1000), st.one_of(st.integers(0, 2**20), st.integers(0, 2**34)))
@@ -23,7 +23,7 @@ NUMBERS = ("records_in", "bytes_in", "batches_in", "fetches", "bytes_out", "repl
 
 @given(BATCHES, READS)
 def test_both_twins_count_the_same(batches: list[tuple[int, int, int]], reads: list[tuple[int, bool]]) -> None:
-    tallies = [Tally(), importlib.import_module("_native.tally_cy").Tally()]
+    tallies = [Tally(), importlib.import_module("fleetlog._native.tally_cy").Tally()]
     for tally in tallies:
         tally.appended([Admitted(first, first + more, 0, size, -1, -1, -1, 0) for first, more, size in batches])
         for _, more, size in batches:
@@ -49,7 +49,7 @@ def test_sizes_are_classed_by_their_bits() -> None:
 def test_both_twins_count_the_same_answers(answers: list[tuple[int, int, str]], follower: bool) -> None:
     found = []
     for twin in ("py", "cy"):
-        kernel = importlib.import_module(f"_native.tally_{twin}")
+        kernel = importlib.import_module(f"fleetlog._native.tally_{twin}")
         tally = kernel.Tally()
         places = {"none": None, "off": SimpleNamespace(figures=None), "on": SimpleNamespace(figures=tally)}
         pairs = [
@@ -63,7 +63,7 @@ def test_both_twins_count_the_same_answers(answers: list[tuple[int, int, str]], 
 
 @given(st.lists(st.tuples(st.one_of(st.floats(-1, 20), st.sampled_from(TIME_BOUNDS_S)), st.integers(1, 5))))
 def test_both_twins_count_the_same_times(times: list[tuple[float, int]]) -> None:
-    kernel = importlib.import_module("_native.tally_cy")
+    kernel = importlib.import_module("fleetlog._native.tally_cy")
     assert kernel.TIME_BOUNDS_S == TIME_BOUNDS_S
     found = []
     for twin in (Times(), kernel.Times()):
@@ -80,7 +80,7 @@ def test_both_twins_count_the_same_times(times: list[tuple[float, int]]) -> None
 
 
 def test_both_twins_read_the_clock_that_python_reads() -> None:
-    kernel = importlib.import_module("_native.tally_cy")
+    kernel = importlib.import_module("fleetlog._native.tally_cy")
     for twin in (Times(), kernel.Times()):
         begun = time.perf_counter()
         twin.since(begun - 3600.0, 2)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from _native import temporary
-from _native.temporary import own_directory
-from brokers.cli.dev_fleet import reserved
-from brokers.cli.dev_state import DevError
-from coordination import ports
-from spark_udfs.java import NoJava, shim_home, worker_python
-from spark_udfs.sink.events import BatchFigures
-from spark_udfs.sink.handover import close_handover, hand_over_figures, open_handover, take_over_figures
+from fleetlog._native import temporary
+from fleetlog._native.temporary import own_directory
+from fleetlog.brokers.cli.dev_fleet import reserved
+from fleetlog.brokers.cli.dev_state import DevError
+from fleetlog.coordination import ports
+from fleetlog.spark.java import NoJava, shim_home, worker_python
+from fleetlog.spark.sink.events import BatchFigures
+from fleetlog.spark.sink.handover import close_handover, hand_over_figures, open_handover, take_over_figures
 
 FIGURES = BatchFigures("committed", 1)
 

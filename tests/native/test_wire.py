@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import _native.wire_cy as cython_twin
-import _native.wire_py as pure_twin
-import wire.messages as m
-from _native.byte_reader import ReplacedText, put_varint
-from _native.errors import LooseMessage, MalformedMessage
-from _native.wire_py import (
+import fleetlog._native.wire_cy as cython_twin
+import fleetlog._native.wire_py as pure_twin
+import fleetlog.wire.messages as m
+from fleetlog._native.byte_reader import ReplacedText, put_varint
+from fleetlog._native.errors import LooseMessage, MalformedMessage
+from fleetlog._native.wire_py import (
     MAX_ASKED,
     NO_HIGH_WATERMARK,
     FetchOutcome,

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from brokers.model import BrokerId, BrokerInfo, Endpoint
-from brokers.peers.calls import Peers, PeerUnavailable
-from brokers.peers.link import PeerLink
+from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
+from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
+from fleetlog.brokers.peers.link import PeerLink
+from fleetlog.wire import messages
 from tests.support.clocks import running_timers
 from tests.support.peer_server import KEY, Server, answer, prompt, request
 from tests.support.stores import on_loop
-from wire import messages
 
 
 def peers_to(*ports: int) -> tuple[Peers, Any]:

@@ -17,13 +17,13 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from brokers.model import BrokerId, BrokerInfo, Endpoint
-from brokers.peers.calls import Peers, PeerUnavailable
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine
-from brokers.security.tls_contexts import CertificateFiles, client_context, server_context
-from brokers.security.tls_settings import TlsSettings
-from coordination.ports import free_ports
+from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
+from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, client_context, server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.clocks import running_timers
 from tests.support.peer_server import KEY, Server, answer, prompt, request

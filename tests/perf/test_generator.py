@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from _native.batch import scan
+from fleetlog._native.batch import scan
+from fleetlog.wire import hot, messages
 from perf import generator
 from perf.generator import Flow, GeneratorError, Latency
 from perf.generator.frames import batch_of, fetch_frame, produce_frame
 from perf.load import KIB, MIB, Load, Pace, Prepared, merged, numbers, send_all
 from perf.targets.floor import Floor
-from wire import hot, messages
 
 TOPIC = "a-topic"
 

@@ -6,19 +6,19 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from brokers.log import OffsetOutOfRange
-from brokers.log.accepted_positions import accepted_as_of
-from brokers.model import TopicPartition
-from brokers.replication.fetch_plan import Counts, FetchPlan, LackingReplica, Limits
-from brokers.replication.follower_role import FollowerRole
-from brokers.topic_figures import TopicFigures
+from fleetlog.brokers.log import OffsetOutOfRange
+from fleetlog.brokers.log.accepted_positions import accepted_as_of
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.fetch_plan import Counts, FetchPlan, LackingReplica, Limits
+from fleetlog.brokers.replication.follower_role import FollowerRole
+from fleetlog.brokers.topic_figures import TopicFigures
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
+from fleetlog.wire.types import LeaderEpoch
 from tests.support.clocks import ManualClock
 from tests.support.faulty import FaultyDisk
 from tests.support.logs import NOW, append, batch, config, content, open_log
 from tests.support.small_leader import state_of, topic_id
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
-from wire.types import LeaderEpoch
 
 TP = TopicPartition("t", 0)
 ID = topic_id("t")

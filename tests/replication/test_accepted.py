@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.replicas import handle_accepted_positions
-from brokers.log.positions import PAGE_POSITIONS
-from brokers.replication import accepted
-from brokers.replication.fetch_plan import LackingReplica
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.replicas import handle_accepted_positions
+from fleetlog.brokers.log.positions import PAGE_POSITIONS
+from fleetlog.brokers.replication import accepted
+from fleetlog.brokers.replication.fetch_plan import LackingReplica
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DEDUP, known, sets_of, sourced, values
 from tests.replication.replicas import ID, TP, Replica
 from tests.support.logs import NOW, append
 from tests.support.stage import ME, OTHER, Stage
-from wire import api_keys
-from wire.errors import ErrorCode
 
 KEY = api_keys.ACCEPTED_POSITIONS
 WINDOW = DEDUP.fleetlog_dedup_window_ms

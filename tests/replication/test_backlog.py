@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import wire.messages as m
-from brokers.model import TopicPartition
-from brokers.replication.backlog import PER_TURN, Backlog
+import fleetlog.wire.messages as m
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.backlog import PER_TURN, Backlog
+from fleetlog.wire.errors import ErrorCode as E
 from tests.server import work
 from tests.support import loopwatch
 from tests.support.fleet import Fleet
 from tests.support.harness import Client
 from tests.support.stage import ME, OTHER, Stage, Turn
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode as E
 
 MANY = 3 * PER_TURN
 BIG = 5_000

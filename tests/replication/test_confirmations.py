@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.replication.confirmations import Confirmations
-from brokers.replication.serving import Serve
+from fleetlog.brokers.replication.confirmations import Confirmations
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, THIRD, Trio
 from tests.support.stage import ME, OTHER
-from wire.errors import ErrorCode as E
 
 
 def test_followers_confirm_a_leader_without_its_lease(trio: Trio) -> None:

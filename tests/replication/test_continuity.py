@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.log.checkpoints import CleanStop, decode_clean_stop, encode_clean_stop
-from brokers.replication.continuity import intact_since, stale_directories
-from coordination.registration import LastRegistration
+from fleetlog.brokers.log.checkpoints import CleanStop, decode_clean_stop, encode_clean_stop
+from fleetlog.brokers.replication.continuity import intact_since, stale_directories
+from fleetlog.coordination.registration import LastRegistration
 
 LAST = LastRegistration(incarnation=5, broker_epoch=120, process="p")
 GOOD = CleanStop(broker_epoch=120, incarnation=5, intact_since=3)

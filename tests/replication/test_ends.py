@@ -11,17 +11,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-import wire.messages as m
-from brokers.api.replicas import handle_replica_ends
-from brokers.log import DiskFailed
-from brokers.model import BrokerId, LogEnd
-from brokers.peers.calls import PeerUnavailable
-from brokers.replication import ends
-from brokers.replication.ends import ReplicaEnd
-from coordination.store import StoreError
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.replicas import handle_replica_ends
+from fleetlog.brokers.log import DiskFailed
+from fleetlog.brokers.model import BrokerId, LogEnd
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.replication import ends
+from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.coordination.store import StoreError
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 from tests.support.stage import ME, OTHER, Stage
-from wire import api_keys
-from wire.errors import ErrorCode
 
 KEY = api_keys.REPLICA_ENDS
 

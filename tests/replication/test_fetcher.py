@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from _native.batch import crc32c
-from brokers.config import BrokerConfig
-from brokers.metrics import Metrics
-from brokers.peers.calls import PeerUnavailable
-from brokers.replication.fetch_plan import Request
-from brokers.replication.fetcher import FETCH, FETCH_VERSION, LATEST, LIST_OFFSETS, ReplicaFetchers
+from fleetlog._native.batch import crc32c
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.replication.fetch_plan import Request
+from fleetlog.brokers.replication.fetcher import FETCH, FETCH_VERSION, LATEST, LIST_OFFSETS, ReplicaFetchers
+from fleetlog.wire.api_keys import ACCEPTED_POSITIONS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, FetchOutcome, FetchPart, decode_fetch, encode_fetch_response
+from fleetlog.wire.messages import AcceptedPositionsResponse, ListOffsetsResponse
 from tests.support.clocks import RealClock
 from tests.support.small_leader import SmallFollower, SmallLeader, topic_id
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
-from wire.api_keys import ACCEPTED_POSITIONS
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, FetchOutcome, FetchPart, decode_fetch, encode_fetch_response
-from wire.messages import AcceptedPositionsResponse, ListOffsetsResponse
 
 
 class Wire:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.controller import elections
-from brokers.model import BrokerId, LiveBroker
-from brokers.replication import isr
-from brokers.replication.isr import FAILED_INCARNATION
+from fleetlog.brokers.controller import elections
+from fleetlog.brokers.model import BrokerId, LiveBroker
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.isr import FAILED_INCARNATION
 from tests.support.stage import ME, OTHER, Stage
 
 THIRD = BrokerId(3)

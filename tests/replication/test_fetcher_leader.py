@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brokers.api import offsets
-from brokers.api.base import Done
-from brokers.api.fetch_sessions import EARLY_REPLY_INTERVAL_MS, EXPECT_MS
-from brokers.model import BrokerId
-from brokers.replication.fetcher import EARLIEST, LATEST, LIST_OFFSETS, LIST_OFFSETS_VERSION
+from fleetlog.brokers.api import offsets
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.fetch_sessions import EARLY_REPLY_INTERVAL_MS, EXPECT_MS
+from fleetlog.brokers.model import BrokerId
+from fleetlog.brokers.replication.fetcher import EARLIEST, LATEST, LIST_OFFSETS, LIST_OFFSETS_VERSION
+from fleetlog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest
 from tests.support.fetching import Client, part
 from tests.support.stage import ME, OTHER, Stage
-from wire.messages import DeleteRecordsRequest, ListOffsetsRequest
 
 
 def list_offset(stage: Stage, timestamp: int, replica_id: int) -> Any:

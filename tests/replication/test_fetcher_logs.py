@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fleetlog.wire.errors import ErrorCode
 from tests.replication.replicas import PAUSE, Replica, same
 from tests.support.faulty import Fault
 from tests.support.logs import NOW, append, content, end_txn, produced
-from wire.errors import ErrorCode
 
 
 @pytest.fixture

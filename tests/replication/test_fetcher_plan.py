@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.exposition import LONG_SLICE
-from brokers.model import TopicPartition
-from brokers.replication import fetch_plan
-from brokers.replication.fetch_plan import LONGEST_PAUSE_MS, MOST_NAMED, Counts, FetchPlan, Limits, Request
+from fleetlog.brokers.exposition import LONG_SLICE
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication import fetch_plan
+from fleetlog.brokers.replication.fetch_plan import LONGEST_PAUSE_MS, MOST_NAMED, Counts, FetchPlan, Limits, Request
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, decode_fetch, encode_fetch_request
 from tests.support.bytecodes import Bytecodes, in_steps
 from tests.support.small_leader import SmallFollower, SmallLeader, SmallLog, state_of, topic_id
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, decode_fetch, encode_fetch_request
 
 PAUSE = 200
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.log import DiskFull, RealDisk
-from brokers.log.append import Appender
-from brokers.log.checkpoints import LOG_START_CHECKPOINT
+from fleetlog.brokers.log import DiskFull, RealDisk
+from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.checkpoints import LOG_START_CHECKPOINT
+from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, THIRD, Trio
 from tests.support.stage import OTHER
-from wire.errors import ErrorCode as E
 
 
 def test_a_follower_appends_only_in_the_epoch_it_asked_in(trio: Trio) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from brokers.replication import isr
+from fleetlog.brokers.replication import isr
 from tests.replication.trio import ALL, LAG_MS, THIRD, Trio
 from tests.support.stage import ME, OTHER
 

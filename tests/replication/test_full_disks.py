@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brokers.log import DiskFull, Origin
-from brokers.log.full_disks import FIRST_PAUSE_MS
-from brokers.model import BrokerId, PartitionState
-from brokers.replication import full_disks, isr
-from brokers.replication.serving import Serve
+from fleetlog.brokers.log import DiskFull, Origin
+from fleetlog.brokers.log.full_disks import FIRST_PAUSE_MS
+from fleetlog.brokers.model import BrokerId, PartitionState
+from fleetlog.brokers.replication import full_disks, isr
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, THIRD, Trio
 from tests.support.stage import ME, OTHER
-from wire.errors import ErrorCode as E
 
 
 def no_room(trio: Trio) -> None:

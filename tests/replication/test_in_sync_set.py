@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.log import Origin
-from brokers.model import BrokerId, LiveBroker
-from brokers.replication import isr
-from brokers.replication.serving import WAIVED_MAX_MS
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.model import BrokerId, LiveBroker
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.serving import WAIVED_MAX_MS
+from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, LAG_MS, THIRD, Trio
 from tests.support.stage import ME, OTHER
-from wire.errors import ErrorCode as E
 
 
 def test_a_laggard_leaves_only_when_it_is_written(trio: Trio) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brokers.log import RealDisk
-from brokers.replication.inventory_keeper import cluster_id_of
+from fleetlog.brokers.log import RealDisk
+from fleetlog.brokers.replication.inventory_keeper import cluster_id_of
 
 
 def test_a_directory_that_cannot_be_read_has_no_say_in_the_cluster(tmp_path: Path) -> None:

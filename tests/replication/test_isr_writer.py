@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.metadata import znodes
-from brokers.model import PartitionState, TopicPartition
-from brokers.replication.isr_writer import ZooKeeperIsrWriter
-from coordination.registration import incarnation_path
-from coordination.store import Store, StoreError
-from coordination.tree import ensure
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
+from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.store import Store, StoreError
+from fleetlog.coordination.tree import ensure
 from tests.support.stores import Stores, on_loop
 from tests.support.waiting import eventually_async
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from brokers.replication import ends, isr
-from brokers.replication.isr import FAILED_INCARNATION
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.replication import ends, isr
+from fleetlog.brokers.replication.isr import FAILED_INCARNATION
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.stage import ME, OTHER, Stage
-from wire.errors import ErrorCode as E
 
 THIRD = BrokerId(3)
 T = TopicPartition("t", 0)

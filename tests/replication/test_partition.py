@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.log import Origin
-from brokers.model import TopicPartition
-from brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, LAG_MS, THIRD, Trio
 from tests.support.stage import ME, OTHER
-from wire.errors import ErrorCode as E
 
 
 def test_below_the_minimum_the_high_watermark_stands_still(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from brokers.model import PartitionState, TopicInfo, TopicPartition
-from brokers.replication.rolling import held_back, not_in_sync, some_of
+from fleetlog.brokers.model import PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
 
 
 def topic(*partitions: tuple[tuple[int, ...], tuple[int, ...]], removing: tuple[int, ...] = ()) -> TopicInfo:

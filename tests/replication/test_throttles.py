@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.config import TOPIC_SETTINGS, BrokerConfig, ConfigError
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metadata.image import MetadataDelta
-from brokers.metadata.znodes import ConfigChanged
-from brokers.replication.throttles import (
+from fleetlog.brokers.config import TOPIC_SETTINGS, BrokerConfig, ConfigError
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metadata.image import MetadataDelta
+from fleetlog.brokers.metadata.znodes import ConfigChanged
+from fleetlog.brokers.replication.throttles import (
     LOOK_AGAIN_MS,
     Budget,
     ReplicationThrottle,
     throttle_of,
     throttled_replicas,
 )
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 MB = 1_000_000
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from brokers.log import DiskFull
-from brokers.model import BrokerId, BrokerInfo, PartitionState, TopicPartition
-from brokers.replication import full_disks, isr
-from brokers.replication.partition import Partition
-from brokers.replication.unopened import UnopenedReplica
+from fleetlog.brokers.log import DiskFull
+from fleetlog.brokers.model import BrokerId, BrokerInfo, PartitionState, TopicPartition
+from fleetlog.brokers.replication import full_disks, isr
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.unopened import UnopenedReplica
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.stage import ME, OTHER, Stage
-from wire.errors import ErrorCode as E
 
 THIRD = BrokerId(3)
 ALL = (ME, OTHER, THIRD)

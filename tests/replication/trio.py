@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brokers.model import BrokerId, BrokerInfo, PartitionState
-from brokers.replication.follower_progress import ReplicaSession
-from brokers.replication.partition import Partition
+from fleetlog.brokers.model import BrokerId, BrokerInfo, PartitionState
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.stage import ME, OTHER, Stage
-from wire.errors import ErrorCode as E
 
 THIRD = BrokerId(3)
 ALL = (ME, OTHER, THIRD)

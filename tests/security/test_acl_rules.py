@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.security import acl_rules as module
-from brokers.security.acl_rules import AclRules
-from brokers.security.acls import (
+from fleetlog.brokers.security import acl_rules as module
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acls import (
     AccessControlEntry,
     AclImage,
     AclOperation,

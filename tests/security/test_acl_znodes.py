@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.security.acl_rules import AclRules
-from brokers.security.acl_znodes import (
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.acl_znodes import (
     ACL_PARENTS,
     OPERATION_NAMES,
     TYPE_NAMES,
@@ -21,7 +21,7 @@ from brokers.security.acl_znodes import (
     entries_to_decide_by,
     pattern_at,
 )
-from brokers.security.acls import (
+from fleetlog.brokers.security.acls import (
     OPERATIONS,
     RESOURCE_TYPES,
     AccessControlEntry,
@@ -32,8 +32,8 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.documents import BadDocument, desanitised, sanitised
-from coordination.tree import may_be_named
+from fleetlog.brokers.security.documents import BadDocument, desanitised, sanitised
+from fleetlog.coordination.tree import may_be_named
 
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
 ORDERS = ResourcePattern(ResourceType.TOPIC, "orders")

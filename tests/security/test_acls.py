@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.security import acls
-from brokers.security.acls import (
+from fleetlog.brokers.security import acls
+from fleetlog.brokers.security.acls import (
     CLUSTER_NAME,
     EVERYBODY,
     IMPLIED_BY,
@@ -33,7 +33,7 @@ from brokers.security.acls import (
     entries_with,
     entries_without,
 )
-from brokers.security.hosts import network_of
+from fleetlog.brokers.security.hosts import network_of
 
 TOPIC = ResourceType.TOPIC
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED

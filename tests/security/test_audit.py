@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.security.acls import AclOperation, ResourceType
-from brokers.security.audit import (
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.brokers.security.audit import (
     AGGREGATE_MS,
     EVENT_TYPES,
     NAME_CHARS_MAX,
@@ -23,7 +23,7 @@ from brokers.security.audit import (
     authorizer_line,
     printable,
 )
-from wire.apis import APIS
+from fleetlog.wire.apis import APIS
 
 WALL = 1_700_000_000_000
 SOURCE = EventSource("cluster", 3, "1.2")

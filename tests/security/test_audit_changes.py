@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.security.acls import AclOperation, ResourceType
-from brokers.security.audit import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.brokers.security.audit import (
     AGGREGATES_MAX,
     EVENT_TYPES,
     QUEUE_BYTES_MAX,
@@ -23,10 +23,10 @@ from brokers.security.audit import (
     EventType,
     OnFull,
 )
-from brokers.security.audit_changes import MANAGEMENT_APIS, changes_of, count_of_changes
+from fleetlog.brokers.security.audit_changes import MANAGEMENT_APIS, changes_of, count_of_changes
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.filled import filled
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 WALL = 1_700_000_000_000
 ALICE = Caller("User:alice", "10.0.0.1")

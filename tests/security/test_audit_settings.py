@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.config import BrokerConfig, ConfigError, TopicConfig, load_config
-from brokers.security.audit import EventType, OnFull
-from brokers.security.audit_settings import audit_settings, audit_topic_configs, refused_alteration
+from fleetlog.brokers.config import BrokerConfig, ConfigError, TopicConfig, load_config
+from fleetlog.brokers.security.audit import EventType, OnFull
+from fleetlog.brokers.security.audit_settings import audit_settings, audit_topic_configs, refused_alteration
 
 DAY_MS = 86_400_000
 LOGIN = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="broker" password="p";'

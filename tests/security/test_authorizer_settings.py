@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.config import BrokerConfig, load_config
-from brokers.security.authorizer_settings import (
+from fleetlog.brokers.config import BrokerConfig, load_config
+from fleetlog.brokers.security.authorizer_settings import (
     AuthorizerSettings,
     broker_principals,
     cannot_replicate,
     without_authorizer,
 )
-from brokers.security.hosts import host_as_acls_have_it, why_no_client_has
+from fleetlog.brokers.security.hosts import host_as_acls_have_it, why_no_client_has
 
 ON = "authorizer.class.name=kafka.security.authorizer.AclAuthorizer\n"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brokers.security.connection_rates import Acceptance, ConnectionRates
-from brokers.security.quotas import CONNECTION_CREATION_RATE, DEFAULT, Entity, QuotaImage
+from fleetlog.brokers.security.connection_rates import Acceptance, ConnectionRates
+from fleetlog.brokers.security.quotas import CONNECTION_CREATION_RATE, DEFAULT, Entity, QuotaImage
 
 NAME = CONNECTION_CREATION_RATE.name
 TEN_FOR_ALL = QuotaImage({Entity(ip=DEFAULT): {NAME: 10_000}, Entity(ip="10.0.0.9"): {NAME: 1_000}})

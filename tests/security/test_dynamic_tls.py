@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, setting_of
-from brokers.config import BROKER_SETTINGS, BrokerConfig
-from brokers.controller.requests import Refused
-from brokers.security.dynamic_tls import of_tls, overridden, refused_change, tls_changes
-from brokers.security.listener_tls import listener_tls
+from fleetlog.brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, setting_of
+from fleetlog.brokers.config import BROKER_SETTINGS, BrokerConfig
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.security.dynamic_tls import of_tls, overridden, refused_change, tls_changes
+from fleetlog.brokers.security.listener_tls import listener_tls
 
 LOCATION = "listener.name.outside.ssl.keystore.location"
 GIVEN = (("ssl.keystore.type", "PEM"), ("ssl.keystore.location", "/of/the/file.pem"))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.api.access import DESCRIBE, GROUP, NEEDS, Need
-from brokers.security import scram
-from brokers.security.mechanisms import AuthenticationFailed
-from brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
-from wire import messages
+from fleetlog.brokers.api.access import DESCRIBE, GROUP, NEEDS, Need
+from fleetlog.brokers.security import scram
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed
+from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
+from fleetlog.wire import messages
 
 ROOT = Path(__file__).parents[2]
 DESCRIBE_GROUPS, SASL_AUTHENTICATE = 15, 36

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from brokers.config import ConfigError, load_config
-from brokers.security import oidc_settings
-from brokers.security.listener_logins import ClientLogin, LoginSettings, login_settings
-from brokers.security.oidc_settings import OidcSettings
-from brokers.security.token_claims import TokenRules
+from fleetlog.brokers.config import ConfigError, load_config
+from fleetlog.brokers.security import oidc_settings
+from fleetlog.brokers.security.listener_logins import ClientLogin, LoginSettings, login_settings
+from fleetlog.brokers.security.oidc_settings import OidcSettings
+from fleetlog.brokers.security.token_claims import TokenRules
 
 MINIMAL = "broker.id=1\nzookeeper.connect=z:1\nlog.dirs=/d\n"
 LISTENERS = "listeners=OUT://127.0.0.1:1,IN://127.0.0.1:2\ninter.broker.listener.name=IN\n"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from brokers.config import ConfigError, load_config
-from brokers.security.listener_tls import ignored_client_auth, listener_tls
-from brokers.security.tls_settings import ClientCertificates, TlsSettings
+from fleetlog.brokers.config import ConfigError, load_config
+from fleetlog.brokers.security.listener_tls import ignored_client_auth, listener_tls
+from fleetlog.brokers.security.tls_settings import ClientCertificates, TlsSettings
 
 MINIMAL = "broker.id=1\nzookeeper.connect=z:1\nlog.dirs=/d\n"
 LISTENERS = "listeners=OUT://127.0.0.1:1,LOGIN://127.0.0.1:2,IN://127.0.0.1:3\ninter.broker.listener.name=IN\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep
-from brokers.security.oauthbearer import (
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep
+from fleetlog.brokers.security.oauthbearer import (
     BadToken,
     OauthBearerServer,
     TokenOutcome,
@@ -18,8 +18,8 @@ from brokers.security.oauthbearer import (
     client_response,
     token_message,
 )
-from brokers.security.sasl import AuthenticateAnswer, LoginState, RawAnswer, SaslListener, SaslLogin, Then
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.sasl import AuthenticateAnswer, LoginState, RawAnswer, SaslListener, SaslLogin, Then
+from fleetlog.wire.errors import ErrorCode
 
 TOKEN = "eyJh.eyJz.c2ln-_"
 WALL_MS = 1_700_000_000_000

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.app import SystemClock, tls_listeners
-from brokers.config import BrokerConfig, load_config
-from brokers.security.authorizer_settings import broker_principals, inter_broker_principal
-from brokers.security.followed_contexts import FollowedContexts
-from brokers.security.peer_tls import inter_broker_contexts
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.app import SystemClock, tls_listeners
+from fleetlog.brokers.config import BrokerConfig, load_config
+from fleetlog.brokers.security.authorizer_settings import broker_principals, inter_broker_principal
+from fleetlog.brokers.security.followed_contexts import FollowedContexts
+from fleetlog.brokers.security.peer_tls import inter_broker_contexts
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority, Pair
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.net.sasl.plain import SaslMechanismPlain
 
-from brokers.security import mechanisms
-from brokers.security.mechanisms import AuthenticationFailed, same_secret
-from brokers.security.plain import MESSAGE_BYTES_MAX, PlainServer, plain_message, verifier
+from fleetlog.brokers.security import mechanisms
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed, same_secret
+from fleetlog.brokers.security.plain import MESSAGE_BYTES_MAX, PlainServer, plain_message, verifier
 
 PASSWORDS = {"alice": "secret", "empty": "", "bob": "geheim", "dave ": "secret"}
 
@@ -64,7 +64,9 @@ def test_messages_that_are_refused(token: bytes) -> None:
 def test_an_unknown_user_is_answered_like_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = set()
     compared = []
-    monkeypatch.setattr("brokers.security.plain.same_secret", lambda *pair: compared.append(pair) or same_secret(*pair))
+    monkeypatch.setattr(
+        "fleetlog.brokers.security.plain.same_secret", lambda *pair: compared.append(pair) or same_secret(*pair)
+    )
     for token in (b"\0alice\0wrong", b"\0carol\0wrong", b"\0empty\0wrong"):
         with pytest.raises(AuthenticationFailed) as caught:
             evaluate(token)

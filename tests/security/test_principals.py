@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brokers.security.principals import (
+from fleetlog.brokers.security.principals import (
     ANONYMOUS,
     SUBJECT_BYTES_MAX,
     BadPrincipal,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.security.documents import BadDocument
-from brokers.security.quota_entities import (
+from fleetlog.brokers.security.documents import BadDocument
+from fleetlog.brokers.security.quota_entities import (
     Component,
     QuotaAlteration,
     QuotaRequestRefused,
@@ -21,8 +21,8 @@ from brokers.security.quota_entities import (
     entity_path,
     quotas_from,
 )
-from brokers.security.quotas import DEFAULT, Entity
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.quotas import DEFAULT, Entity
+from fleetlog.wire.errors import ErrorCode
 
 # ---------------------------------------------------------------- znodes
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.security.quotas import DEFAULT, PRODUCER_BYTE_RATE, Bucket, Entity, Governing, QuotaImage
+from fleetlog.brokers.security.quotas import DEFAULT, PRODUCER_BYTE_RATE, Bucket, Entity, Governing, QuotaImage
 
 NAMES = ("a", "b", "<default>", "")
 USERS = st.sampled_from([None, DEFAULT, *NAMES])
@@ -78,7 +78,7 @@ def one_bucket_for_all(image: QuotaImage, user: str, client_id: str) -> Governin
 
 
 def defaults_by_name(image: QuotaImage, user: str, client_id: str) -> Governing | None:
-    with patch("brokers.security.quotas.DEFAULT", "<default>"):
+    with patch("fleetlog.brokers.security.quotas.DEFAULT", "<default>"):
         return as_built(image, user, client_id)
 
 

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
-from brokers.security.plain import PlainServer, plain_message, verifier
-from brokers.security.principals import USER, Principal
-from brokers.security.sasl import (
+from fleetlog.brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
+from fleetlog.brokers.security.plain import PlainServer, plain_message, verifier
+from fleetlog.brokers.security.principals import USER, Principal
+from fleetlog.brokers.security.sasl import (
     API_VERSIONS,
     FRAME_BYTES_MAX,
     MIN_RENEWAL_INTERVAL_MS,
@@ -27,9 +27,9 @@ from brokers.security.sasl import (
     SaslLogin,
     Then,
 )
-from brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
-from wire.apis import APIS
-from wire.errors import ErrorCode
+from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 
 METADATA = 3
 WALL = 1_700_000_000_000

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.net.sasl.scram import ScramClient as KafkaPythonClient
 
-from brokers.metadata.users import ScramUsers
-from brokers.security.mechanisms import AuthenticationFailed, LoginStep
-from brokers.security.principals import has_outer_blanks
-from brokers.security.scram import (
+from fleetlog.brokers.metadata.users import ScramUsers
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed, LoginStep
+from fleetlog.brokers.security.principals import has_outer_blanks
+from fleetlog.brokers.security.scram import (
     ITERATIONS_MIN,
     MESSAGE_BYTES_MAX,
     SERVER_ITERATIONS_MAX,

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_from
-from brokers.security.scram_users import (
+from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_from
+from fleetlog.brokers.security.scram_users import (
     Deletion,
     DescribedUser,
     Upsertion,
@@ -15,7 +15,7 @@ from brokers.security.scram_users import (
     describe_users,
     users_to_read,
 )
-from wire.errors import ErrorCode
+from fleetlog.wire.errors import ErrorCode
 
 SHA_256, SHA_512 = 1, 2
 NAME = ScramMechanism.SHA_256.value

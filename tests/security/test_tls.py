@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.security.tls import (
+from fleetlog.brokers.security.tls import (
     FED_BYTES_MAX,
     HANDSHAKE_BYTES_MAX,
     OUTGOING_BYTES_MAX,
@@ -25,8 +25,8 @@ from brokers.security.tls import (
     TlsState,
     begins_hello,
 )
-from brokers.security.tls_contexts import CertificateFiles, client_context, server_context
-from brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, client_context, server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
 from tests.support.certificates import Authority, Pair
 
 RECORD_BYTES = 16_384

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.security.certificates import BadPem, certificate_facts, certificates_in_pem
-from brokers.security.principals import PrincipalMapper
-from brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context, server_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.security.certificates import BadPem, certificate_facts, certificates_in_pem
+from fleetlog.brokers.security.principals import PrincipalMapper
+from fleetlog.brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context, server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority, Pair, openssl
 
 PASSWORD = "s3cr3t-of-a-key"
@@ -298,7 +298,7 @@ def test_the_command_that_an_error_gives_makes_pem_of_pkcs12(given: Given, monke
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("brokers.security.tls_contexts.importlib.import_module", absent)
+    monkeypatch.setattr("fleetlog.brokers.security.tls_contexts.importlib.import_module", absent)
     path = pkcs12(given)
     text = refused({"ssl.keystore.type": "PKCS12", "ssl.keystore.location": path, "ssl.keystore.password": PASSWORD})
     assert text.startswith("ssl.keystore.type='PKCS12': needs the package cryptography")

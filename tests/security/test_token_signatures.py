@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joserfc.jwk import OctKey, RSAKey
 
-from brokers.security.oauthbearer import BadToken, TokenOutcome, VerifiedToken
-from brokers.security.token_claims import TokenRules
-from brokers.security.token_signatures import BadKeys, SigningKeys, checked_token, parse_keys, token_header
+from fleetlog.brokers.security.oauthbearer import BadToken, TokenOutcome, VerifiedToken
+from fleetlog.brokers.security.token_claims import TokenRules
+from fleetlog.brokers.security.token_signatures import BadKeys, SigningKeys, checked_token, parse_keys, token_header
 from tests.support.issuer import key_for, public_document, signed, unsigned
 
 NOW_MS = 1_700_000_000_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import load_config
-from brokers.metadata.login_secret import LOGIN_SECRET
-from brokers.security.zookeeper_settings import ZookeeperSettings
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.metadata.login_secret import LOGIN_SECRET
+from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority
 
 ON = {"zookeeper.ssl.client.enable": "true"}

@@ -6,10 +6,10 @@ import ssl
 import threading
 import time
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
 from tests.support.harness import Client
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 
 class Canary:
@@ -47,7 +47,7 @@ class Canary:
             self.failure = error
 
     def _round(self, client: Client) -> None:
-        from _native.batch import Record, encode_batch
+        from fleetlog._native.batch import Record, encode_batch
 
         value = b"canary %d" % self.rounds
         batch = encode_batch([Record(0, int(time.time() * 1000), b"k", value, ())])

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import wire.messages as m
-from _native.batch import Record, crc32c, encode_batch
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, crc32c, encode_batch
 from tests.support.samples import ALL_VERSIONS, request
 
 PROBE_ID = 0x7FF1_0001

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import wire.messages as m
-from brokers.security.sasl import FRAME_BYTES_MAX, TOKEN_FRAME_BYTES_MAX
-from brokers.server.login import REQUESTS_MAX
+import fleetlog.wire.messages as m
+from fleetlog.brokers.security.sasl import FRAME_BYTES_MAX, TOKEN_FRAME_BYTES_MAX
+from fleetlog.brokers.server.login import REQUESTS_MAX
 
 TOO_OLD = 99
 """A version of ApiVersions that there is not: it is answered, and may be asked for again."""

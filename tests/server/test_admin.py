@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import load_config
-from brokers.metrics import Metrics
-from brokers.security.admin_tls import admin_contexts
-from brokers.server import admin as admin_module
-from brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.security.admin_tls import admin_contexts
+from fleetlog.brokers.server import admin as admin_module
+from fleetlog.brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.tls_listeners import Certificates
 from tests.support.waiting import eventually_async
 

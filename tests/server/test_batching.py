@@ -13,13 +13,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from _native.batch import scan
-from brokers.api import produce_work as produce
-from brokers.coordinators.transactions import verification
-from brokers.log.failures import DiskFailed
-from brokers.log.files import RealFile
-from brokers.server import batching, dispatch
-from brokers.server.connection import Connection
+from fleetlog._native.batch import scan
+from fleetlog.brokers.api import produce_work as produce
+from fleetlog.brokers.coordinators.transactions import verification
+from fleetlog.brokers.log.failures import DiskFailed
+from fleetlog.brokers.log.files import RealFile
+from fleetlog.brokers.server import batching, dispatch
+from fleetlog.brokers.server.connection import Connection
+from fleetlog.wire.errors import ErrorCode
 from tests.support.produce_runs import (
     KINDS,
     PLAIN,
@@ -35,7 +36,6 @@ from tests.support.produce_runs import (
     told,
 )
 from tests.support.stage import ME, OTHER
-from wire.errors import ErrorCode
 
 
 class Crowd:

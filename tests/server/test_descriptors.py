@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from brokers.config import load_config
-from brokers.model import Endpoint
-from brokers.server.descriptors import REMEMBERED_MS, Descriptors, in_use
-from brokers.server.listener import ACCEPT_PAUSE_MS, Server
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.server.descriptors import REMEMBERED_MS, Descriptors, in_use
+from fleetlog.brokers.server.listener import ACCEPT_PAUSE_MS, Server
 
 
 class Process:

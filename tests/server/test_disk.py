@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.io import FilePart, Mapping
-from brokers.api.base import Done
+import fleetlog.wire.messages as m
+from fleetlog._native.io import FilePart, Mapping
+from fleetlog.brokers.api.base import Done
+from fleetlog.wire import hot
 from tests.support.harness import RunningServer
-from wire import hot
 
 HEARTBEAT = 12
 MIB = 1024 * 1024

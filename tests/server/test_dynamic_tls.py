@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from brokers.app import SystemClock, tls_listeners
-from brokers.config import BrokerConfig
-from brokers.server.dynamic_tls import DynamicTls
-from brokers.server.tls_listeners import TlsListener
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.app import SystemClock, tls_listeners
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.server.dynamic_tls import DynamicTls
+from fleetlog.brokers.server.tls_listeners import TlsListener
+from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority
 from tests.support.tls_listeners import Certificates
 

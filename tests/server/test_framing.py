@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.io import FilePart
-from brokers.server.framing import (
+from fleetlog._native.io import FilePart
+from fleetlog.brokers.server.framing import (
     LARGE_FRAME,
     LARGE_KEPT,
     LARGE_MOST,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-import wire.messages as m
-from brokers.api.base import Done
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Done
+from fleetlog.wire.apis import APIS
 from tests.server.canary import Canary, create_topics
 from tests.server.fuzzing import Report, frames, storm
 from tests.server.memory import rss_mib
@@ -17,7 +18,6 @@ from tests.support.fleet import Fleet
 from tests.support.harness import Client, RunningServer
 from tests.support.message_defaults import assert_defaults_untouched
 from tests.support.waiting import eventually
-from wire.apis import APIS
 
 FRAMES = 100_000  # 80 % and more of them pass framing
 WARM_UP = 15_000

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from brokers.security.oauthbearer import BadToken, TokenOutcome, VerifiedToken
-from brokers.security.oidc_settings import OidcSettings
-from brokers.security.token_claims import TokenRules
-from brokers.server import issuer_keys
-from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable, fetch_keys
+from fleetlog.brokers.security.oauthbearer import BadToken, TokenOutcome, VerifiedToken
+from fleetlog.brokers.security.oidc_settings import OidcSettings
+from fleetlog.brokers.security.token_claims import TokenRules
+from fleetlog.brokers.server import issuer_keys
+from fleetlog.brokers.server.issuer_keys import IssuerKeys, KeysUnavailable, fetch_keys
 from tests.support.certificates import Authority
 from tests.support.clocks import RealClock
 from tests.support.issuer import AUDIENCE, Issuer, public_document, signed

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.io import FilePart
-from brokers.api.base import DelayedResponse, Done
-from brokers.config import ConfigError, load_config
-from brokers.metadata.cache import effective_config
-from brokers.security.plain import PlainServer, verifier
-from brokers.security.sasl import FRAME_BYTES_MAX, SaslListener
-from brokers.server.limits import ConnectionCaps
-from brokers.server.listener import Server
-from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+import fleetlog.wire.messages as m
+from fleetlog._native.io import FilePart
+from fleetlog.brokers.api.base import DelayedResponse, Done
+from fleetlog.brokers.config import ConfigError, load_config
+from fleetlog.brokers.metadata.cache import effective_config
+from fleetlog.brokers.security.plain import PlainServer, verifier
+from fleetlog.brokers.security.sasl import FRAME_BYTES_MAX, SaslListener
+from fleetlog.brokers.server.limits import ConnectionCaps
+from fleetlog.brokers.server.listener import Server
+from fleetlog.brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from fleetlog.wire import hot
 from tests.support.harness import RunningServer
-from wire import hot
 
 HEARTBEAT, FETCH = 12, 1
 MIB = 1024 * 1024

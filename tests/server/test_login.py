@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from brokers.config import BROKER_SETTINGS
-from brokers.security.plain import PlainServer
-from brokers.security.sasl import SaslListener, Then
-from brokers.server.login import LOGIN_MS, ConnectionLogin
+from fleetlog.brokers.config import BROKER_SETTINGS
+from fleetlog.brokers.security.plain import PlainServer
+from fleetlog.brokers.security.sasl import SaslListener, Then
+from fleetlog.brokers.server.login import LOGIN_MS, ConnectionLogin
 
 LISTENER = SaslListener({"PLAIN": lambda: PlainServer(lambda _user, _password: False)})
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import Context, Done
-from brokers.api.unpacking import PAUSE
-from brokers.server.dispatch import Reply
-from brokers.server.framing import Blocks, FrameError, Framer
-from brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.unpacking import PAUSE
+from fleetlog.brokers.server.dispatch import Reply
+from fleetlog.brokers.server.framing import Blocks, FrameError, Framer
+from fleetlog.brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
+from fleetlog.wire.apis import APIS, LARGE_KEYS
 from tests.support.harness import RunningServer
-from wire.apis import APIS, LARGE_KEYS
 
 ROW_S = 0.0005
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import CLOSE, DelayedResponse, Done
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import CLOSE, DelayedResponse, Done
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.harness import RunningServer
 from tests.support.samples import ALL_VERSIONS, request
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 HEARTBEAT, METADATA, PRODUCE = 12, 3, 0
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import uvloop
 
-import wire.messages as m
-from brokers.api.base import Done
-from brokers.security.plain import PlainServer, verifier
-from brokers.security.sasl import SaslListener
-from brokers.security.scram import ScramMechanism, ScramServer
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.security.plain import PlainServer, verifier
+from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.security.scram import ScramMechanism, ScramServer
+from fleetlog.wire.apis import APIS
 from tests.server.canary import Canary, create_topics
 from tests.server.fuzzing import Report, frames, login_preambles, storm
 from tests.server.memory import rss_mib
@@ -25,7 +26,6 @@ from tests.support.harness import RunningServer
 from tests.support.secured import PASSWORD, USER
 from tests.support.tls_fleet import TlsFleet
 from tests.support.tls_listeners import Certificates
-from wire.apis import APIS
 
 FRAMES = int(os.environ.get("FLEETLOG_SASL_FRAMES", "1000"))
 WHOLE = 50_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.server.service_manager import ServiceManager, service_manager
+from fleetlog.brokers.server.service_manager import ServiceManager, service_manager
 from tests.support.waiting import eventually_async
 
 

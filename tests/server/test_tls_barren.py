@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-import wire.messages as m
-from brokers.security.tls import RECORD_BYTES_MAX, TlsEngine
-from brokers.security.tls_contexts import server_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.server.tls_transport import BARREN_BYTES_MAX, TlsBlocks, TlsTransport
+import fleetlog.wire.messages as m
+from fleetlog.brokers.security.tls import RECORD_BYTES_MAX, TlsEngine
+from fleetlog.brokers.security.tls_contexts import server_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.server.tls_transport import BARREN_BYTES_MAX, TlsBlocks, TlsTransport
 from tests.support.harness import Client, RunningServer, beat
 from tests.support.key_updates import SUITE, KeyUpdates, logs_keys
 from tests.support.tls_listeners import Certificates

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.io import FilePart
-from brokers.api.base import Done
-from brokers.config import load_config
-from brokers.model import Endpoint
-from brokers.security.sasl import SaslListener
-from brokers.security.tls import TlsEngine
-from brokers.server import disk
-from brokers.server.listener import Server
-from brokers.server.login import PlainServer, verifier
+import fleetlog.wire.messages as m
+from fleetlog._native.io import FilePart
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.security.tls import TlsEngine
+from fleetlog.brokers.server import disk
+from fleetlog.brokers.server.listener import Server
+from fleetlog.brokers.server.login import PlainServer, verifier
+from fleetlog.wire import hot
 from tests.support.harness import RunningServer, beat
 from tests.support.tls_listeners import Certificates
-from wire import hot
 
 PRODUCE, HEARTBEAT = 0, 12
 MIB = 1024 * 1024

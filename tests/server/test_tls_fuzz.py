@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import uvloop
 
-import wire.messages as m
-from brokers.api.base import Done
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Done
+from fleetlog.wire.apis import APIS
 from tests.server.canary import Canary, create_topics
 from tests.server.fuzzing import Report, frames, handshake_storm, hellos, storm
 from tests.server.memory import rss_mib
 from tests.support.harness import RunningServer
 from tests.support.tls_fleet import TlsFleet
 from tests.support.tls_listeners import Certificates, engines, hello, waiting
-from wire.apis import APIS
 
 FRAMES = 3_000
 HANDSHAKES = 3_000

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.audit import Audit
-from brokers.security.audit import AuditSettings, EventSource, EventType
-from brokers.security.tls import TlsEngine
-from brokers.server import tls_handshakes, tls_listeners
-from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
-from brokers.server.tls_connection import TlsConnection
-from brokers.server.tls_transport import TlsTransport
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.audit import Audit
+from fleetlog.brokers.security.audit import AuditSettings, EventSource, EventType
+from fleetlog.brokers.security.tls import TlsEngine
+from fleetlog.brokers.server import tls_handshakes, tls_listeners
+from fleetlog.brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from fleetlog.brokers.server.tls_connection import TlsConnection
+from fleetlog.brokers.server.tls_transport import TlsTransport
 from tests.server.memory import rss_mib
 from tests.support.certificates import replaced
 from tests.support.harness import RunningServer, beat
@@ -222,9 +222,9 @@ def test_silent_and_half_open_handshakes_are_closed_in_time(
 def test_the_time_of_a_login_begins_with_the_connection(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from brokers.security.sasl import SaslListener
-    from brokers.server import login
-    from brokers.server.login import PlainServer, verifier
+    from fleetlog.brokers.security.sasl import SaslListener
+    from fleetlog.brokers.server import login
+    from fleetlog.brokers.server.login import PlainServer, verifier
 
     for module, name in ((login, "LOGIN_MS"), (tls_handshakes, "HANDSHAKE_MS")):
         monkeypatch.setattr(module, name, 60_000)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.access import Access
-from brokers.api.base import ClientConnection, Context, through
-from brokers.api.handlers import HANDLERS
-from wire.apis import APIS
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.base import ClientConnection, Context, through
+from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 
 
 def ask(name: str, version: int, request: dict[str, Any]) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import ClientConnection, Context
-from brokers.api.versions import handle_api_versions
-from wire.apis import APIS
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import ClientConnection, Context
+from fleetlog.brokers.api.versions import handle_api_versions
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 
 
 def ask(

@@ -11,12 +11,12 @@ import urllib.request
 
 import pytest
 
-from brokers.metrics import Metrics
-from brokers.server import watchdog
-from brokers.server.admin import Admin
-from brokers.server.watchdog import APART_S, MARK_S, RECENT_MARKS, REPEAT_S, LoopWatch
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.server import watchdog
+from fleetlog.brokers.server.admin import Admin
+from fleetlog.brokers.server.watchdog import APART_S, MARK_S, RECENT_MARKS, REPEAT_S, LoopWatch
 
-LOGGER = "brokers.server.watchdog"
+LOGGER = "fleetlog.brokers.server.watchdog"
 
 
 def stands_here(over: threading.Event) -> None:

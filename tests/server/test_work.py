@@ -29,16 +29,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire import api_keys, compression
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.server import work
 from tests.server.memory import rss_mib
 from tests.support import loopwatch, secured
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
 from tests.support.waiting import eventually
-from wire import api_keys, compression
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 GROWTH_MIB = 64.0
 CANARY_MS = 200.0

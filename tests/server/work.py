@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import wire.messages as m
-from _native.batch import Record, encode_batch, parse_header
-from wire import api_keys, compression, hot
-from wire.apis import APIS
-from wire.bounded import MAX_FIELDS, MalformedRequest, Reader
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch, parse_header
+from fleetlog.wire import api_keys, compression, hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.bounded import MAX_FIELDS, MalformedRequest, Reader
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {"256 KiB": 256 * KIB, "1 MiB": MIB, "the limit": 8 * MIB - 200}

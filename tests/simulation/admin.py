@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import Client
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 TIMEOUT_MS = 4_000
 

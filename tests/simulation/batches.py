@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, RETRIABLE, TRANSACTION, TRANSACTIONAL, Fenced, Producer, produce_body
 from tests.simulation.sinks import SINK
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 QUERY = "query"
 TIMEOUT_MS = 2_500

@@ -7,15 +7,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import wire.messages as m
-from _native.batch import Record, encode_batch, scan
-from _native.byte_reader import varint_bytes
-from _native.wire import FetchPart, encode_fetch_request
-from brokers.log.validation import batch_records
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch, scan
+from fleetlog._native.byte_reader import varint_bytes
+from fleetlog._native.wire import FetchPart, encode_fetch_request
+from fleetlog.brokers.log.validation import batch_records
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.network import Broken, Wire
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.serving import Pledge

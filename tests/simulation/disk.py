@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from brokers.log.background import PendingSync, PendingWork
-from brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
-from brokers.log.files import Buffer
+from fleetlog.brokers.log.background import PendingSync, PendingWork
+from fleetlog.brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
+from fleetlog.brokers.log.files import Buffer
 from tests.simulation.loop import Killed, Owner, SimLoop
 from tests.support.crashes import BLOCK, Op, _content, _Data
 

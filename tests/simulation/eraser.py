@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, Client
-from wire.types import TopicPartition
 
 VERSION, TIMEOUT_MS = 2, 1_000
 

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordination.election import CONTROLLER
-from coordination.store import Delete
+from fleetlog.coordination.election import CONTROLLER
+from fleetlog.coordination.store import Delete
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import Auditor
 from tests.simulation.directories import Directories
 from tests.simulation.fleet import SESSION_MS
 from tests.simulation.zookeeper import DOWN, UP
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.disk import Copy

@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from brokers.config import BrokerConfig
-from brokers.metadata.client_configs import ClientConfigs
-from brokers.metadata.users import ScramUsers
-from brokers.model import Endpoint
-from brokers.node import Node, Ports, StartError
-from brokers.server import login
-from coordination.connect import CannotConnect
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.metadata.client_configs import ClientConfigs
+from fleetlog.brokers.metadata.users import ScramUsers
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.node import Node, Ports, StartError
+from fleetlog.brokers.server import login
+from fleetlog.coordination.connect import CannotConnect
 from tests.simulation.disk import Medium, SimDisk
 from tests.simulation.logins import logins_of
 from tests.simulation.loop import Owner, SimLoop
@@ -22,9 +22,9 @@ from tests.simulation.store import SimStore
 from tests.simulation.zookeeper import SimZooKeeper
 
 if TYPE_CHECKING:
-    from brokers.api.base import Services
-    from brokers.metadata.cache import MetadataCache
-    from brokers.metrics import Metrics
+    from fleetlog.brokers.api.base import Services
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metrics import Metrics
 
 WALL_MS = 1_700_000_000_000
 SESSION_MS = 1_000

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import (
     OK,
     RETRIABLE,
@@ -17,8 +19,6 @@ from tests.simulation.clients import (
     TransactionalProducer,
     produce_body,
 )
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 LONG_MS = 60_000
 """A transaction timeout that no history reaches, unless a coordinator's clock jumps."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.admin import Admin
 from tests.simulation.clients import GROUP, OK, PRODUCE, PRODUCE_VERSION, TRANSACTION, produce_body
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 SIMPLE = "simple"
 """A group without members: offsets are committed by any client, and deleted."""

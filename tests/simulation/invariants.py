@@ -15,17 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from _native.batch import BatchHeader, scan
-from brokers.log import Log
-from brokers.log.append import Appender
-from brokers.log.truncate import Truncation
-from brokers.metadata import znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.model import INTERNAL_TOPICS, LiveBroker, PartitionState
-from brokers.replication import isr
-from brokers.replication.partition import Partition
-from coordination.registration import broker_path, incarnation_path
-from coordination.store import NoNode
+from fleetlog._native.batch import BatchHeader, scan
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import INTERNAL_TOPICS, LiveBroker, PartitionState
+from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.coordination.registration import broker_path, incarnation_path
+from fleetlog.coordination.store import NoNode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.lives import INVARIANTS as RENEWED
 from tests.simulation.lives import Lives
 from tests.simulation.logins import INVARIANTS as LOGINS
@@ -34,7 +35,6 @@ from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
 from tests.simulation.sinks import Sinks
 from tests.simulation.tables import TABLE
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Batch

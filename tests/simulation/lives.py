@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Oracle

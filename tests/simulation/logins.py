@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import wire.messages as m
-from brokers.security.listener_logins import ListenerLogins
-from brokers.security.scram import (
+import fleetlog.wire.messages as m
+from fleetlog.brokers.security.listener_logins import ListenerLogins
+from fleetlog.brokers.security.scram import (
     ITERATIONS_MIN,
     ScramClient,
     ScramCredential,
@@ -22,13 +22,13 @@ from brokers.security.scram import (
     random_text,
     salted_password,
 )
-from brokers.server.login import sasl_listener
+from fleetlog.brokers.server.login import sasl_listener
+from fleetlog.wire.errors import ErrorCode
 from tests.simulation.clients import OK, Client
-from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.metadata.users import ScramUsers
-    from brokers.security.sasl import SaslListener
+    from fleetlog.brokers.metadata.users import ScramUsers
+    from fleetlog.brokers.security.sasl import SaslListener
     from tests.simulation.network import Wire
     from tests.simulation.world import World
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from brokers.model import PartitionState, TopicPartition
+from fleetlog.brokers.model import PartitionState, TopicPartition
 from tests.simulation.fleet import SimBroker
 from tests.simulation.world import TOPIC, World
 

@@ -10,48 +10,48 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from brokers.api import fetch, offsets, produce_work
-from brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
-from brokers.api.fetch_sessions import FetchSession
-from brokers.controller import elections, reassignment
-from brokers.controller.remaining import RemainingReplicas
-from brokers.controller.writes import StateWrites
-from brokers.coordinators.shard_host import ShardHost
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator
-from brokers.groups.records import CommittedOffset
-from brokers.groups.shard import GroupShard
-from brokers.log import Origin, dedup, producers, retained
-from brokers.log.directory_owner import DirectoryOwner
-from brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
-from brokers.log.producers import Duplicate, ProducerState, Refusal
-from brokers.log.read import LogReader
-from brokers.log.store import LogStore
-from brokers.log.truncate import Truncation
-from brokers.metadata import marks, repair, znodes
-from brokers.metadata.acl_cache import AclCache
-from brokers.metadata.cache import MetadataCache
-from brokers.model import LiveBroker
-from brokers.replication import continuity, inventory_keeper, isr
-from brokers.replication.confirmations import Confirmations
-from brokers.replication.follower_progress import Follower
-from brokers.replication.in_sync_set import InSyncSet
-from brokers.replication.isr_writer import ZooKeeperIsrWriter
-from brokers.replication.partition import Partition
-from brokers.replication.replicas import ReplicaManager
-from brokers.security.acl_rules import AclRules
-from brokers.security.sasl import LoginAdmission, SaslLogin
-from brokers.security.scram import ScramServer
-from brokers.server import login
-from coordination.election import CONTROLLER_EPOCH, Leadership
-from coordination.store import Check
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.brokers.api import fetch, offsets, produce_work
+from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
+from fleetlog.brokers.api.fetch_sessions import FetchSession
+from fleetlog.brokers.controller import elections, reassignment
+from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.writes import StateWrites
+from fleetlog.brokers.coordinators.shard_host import ShardHost
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.log import Origin, dedup, producers, retained
+from fleetlog.brokers.log.directory_owner import DirectoryOwner
+from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
+from fleetlog.brokers.log.producers import Duplicate, ProducerState, Refusal
+from fleetlog.brokers.log.read import LogReader
+from fleetlog.brokers.log.store import LogStore
+from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.metadata import marks, repair, znodes
+from fleetlog.brokers.metadata.acl_cache import AclCache
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import LiveBroker
+from fleetlog.brokers.replication import continuity, inventory_keeper, isr
+from fleetlog.brokers.replication.confirmations import Confirmations
+from fleetlog.brokers.replication.follower_progress import Follower
+from fleetlog.brokers.replication.in_sync_set import InSyncSet
+from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.security.acl_rules import AclRules
+from fleetlog.brokers.security.sasl import LoginAdmission, SaslLogin
+from fleetlog.brokers.security.scram import ScramServer
+from fleetlog.brokers.server import login
+from fleetlog.coordination.election import CONTROLLER_EPOCH, Leadership
+from fleetlog.coordination.store import Check
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.txn import sinks, transaction
+from fleetlog.txn.coordinator import Producer, TransactionShard
+from fleetlog.txn.markers import Senders
+from fleetlog.txn.states import TransactionState
+from fleetlog.wire.errors import ErrorCode
 from tests.simulation.replacing import Mutation, instead, mutated
 from tests.simulation.world import DIRECTORIES, HURRY, ROLLBACK, Report, World
-from txn import sinks, transaction
-from txn.coordinator import Producer, TransactionShard
-from txn.markers import Senders
-from txn.states import TransactionState
-from wire.errors import ErrorCode
 
 __all__ = ["MUTATIONS", "Mutation", "caught", "mutated"]
 

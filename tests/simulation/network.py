@@ -16,24 +16,24 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.base import ClientConnection as Peer
-from brokers.api.base import Services
-from brokers.log.failures import DiskError, SliceGone
-from brokers.peers.calls import PeerUnavailable
-from brokers.server.batching import ConnectionBatcher
-from brokers.server.connection import Connection
-from brokers.server.dispatch import Dispatcher
-from brokers.server.framing import Blocks
-from brokers.server.limits import ByteBudget, QuietLog
-from brokers.server.login import ConnectionLogin, LoginGate
-from brokers.server.purgatory import Purgatory
+from fleetlog.brokers.api.base import ClientConnection as Peer
+from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.log.failures import DiskError, SliceGone
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.brokers.server.batching import ConnectionBatcher
+from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.dispatch import Dispatcher
+from fleetlog.brokers.server.framing import Blocks
+from fleetlog.brokers.server.limits import ByteBudget, QuietLog
+from fleetlog.brokers.server.login import ConnectionLogin, LoginGate
+from fleetlog.brokers.server.purgatory import Purgatory
+from fleetlog.wire import messages
 from tests.simulation.loop import Owner, SimLoop
-from wire import messages
 
 if TYPE_CHECKING:
-    from brokers.api.metering import Meter
-    from brokers.metadata.cache import MetadataCache
-    from brokers.security.sasl import SaslListener
+    from fleetlog.brokers.api.metering import Meter
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.security.sasl import SaslListener
 
 REFUSED, CLOSED = "connection refused", "connection reset"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, NewBatch, Producer, produce_body
 from tests.simulation.network import Broken
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 IN_FLIGHT = 5
 TICK_S = 0.1

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import wire.messages as m
-from _native.wire import FetchPart, encode_fetch_request
+import fleetlog.wire.messages as m
+from fleetlog._native.wire import FetchPart, encode_fetch_request
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import FETCH, FETCH_VERSION, OK, RETRIABLE, Consumer
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.admin import TIMEOUT_MS, Admin
 from tests.simulation.clients import (
     OK,
@@ -26,8 +28,6 @@ from tests.simulation.clients import (
     produce_body,
 )
 from tests.simulation.lives import Life, Lives
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native.batch import Record, encode_batch
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, RETRIABLE, Consumer, Producer, produce_body
 from tests.simulation.eraser import Eraser
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

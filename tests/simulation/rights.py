@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import wire.messages as m
-from brokers.security.acls import AclOperation, PatternType, Permission, ResourceType
+import fleetlog.wire.messages as m
+from fleetlog.brokers.security.acls import AclOperation, PatternType, Permission, ResourceType
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, Client, Producer, produce_body
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

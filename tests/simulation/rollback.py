@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brokers.cli.repair import read_plan, write_plan
-from brokers.metadata import znodes
-from coordination.store import NoNode
+from fleetlog.brokers.cli.repair import read_plan, write_plan
+from fleetlog.brokers.metadata import znodes
+from fleetlog.coordination.store import NoNode
 from tests.simulation.admin import Admin
 from tests.simulation.store import SimStore
 

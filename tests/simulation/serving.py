@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.partition import Partition
     from tests.simulation.clients import Batch
     from tests.simulation.invariants import Oracle
     from tests.simulation.world import World

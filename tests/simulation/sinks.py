@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wire.types import TopicPartition
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Oracle, Transaction

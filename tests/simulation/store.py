@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from coordination.connect import CannotConnect
-from coordination.session import SessionLease
-from coordination.store import (
+from fleetlog.coordination.connect import CannotConnect
+from fleetlog.coordination.session import SessionLease
+from fleetlog.coordination.store import (
     Create,
     Delete,
     Lease,
@@ -35,7 +35,12 @@ from coordination.store import (
     WatchEvent,
     WatchKind,
 )
-from coordination.zookeeper import DEFAULT_CONNECT_TIMEOUT_MS, DEFAULT_SESSION_TIMEOUT_MS, ZookeeperStore, _bounded
+from fleetlog.coordination.zookeeper import (
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    DEFAULT_SESSION_TIMEOUT_MS,
+    ZookeeperStore,
+    _bounded,
+)
 from tests.simulation.loop import Owner
 from tests.simulation.zookeeper import (
     Answer,

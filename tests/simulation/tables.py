@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from _native.batch import Record, encode_batch, scan
-from brokers.log.validation import batch_records
+from fleetlog._native.batch import Record, encode_batch, scan
+from fleetlog.brokers.log.validation import batch_records
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import INFLATE_LIMIT, OK, RETRIABLE, Producer, produce_body
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

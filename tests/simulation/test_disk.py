@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from brokers.log import RealDisk
-from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.log import RealDisk
+from fleetlog.brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull
 from tests.simulation.disk import Medium, SimDisk
 from tests.simulation.loop import Killed, SimLoop
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 
+from fleetlog.wire.types import TopicPartition
 from tests.simulation.lives import Lives
 from tests.simulation.world import World
-from wire.types import TopicPartition
 
 AGAIN, OTHER = TopicPartition("again", 0), TopicPartition("t", 0)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brokers.log.log import Log
+from fleetlog.brokers.log.log import Log
 from tests.simulation.invariants import Oracle, hooked
 from tests.support.logs import TP, append, batch, open_log
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from tests.simulation.replacing import Mutation, instead, mutated
 from tests.simulation.runs import story
 from tests.simulation.world import World

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers.model import PartitionState, TopicPartition
-from brokers.replication.partition import Partition
+from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.brokers.replication.partition import Partition
 from tests.simulation.admin import Admin
 from tests.simulation.fleet import LAG_MS, SETTINGS, SimBroker
 from tests.simulation.runs import story

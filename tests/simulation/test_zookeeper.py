@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from coordination.store import (
+from fleetlog.coordination.store import (
     Check,
     Create,
     Delete,
@@ -25,7 +25,7 @@ from coordination.store import (
     UnknownOutcome,
     WatchEvent,
 )
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.coordination import test_changes, test_election, test_registration, test_store
 from tests.simulation.loop import SimLoop
 from tests.simulation.store import SimStore

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordination.store import (
+from fleetlog.coordination.store import (
     BadVersion,
     Check,
     Create,

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from brokers.controller import active, controller, move_commands
-from brokers.log.failures import DiskError, LogOffline
-from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
-from brokers.peers.calls import PeerUnavailable
-from coordination import changes
-from coordination.store import StoreError
+from fleetlog.brokers.controller import active, controller, move_commands
+from fleetlog.brokers.log.failures import DiskError, LogOffline
+from fleetlog.brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
+from fleetlog.brokers.peers.calls import PeerUnavailable
+from fleetlog.coordination import changes
+from fleetlog.coordination.store import StoreError
+from fleetlog.txn.states import ENDED
 from tests.simulation import renewing, repeating, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
@@ -44,7 +45,6 @@ from tests.simulation.rights import SETTINGS as RIGHTS_SETTINGS
 from tests.simulation.rights import Officer
 from tests.simulation.rollback import Rollback
 from tests.simulation.tables import TABLE, TableWriter
-from txn.states import ENDED
 
 TRACE_LINES = 60
 THE_WORLD = (DiskError, LogOffline, StoreError, PeerUnavailable)

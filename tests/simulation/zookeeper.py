@@ -18,7 +18,15 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coordination.store import Delete, MultiFailed, NoNode, Operation, OperationResult, SessionExpired, StoreError
+from fleetlog.coordination.store import (
+    Delete,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OperationResult,
+    SessionExpired,
+    StoreError,
+)
 from tests.simulation.loop import SimLoop
 from tests.simulation.tree import Tree, Watches
 

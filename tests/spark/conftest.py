@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Consumer, IsolationLevel, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
-import wire.messages as m
-from spark_udfs.java import spark_environment
+import fleetlog.wire.messages as m
+from fleetlog.spark.java import spark_environment
 from tests.spark.processes import CONF
 from tests.support.raw_transactions import Wire
 from tests.support.waiting import eventually

@@ -76,7 +76,7 @@ def main() -> None:
     """Become the command of this Python's PySpark."""
     import pyspark
 
-    from spark_udfs import spark_environment
+    from fleetlog.spark import spark_environment
 
     of_another = ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_SUBMIT_ARGS")
     environ = spark_environment({name: value for name, value in os.environ.items() if name not in of_another})

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from spark_udfs import spark_environment
+from fleetlog.spark import spark_environment
 from tests.spark.matrix.sessions import signal_all
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from spark_udfs.client.failures import FenceError
-from spark_udfs.data_source import FleetlogSource, SegmentsSource
-from spark_udfs.sink import batch_transactions, modes, writer
-from spark_udfs.sink.batch_transactions import OpenBatch
-from spark_udfs.sink.fence import Fence
+from fleetlog.spark.client.failures import FenceError
+from fleetlog.spark.data_source import FleetlogSource, SegmentsSource
+from fleetlog.spark.sink import batch_transactions, modes, writer
+from fleetlog.spark.sink.batch_transactions import OpenBatch
+from fleetlog.spark.sink.fence import Fence
 
 READ = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
 WRITE = {"kafka.bootstrap.servers": "127.0.0.1:1", "sinkId": "s", "topic": "t"}
@@ -79,7 +79,7 @@ def test_the_writer_that_commits_begins_nothing(begins: list[int]) -> None:
 
 
 def test_a_copy_of_a_writer_that_was_never_begun_writes_nothing(begins: list[int]) -> None:
-    from spark_udfs.sink.options import WriteOptions
+    from fleetlog.spark.sink.options import WriteOptions
 
     with pytest.raises(FenceError, match="no batch was begun"):
         copied(writer.BatchWriter(WriteOptions.parse(WRITE))).write(iter(()))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_udfs import versions
-from spark_udfs.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment, worker_python
+from fleetlog.spark import versions
+from fleetlog.spark.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment, worker_python
 
 
 def test_the_wheels_java_takes_sparks_flag(tmp_path: Path) -> None:

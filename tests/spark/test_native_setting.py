@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_udfs.client.kernels import NATIVE_CONF
+from fleetlog.spark.client.kernels import NATIVE_CONF
 from tests.spark.conftest import Cluster
 from tests.spark.sink.job import FOREACH, Job, Read
 

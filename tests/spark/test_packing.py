@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 from click.testing import CliRunner
 
-import _native
-from brokers.cli.main import cli
-from spark_udfs import packing
-from spark_udfs.java import spark_environment
+from fleetlog import _native
+from fleetlog.brokers.cli.main import cli
+from fleetlog.spark import packing
+from fleetlog.spark.java import spark_environment
 from tests.spark.conftest import Cluster
 from tests.spark.matrix.sessions import Standalone
 from tests.spark.sink.job import committed
@@ -27,21 +27,22 @@ pytestmark = pytest.mark.skipif(_native.IMPLEMENTATION == "pure", reason="an arc
 BARE = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}
 IMPORTS = """
 import json, sys
-import _native, click, lz4.frame, numpy, pandas, pyarrow, snappy, sqlite3, ssl, zstandard
-import spark_udfs.client.connections
-print(json.dumps([sys.prefix, _native.IMPLEMENTATION, spark_udfs.__file__, [p for p in sys.path if p]]))
+import click, lz4.frame, numpy, pandas, pyarrow, snappy, sqlite3, ssl, zstandard
+import fleetlog.spark.client.connections
+from fleetlog import _native
+print(json.dumps([sys.prefix, _native.IMPLEMENTATION, fleetlog.spark.__file__, [p for p in sys.path if p]]))
 """
 
 JOB = """
 import sys
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from spark_udfs import write_stream
+from fleetlog.spark import write_stream
 bootstrap, source, target, checkpoint = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
 
 def where(rows):
-    import _native
+    from fleetlog import _native
     yield pa.record_batch([pa.array([f"{sys.executable} {_native.IMPLEMENTATION}"])], ["found"])
 
 for (found,) in set(spark.range(0, 4, 1, 4).mapInArrow(where, "found string").collect()):
@@ -81,7 +82,8 @@ def test_it_runs_wherever_it_is_unpacked(archive: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=BARE)
     prefix, kernels, module, path = json.loads(done.stdout)
     assert (prefix, kernels) == (str(place), "cython")
-    assert not [name for name in os.listdir(Path(module).parents[1]) if name in ("pyspark", "kazoo", "brokers")]
+    names = [name for folder in Path(module).parents[1:3] for name in os.listdir(folder)]
+    assert not {"pyspark", "kazoo", "brokers"} & set(names)
     assert all(entry.startswith(f"{place}/") for entry in (module, *path)), path
 
 
@@ -95,7 +97,7 @@ def test_its_python_finds_the_data_sources_with_sparks_own_pyspark(archive: Path
 import pkgutil, importlib
 names = [module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")]
 print(sorted(importlib.import_module(name).DefaultSource.name() for name in names))
-import spark_udfs.sink.writer, spark_udfs.sink.starting
+import fleetlog.spark.sink.writer, fleetlog.spark.sink.starting
 """
     command = [str(place / "bin" / "python"), "-c", look]
     env = {**BARE, "PYTHONPATH": os.pathsep.join(libraries)}
@@ -106,7 +108,7 @@ import spark_udfs.sink.writer, spark_udfs.sink.starting
 def test_what_can_not_be_packed_says_why(tmp_path: Path) -> None:
     with pytest.raises(packing.PackError, match="package no-such-package is not installed: pip install it"):
         packing.write_archive(tmp_path / "x.tar.gz", ["no-such-package"])
-    command = [sys.executable, "-m", "brokers.cli.main", "spark", "pack", str(tmp_path / "y.tar.gz")]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "spark", "pack", str(tmp_path / "y.tar.gz")]
     env = {**os.environ, "FLEETLOG_NATIVE": "pure"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 1

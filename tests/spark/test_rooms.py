@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_udfs
+import fleetlog.spark
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "spark_udfs").rglob("*.py"))
@@ -22,14 +22,14 @@ def test_imports_for_types_alone_are_of_other_packages(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             names = [part.module for part in node.body if isinstance(part, ast.ImportFrom)]
-            assert not [name for name in names if name and name.startswith("spark_udfs")]
+            assert not [name for name in names if name and name.startswith("fleetlog")]
 
 
 def test_public_names_are_there() -> None:
-    for name in spark_udfs.__all__:
-        assert getattr(spark_udfs, name).__name__ == name
+    for name in fleetlog.spark.__all__:
+        assert getattr(fleetlog.spark, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'sinks'"):
-        _ = spark_udfs.sinks
+        _ = fleetlog.spark.sinks
 
 
 def test_a_worker_that_reads_loads_no_client_of_the_sink() -> None:
@@ -42,12 +42,12 @@ def test_executor_mode_needs_no_librdkafka() -> None:
     check = """
 import sys
 sys.modules["confluent_kafka"] = None  # as where the package is not installed
-from spark_udfs import SinkListener, exactly_once_batch, read_fence, write_stream
-from spark_udfs.sink import executor_mode, writer
+from fleetlog.spark import SinkListener, exactly_once_batch, read_fence, write_stream
+from fleetlog.spark.sink import executor_mode, writer
 options = {"kafka.bootstrap.servers": "127.0.0.1:1", "sinkId": "s", "checkpointLocation": "/c", "topic": "t"}
 made = exactly_once_batch(options)
-from spark_udfs.sink.foreach_batch import _driver_mode
-from spark_udfs.client.failures import OptionError
+from fleetlog.spark.sink.foreach_batch import _driver_mode
+from fleetlog.spark.client.failures import OptionError
 try:
     _driver_mode(made._options, made._report)
 except OptionError as problem:

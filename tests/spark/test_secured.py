@@ -24,12 +24,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from spark_udfs import write_stream
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError
-from spark_udfs.client.settings import kafka_python_settings, kafka_settings, librdkafka_settings
-from spark_udfs.sink.fence import FENCE_TOPIC
-from spark_udfs.sink.modes import executor_fence
+from fleetlog.spark import write_stream
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError
+from fleetlog.spark.client.settings import kafka_python_settings, kafka_settings, librdkafka_settings
+from fleetlog.spark.sink.fence import FENCE_TOPIC
+from fleetlog.spark.sink.modes import executor_fence
 from tests.spark.conftest import Cluster, run_to_end
 from tests.support.fleet import Fleet
 from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer

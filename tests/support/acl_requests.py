@@ -6,7 +6,7 @@ from typing import Any
 
 from confluent_kafka.admin import AclBindingFilter
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 
 DESCRIBE_ACLS, DESCRIBE_ACLS_VERSION = 29, 3
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from brokers.model import AUDIT_TOPIC
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.wire import messages
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import PASSWORD, USER, confluent, secured_fleet, users
 from tests.support.waiting import eventually
-from wire import messages
 
 ADMIN, ADMIN_PASSWORD = "admin", "of-the-operator-9"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"

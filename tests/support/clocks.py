@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from brokers.timers import Timers
+from fleetlog.brokers.timers import Timers
 
 START_MS = 1_700_000_000_000
 

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from brokers.api.base import DelayedResponse, Done, through
-from brokers.api.handlers import HANDLERS
-from brokers.coordinators.lags import LagWatch
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.transactions import coordinator, verification
-from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
-from brokers.groups.requests import GroupSettings
-from brokers.groups.shard import GroupShard
-from brokers.log import Origin
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
-from brokers.timers import Timers
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import DelayedResponse, Done, through
+from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.coordinators.lags import LagWatch
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.transactions import coordinator, verification
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from fleetlog.brokers.timers import Timers
+from fleetlog.wire import hot
 from tests.support.clocks import RealClock
 from tests.support.stage import ME, Stage
-from wire import hot
 
 TRANSACTIONAL = 16
 
@@ -228,8 +228,8 @@ class Broker(Stage):
 
     def offset(self, group: str) -> int | None:
         """What the group committed for partition 0 of t."""
-        from brokers.groups.requests import FetchRequest
-        from wire.types import TopicPartition
+        from fleetlog.brokers.groups.requests import FetchRequest
+        from fleetlog.wire.types import TopicPartition
 
         _, shard = self.services.groups.shard_for(group)
         (found,) = shard.fetch(FetchRequest(group, (TopicPartition("t", 0),)))

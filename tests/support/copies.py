@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from _native.batch import BatchHeader, scan
+from fleetlog._native.batch import BatchHeader, scan
 from tests.support.fleet import Broker, Fleet
 from tests.support.ports import free_port
 from tests.support.stores import Proxy

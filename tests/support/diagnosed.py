@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 from tests.console.served import Visitor
 from tests.support.troubles import Trouble, TroubledFleet
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordination.ensemble import TICK_MS, EnsembleError, ZooKeeperNode
-from coordination.ports import free_ports
+from fleetlog.coordination.ensemble import TICK_MS, EnsembleError, ZooKeeperNode
+from fleetlog.coordination.ports import free_ports
 
 
 class Ensemble:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Any, NamedTuple
 
-import wire.messages as m
-from brokers.api.base import DelayedResponse, Done
-from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import PartitionReader
-from brokers.replication.follower_progress import ReplicaSession
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import DelayedResponse, Done
+from fleetlog.brokers.api.fetch import handle_fetch
+from fleetlog.brokers.api.fetch_reads import PartitionReader
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.wire import hot
+from fleetlog.wire.errors import ErrorCode
 from tests.support.stage import Stage, body_of
-from wire import hot
-from wire.errors import ErrorCode
 
 Key = tuple[Any, int]
 FRAME_VERSION = 12

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 
 SECRET = "secret"
 """The topic, group and transactional id that the requests name."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from coordination import ensemble
-from coordination.ports import free_ports
+from fleetlog.coordination import ensemble
+from fleetlog.coordination.ports import free_ports
 
 START_TIMEOUT_S = 60.0
 
@@ -34,7 +34,7 @@ def _says_yes(admin_port: int, question: str) -> bool:
 class Broker:
     """One broker process with its own directory, configuration and log file."""
 
-    module = "brokers.cli.main"
+    module = "fleetlog.brokers.cli.main"
 
     def __init__(self, fleet: Fleet, broker_id: int) -> None:
         self.id = broker_id

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.support.fleet import Fleet
 from tests.support.harness import Client
 

@@ -7,14 +7,14 @@ import uuid
 from types import SimpleNamespace
 from typing import Any
 
-import wire.messages as m
-from brokers.api.access import Access
-from brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
-from brokers.api.disconnects import Disconnects
-from brokers.api.handlers import HANDLERS
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
+from fleetlog.brokers.api.disconnects import Disconnects
+from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Driver
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 
 class View:

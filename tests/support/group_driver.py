@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from brokers.coordinators.pending import PendingAnswer
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import (
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.requests import (
     FetchRequest,
     GroupSettings,
     HeartbeatRequest,
@@ -19,8 +19,8 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from brokers.groups.shard import GroupShard
-from txn.commands import (
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.txn.commands import (
     DEFERRED,
     Answer,
     Cancel,
@@ -32,8 +32,8 @@ from txn.commands import (
     Schedule,
     Ticket,
 )
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 Marker = tuple[int, int, bool]
 Entry = tuple[CoordinatorRecord, tuple[int, int] | None] | Marker

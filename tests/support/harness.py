@@ -13,18 +13,18 @@ from typing import Any
 
 import uvloop
 
-import wire.messages as m
-from brokers.api.audit import Audit
-from brokers.api.base import Done
-from brokers.api.disconnects import Disconnects
-from brokers.api.unpacking import Unpacking
-from brokers.config import load_config
-from brokers.metrics import Metrics
-from brokers.model import Endpoint
-from brokers.security.sasl import SaslListener
-from brokers.server.listener import Server
-from brokers.server.tls_listeners import TlsListener
-from brokers.timers import Timers
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.audit import Audit
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.disconnects import Disconnects
+from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.server.listener import Server
+from fleetlog.brokers.server.tls_listeners import TlsListener
+from fleetlog.brokers.timers import Timers
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brokers.config import BrokerConfig
-from brokers.log import Log, LogStore, RealDisk
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import Log, LogStore, RealDisk
 from tests.support.clocks import ManualClock
 from tests.support.logs import DEFAULTS, TP
 

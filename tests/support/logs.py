@@ -7,15 +7,15 @@ import os
 import random
 from pathlib import Path
 
-from _native.batch import Record, control_batch, encode_batch, parse_header, scan
-from brokers.api.base import through
-from brokers.config import BrokerConfig, TopicConfig
-from brokers.log import Log, Origin, RealDisk, Terms, guards_of
-from brokers.log.append import Appender
-from brokers.log.validation import batch_records, build_batch
+from fleetlog._native.batch import Record, control_batch, encode_batch, parse_header, scan
+from fleetlog.brokers.api.base import through
+from fleetlog.brokers.config import BrokerConfig, TopicConfig
+from fleetlog.brokers.log import Log, Origin, RealDisk, Terms, guards_of
+from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.validation import batch_records, build_batch
+from fleetlog.wire import compression
+from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import START_MS
-from wire import compression
-from wire.types import TopicPartition
 
 TP = TopicPartition("events", 0)
 NOW = START_MS

@@ -148,7 +148,7 @@ def slower() -> float:
 def main() -> None:
     import uvloop
 
-    from brokers.cli.main import main as fleetlog
+    from fleetlog.brokers.cli.main import main as fleetlog
 
     path = Path(sys.argv[2]).with_name("loop.watch")
     run = uvloop.run

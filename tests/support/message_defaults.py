@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire import messages
+from fleetlog.wire import messages
 
 
 def assert_defaults_untouched() -> None:

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from brokers.config import BrokerConfig
-from brokers.controller import auto_creation, controller, remaining
-from brokers.controller.controller import Controller
-from brokers.metadata import config_writes, features, znodes
-from brokers.metadata.cache import MetadataCache
-from brokers.model import LogEnd, PartitionState, TopicPartition
-from brokers.peers.calls import Peers, PeerUnavailable
-from brokers.replication import ends, isr
-from brokers.replication.ends import ReplicaEnd
-from coordination import changes
-from coordination.registration import Advertisement, ListenerAddress, register
-from coordination.store import (
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.controller import auto_creation, controller, remaining
+from fleetlog.brokers.controller.controller import Controller
+from fleetlog.brokers.metadata import config_writes, features, znodes
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.model import LogEnd, PartitionState, TopicPartition
+from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
+from fleetlog.brokers.replication import ends, isr
+from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.coordination import changes
+from fleetlog.coordination.registration import Advertisement, ListenerAddress, register
+from fleetlog.coordination.store import (
     BadVersion,
     MultiFailed,
     Operation,
@@ -33,11 +33,11 @@ from coordination.store import (
     UnknownOutcome,
     Watch,
 )
-from coordination.tree import adopt
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.tree import adopt
+from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import RealClock, running_timers
-from wire import api_keys
-from wire.errors import ErrorCode
 
 SESSION_MS = 12_000
 """No test here waits for the end of a session, and a machine that stalls ends none of these."""

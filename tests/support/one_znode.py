@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from brokers.coordinators.transactions.producer_ids import PATH
-from coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, Stat, UnknownOutcome
+from fleetlog.brokers.coordinators.transactions.producer_ids import PATH
+from fleetlog.coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, Stat, UnknownOutcome
 
 
 class OneZnode:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from wire import messages
+from fleetlog.wire import messages
 
 KEY = 60
 

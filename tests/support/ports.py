@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 
 
 def free_port() -> int:

@@ -8,18 +8,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
-from brokers.api.base import ClientConnection, Context
-from brokers.api.produce_work import execute_produce
-from brokers.log import Log
-from brokers.model import Endpoint
-from brokers.server.listener import Server
-from brokers.timers import Timers
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.api.base import ClientConnection, Context
+from fleetlog.brokers.api.produce_work import execute_produce
+from fleetlog.brokers.log import Log
+from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.server.listener import Server
+from fleetlog.brokers.timers import Timers
+from fleetlog.wire import compression, hot
+from fleetlog.wire.errors import ErrorCode
 from harness.turns import TurnClient, TurnLoop
 from tests.support.stage import Stage
-from wire import compression, hot
-from wire.errors import ErrorCode
 
 VERSION = 11
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-import wire.messages as m
-from brokers.api.base import Done
-from brokers.api.produce import handle_produce
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import Done
+from fleetlog.brokers.api.produce import handle_produce
+from fleetlog.wire import hot
 from tests.support.stage import Stage, body_of
-from wire import hot
 
 TRANSACTIONAL = {"attributes": 16, "producer_id": 9, "producer_epoch": 0}
 """Fields of a transactional batch."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fleet import Broker
 from tests.support.harness import Client
-from wire.errors import ErrorCode
 
 DESCRIBE, ALTER = 48, 49
 Quotas = dict[tuple[tuple[str, str | None], ...], dict[str, float]]

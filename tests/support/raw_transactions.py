@@ -9,9 +9,9 @@ import time
 from collections import deque
 from typing import Any
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire.errors import ErrorCode
 
 PRODUCE, END_VERSION, PRODUCE_VERSION = 0, 5, 12
 TRANSACTIONAL = 0x10

@@ -28,7 +28,7 @@ def run_printed(commands: str, directory: Path, answers: str = "", *, pipe: bool
     ``answers``: what is typed at prompts. ``pipe``: the input is no terminal, whose prompts for passwords forget what
     was typed before them.
     """
-    shell = f'fleetlog() {{ "{sys.executable}" -m brokers.cli.main "$@"; }}\n{commands}'
+    shell = f'fleetlog() {{ "{sys.executable}" -m fleetlog.brokers.cli.main "$@"; }}\n{commands}'
     read, typed = os.pipe() if pipe else reversed(pty.openpty())
     try:
         os.write(typed, answers.encode())

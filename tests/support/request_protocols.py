@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import wire.messages as m
-from wire import hot
-from wire.apis import APIS, Cost
+import fleetlog.wire.messages as m
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS, Cost
 
 WIRE = Path(__file__).parents[2] / "wire"
 FILES = {"requests.py": False, "admin_requests.py": True}

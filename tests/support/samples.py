@@ -6,8 +6,8 @@ import random
 import uuid
 from typing import Any
 
-import wire.messages as m
-from wire.apis import APIS
+import fleetlog.wire.messages as m
+from fleetlog.wire.apis import APIS
 
 ALL_VERSIONS = [(key, version) for key, row in APIS.items() for version in range(row.lowest, row.max_version + 1)]
 _INT_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}

@@ -8,9 +8,9 @@ import struct
 import time
 from typing import Any
 
-from brokers.security.scram import ScramClient, ScramMechanism, random_text
-from brokers.server.login import LOGIN_MS
-from wire import messages
+from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, random_text
+from fleetlog.brokers.server.login import LOGIN_MS
+from fleetlog.wire import messages
 
 
 class RawLogin:

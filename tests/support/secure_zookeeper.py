@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordination.ensemble import ZooKeeperNode, find_classpath
-from coordination.ports import free_ports
+from fleetlog.coordination.ensemble import ZooKeeperNode, find_classpath
+from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority
 
 

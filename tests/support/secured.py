@@ -39,7 +39,15 @@ def settings(**more: object) -> dict[str, object]:
 
 def users(fleet: Fleet, *words: str, password: str = "") -> str:
     """``fleetlog users`` against the fleet's ZooKeeper; returns what it prints."""
-    command = [sys.executable, "-m", "brokers.cli.main", "users", *words, "--zookeeper", fleet.zookeeper_connect]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlog.brokers.cli.main",
+        "users",
+        *words,
+        "--zookeeper",
+        fleet.zookeeper_connect,
+    ]
     done = subprocess.run(
         command, input=password, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False
     )

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from brokers.api import access
-from brokers.security import acls, oauthbearer, plain, scram, token_claims, token_signatures
+from fleetlog.brokers.api import access
+from fleetlog.brokers.security import acls, oauthbearer, plain, scram, token_claims, token_signatures
 from tests.simulation.replacing import Mutation, Replacement, instead, mutated
 
 BUG = "FLEETLOG_BUG"

@@ -12,10 +12,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from brokers.model import BrokerId, PartitionState, TopicPartition
-from brokers.replication.fetch_plan import Request
-from wire.errors import ErrorCode
-from wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
+from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.replication.fetch_plan import Request
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
 
 RECORD = struct.Struct(">qi")
 DAMAGED = b"x"

@@ -11,26 +11,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from _native.batch import Record, control_batch, encode_batch, scan
-from brokers.api.access import Access
-from brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
-from brokers.api.disconnects import Disconnects
-from brokers.api.fetch_sessions import FetchSessions
-from brokers.api.fetch_wakes import Wakes
-from brokers.api.unpacking import Unpacking
-from brokers.config import load_config
-from brokers.log import LogStore, Origin, RealDisk
-from brokers.metadata.cache import MetadataCache, MetadataChange
-from brokers.metrics import Metrics
-from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
-from brokers.replication.follower_progress import ReplicaSession
-from brokers.replication.partition import Partition
-from brokers.replication.proposals import Proposer
-from brokers.replication.replicas import ReplicaManager
-from brokers.timers import Timers
-from brokers.topic_figures import TopicTable
+from fleetlog._native.batch import Record, control_batch, encode_batch, scan
+from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
+from fleetlog.brokers.api.disconnects import Disconnects
+from fleetlog.brokers.api.fetch_sessions import FetchSessions
+from fleetlog.brokers.api.fetch_wakes import Wakes
+from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.log import LogStore, Origin, RealDisk
+from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.proposals import Proposer
+from fleetlog.brokers.replication.replicas import ReplicaManager
+from fleetlog.brokers.timers import Timers
+from fleetlog.brokers.topic_figures import TopicTable
+from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import ManualClock
-from wire.errors import ErrorCode
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from coordination.store import SessionEvent, SessionState
-from coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.store import SessionEvent, SessionState
+from fleetlog.coordination.zookeeper import ZookeeperStore
 
 HEARD_S = 2.0
 """After that a store's client has heard that its session is over; if not, it has taken the session back."""

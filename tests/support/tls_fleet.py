@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import shown_serial
 from tests.support.fleet import Broker, Fleet
 from tests.support.secured import (

@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from brokers.security.tls_contexts import client_context
-from brokers.security.tls_settings import TlsSettings
-from brokers.server.tls_handshakes import Handshakes
-from brokers.server.tls_listeners import TlsListener
+from fleetlog.brokers.security.tls_contexts import client_context
+from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.server.tls_handshakes import Handshakes
+from fleetlog.brokers.server.tls_listeners import TlsListener
 from tests.support.certificates import Authority
 from tests.support.harness import RunningServer
 

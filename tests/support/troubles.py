@@ -14,7 +14,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from coordination.ports import free_ports
+from fleetlog.coordination.ports import free_ports
 from tests.chaos.clocks import HostClock, build
 from tests.support.certificates import Authority, replaced
 from tests.support.fleet import Fleet

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from brokers import app
-from brokers.cli.main import main
+from fleetlog.brokers import app
+from fleetlog.brokers.cli.main import main
 
 HOLD = Path(sys.argv[2]).with_suffix(".hold")
 

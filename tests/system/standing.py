@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
 from tests.support.fleet import Broker
 from tests.support.harness import Client
 

@@ -31,13 +31,15 @@ from confluent_kafka.admin import (
 )
 from kazoo.client import KazooClient
 
-import wire.messages as m
-from brokers.api.access import NEEDS
-from brokers.cli.main import cli
-from spark_udfs.client.connections import Client as KafkaClient
-from spark_udfs.client.failures import FenceError
-from spark_udfs.client.producer import MemberProducer, WriteSettings
-from spark_udfs.sink.batch_transactions import BatchTransactions
+import fleetlog.wire.messages as m
+from fleetlog.brokers.api.access import NEEDS
+from fleetlog.brokers.cli.main import cli
+from fleetlog.spark.client.connections import Client as KafkaClient
+from fleetlog.spark.client.failures import FenceError
+from fleetlog.spark.client.producer import MemberProducer, WriteSettings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.acl_requests import DESCRIBE_ACLS_VERSION, count_of_acls, describe_acls
 from tests.support.filled import SECRET, codes, filled
 from tests.support.fleet import Broker, Fleet
@@ -45,8 +47,6 @@ from tests.support.footprint import footprint_of, settled
 from tests.support.harness import Client
 from tests.support.waiting import eventually
 from tests.system.standing import Standing, fetches, produces
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper, pytest.mark.xdist_group("acls")]
 

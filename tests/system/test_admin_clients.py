@@ -20,10 +20,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from fleetlog.wire import messages
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually, eventually_async
-from wire import messages
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
 

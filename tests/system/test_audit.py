@@ -12,8 +12,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from brokers.model import AUDIT_TOPIC
-from brokers.security.audit_changes import MANAGEMENT_APIS
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.brokers.security.audit_changes import MANAGEMENT_APIS
+from fleetlog.wire import messages
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.audited import (
     ADMIN,
     ADMIN_PASSWORD,
@@ -28,9 +31,6 @@ from tests.support.filled import SECRET, codes, filled
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, PASSWORD, USER, confluent
 from tests.support.waiting import eventually
-from wire import messages
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper, pytest.mark.xdist_group("audit")]
 

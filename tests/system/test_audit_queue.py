@@ -21,14 +21,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 from tests.support.acl_requests import DESCRIBE_ACLS, DESCRIBE_ACLS_VERSION, count_of_acls, describe_acls
 from tests.support.audited import ADMIN, ADMIN_PASSWORD, AuditReader, audited_fleet, client, flood, logged_in, of_api
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import USER, confluent
 from tests.support.waiting import eventually
-from wire import messages
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper, pytest.mark.xdist_group("audit queue")]
 

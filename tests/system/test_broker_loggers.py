@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
 
 BROKER, LOGGER, SET, DELETE, APPEND = 4, 8, 0, 1, 2
 INVALID_CONFIG, INVALID_REQUEST = 40, 42
-ROOM, MODULE = "brokers.peers", "brokers.peers.calls"
+ROOM, MODULE = "fleetlog.brokers.peers", "fleetlog.brokers.peers.calls"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_every_line_is_an_object(broker: Fleet) -> None:
     eventually(lambda: "is ready" in one.output(), "the broker says that it is ready")
     lines = [json.loads(line) for line in one.log_file.read_text().splitlines()]
     (ready,) = [line for line in lines if line["message"] == "broker 1 is ready"]
-    assert (ready["level"], ready["logger"], ready["broker"]) == ("INFO", "brokers.app", 1)
+    assert (ready["level"], ready["logger"], ready["broker"]) == ("INFO", "fleetlog.brokers.app", 1)
     assert ready["time"].endswith("+00:00")
 
 
@@ -153,7 +153,7 @@ def test_a_broker_has_a_number(admin: KafkaAdminClient, name: str) -> None:
 def test_the_command_line(broker: Fleet) -> None:
     shell = Shell(broker)
     shown = {row["logger"]: row["level"] for row in shell.json("brokers", "loggers", "1")}
-    assert shown["root"] == shown["brokers.server"] == "INFO"
+    assert shown["root"] == shown["fleetlog.brokers.server"] == "INFO"
     assert "kazoo" not in shown
     changed = shell.json("brokers", "loggers", "1", "--set", f"{ROOM}=debug")
     assert changed == [{"logger": ROOM, "level": "DEBUG"}]

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from _native.batch import scan
-from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
-from brokers.log.validation import batch_records, read_marker
+from fleetlog._native.batch import scan
+from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.validation import batch_records, read_marker
+from fleetlog.wire.types import TopicPartition
 from tests.support.copies import Cluster, quick_cleaning
 from tests.support.fleet import Broker
 from tests.support.waiting import PATIENCE_S, eventually
-from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from brokers.config import load_config
-from brokers.server.creation_rates import CreationLimits
-from brokers.setting_kinds import ConfigError
+from fleetlog.brokers.config import load_config
+from fleetlog.brokers.server.creation_rates import CreationLimits
+from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.wire import messages as m
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
 from tests.support.quotas import alter, remove_all
-from wire import messages as m
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -23,7 +23,16 @@ client = Confluent()
 
 def verified(directory: Path, code: int) -> dict[str, Any]:
     """What the command says of each partition, by its directory's name."""
-    command = [sys.executable, "-m", "brokers.cli.main", "log", "verify", "--json", "--records", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlog.brokers.cli.main",
+        "log",
+        "verify",
+        "--json",
+        "--records",
+        str(directory),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert ("damaged" in done.stderr) == (code == 1)
@@ -51,7 +60,7 @@ def test_a_running_broker_finds_damage_by_itself_and_a_lost_disk_is_filled_again
             segment.write(bytes([byte ^ 1]))
         eventually(lambda: cluster.metric(two, "fleetlog_damaged_segments") == 1, "the broker finds it")
         assert f"segment {file} is damaged at offset " in two.output()
-        command = [sys.executable, "-m", "brokers.cli.main", "doctor", "--json", "-b", fleet.bootstrap]
+        command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "doctor", "--json", "-b", fleet.bootstrap]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         (found,) = [one for one in json.loads(done.stdout) if one["check"] == "segment"]
         assert (found["severity"], found["where"]) == ("error", "broker 2")

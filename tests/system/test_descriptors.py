@@ -39,7 +39,7 @@ def readiness(broker: Broker) -> str:
 
 
 def troubles(broker: Broker) -> list[Any]:
-    command = [sys.executable, "-m", "brokers.cli.main", "cluster", "describe", "-b", broker.address, "--json"]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "cluster", "describe", "-b", broker.address, "--json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
     found: list[Any] = told["troubles"]
     return found

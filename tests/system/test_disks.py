@@ -33,7 +33,16 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def described(fleet: Fleet) -> dict[str, Any]:
-    command = [sys.executable, "-m", "brokers.cli.main", "cluster", "describe", "--json", "-b", fleet.bootstrap]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlog.brokers.cli.main",
+        "cluster",
+        "describe",
+        "--json",
+        "-b",
+        fleet.bootstrap,
+    ]
     return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 

@@ -228,7 +228,7 @@ def test_a_broker_alone_with_the_defaults_of_a_fleet_says_what_groups_wait_for(o
     _edit(broker, offsets_topic_replication_factor=3, transaction_state_log_replication_factor=3)
     one.start()
     client.create_topic(one.bootstrap, "t", 1)
-    command = [sys.executable, "-m", "brokers.cli.main", "consume", "t", "--group", "g"]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "consume", "t", "--group", "g"]
     command += ["-b", one.bootstrap, "--timeout"]
     ended = subprocess.run([*command, "8"], capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1, ended

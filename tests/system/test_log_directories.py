@@ -36,7 +36,17 @@ def directories(broker: Broker, *names: str) -> str:
 
 def values(fleet: Fleet, topic: str) -> set[int]:
     """The committed values of all partitions."""
-    command = [sys.executable, "-m", "brokers.cli.main", "consume", topic, "--from", "beginning", "--to", "end"]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlog.brokers.cli.main",
+        "consume",
+        topic,
+        "--from",
+        "beginning",
+        "--to",
+        "end",
+    ]
     done = subprocess.run([*command, "-b", fleet.bootstrap], capture_output=True, text=True, check=True)
     return {int(line) for line in done.stdout.split()}
 
@@ -96,7 +106,18 @@ def test_a_lone_replica_without_its_log_begins_anew_only_by_an_operators_leave(f
     leader.wait_ready()
     eventually(lambda: "fleetlog topics elect t --partition 0 --unclean" in leader.output(), "it says what to do")
     assert cluster.state("t").leader == -1
-    command = [sys.executable, "-m", "brokers.cli.main", "topics", "elect", "t", "-p", "0", "--unclean", "--yes"]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlog.brokers.cli.main",
+        "topics",
+        "elect",
+        "t",
+        "-p",
+        "0",
+        "--unclean",
+        "--yes",
+    ]
     done = subprocess.run([*command, "-b", fleet.bootstrap], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert cluster.leader("t") is leader
@@ -115,7 +136,7 @@ def test_a_new_disk_is_accepted_in_place_of_a_lost_one(fleet: Fleet) -> None:
     assert two.stop() == 0
     held = sorted(path.name for path in (two.directory / "b").glob("t-*"))
     shutil.rmtree(two.directory / "b")
-    accept = [sys.executable, "-m", "brokers.cli.main", "broker", str(two.config_file), "--override",
+    accept = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(two.config_file), "--override",
               directories(two, "a", "b"), "--new-directory"]  # fmt: skip
     refused = subprocess.run([*accept, str(two.directory / "a")], capture_output=True, text=True, check=False)
     assert (refused.returncode, "is no new directory" in refused.stderr) == (1, True)
@@ -158,14 +179,14 @@ def test_a_replica_that_alone_has_committed_records_keeps_them_until_somebody_de
     eventually(
         lambda: "and committed records 1 to 2 are here. To keep them stop broker " in leader.output(), "it stops"
     )
-    command = [sys.executable, "-m", "brokers.cli.main", "topics", "describe", "t", "-b", fleet.bootstrap]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "topics", "describe", "t", "-b", fleet.bootstrap]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "does not follow broker" in told
     assert cluster.lost_commits() == 0
     now_leads = cluster.leader("t")
     for broker in others:
         assert broker.stop() == 0
-    elect = [sys.executable, "-m", "brokers.cli.main", "topics", "elect", "t", "--unclean", "--yes"]
+    elect = [sys.executable, "-m", "fleetlog.brokers.cli.main", "topics", "elect", "t", "--unclean", "--yes"]
     subprocess.run([*elect, "-b", leader.address], check=True)
     assert cluster.leader("t") is leader
     assert now_leads is not leader

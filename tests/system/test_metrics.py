@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from brokers.controller.elections import ElectionReason
+from fleetlog.brokers.controller.elections import ElectionReason
 from tests.support.clients import Confluent, Message
 from tests.support.families import LEFT_OUT, STRIMZI_KAFKA, STRIMZI_REST
 from tests.support.fleet import Broker, Fleet

@@ -19,9 +19,10 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from brokers.security.oauthbearer import VerifiedToken, token_message
-from brokers.security.token_claims import TokenRules
-from brokers.security.token_signatures import checked_token, parse_keys, token_header
+from fleetlog.brokers.security.oauthbearer import VerifiedToken, token_message
+from fleetlog.brokers.security.token_claims import TokenRules
+from fleetlog.brokers.security.token_signatures import checked_token, parse_keys, token_header
+from fleetlog.wire.errors import ErrorCode
 from tests.support.certificates import Authority
 from tests.support.fleet import Fleet
 from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer, key_for, public_document, signed, unsigned
@@ -29,7 +30,6 @@ from tests.support.ports import free_port
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import MECHANISMS, secured_fleet
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fleet import Fleet
 from tests.support.quotas import Quotas, alter, asked, described, remove_all
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.interop]
 

@@ -25,13 +25,13 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer, KafkaProducer
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
 from tests.support.quotas import alter, remove_all
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.interop, pytest.mark.slow]
 

@@ -75,7 +75,7 @@ def leaders(cluster: Cluster) -> dict[int, int]:
 
 
 def command(fleet: Fleet, *words: str) -> str:
-    line = [sys.executable, "-m", "brokers.cli.main", *words, "-b", fleet.bootstrap]
+    line = [sys.executable, "-m", "fleetlog.brokers.cli.main", *words, "-b", fleet.bootstrap]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
 

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-import wire.messages as m
+import fleetlog.wire.messages as m
 from tests.support.certificates import Authority, replaced, serial_of, shown_serial
 from tests.support.harness import Client
 from tests.support.tls_fleet import KINDS, TlsFleet

@@ -16,6 +16,8 @@ from confluent_kafka.admin import (
     AdminClient,
 )
 
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 from tests.support import secured
 from tests.support.fleet import Fleet
 from tests.support.needs import needs
@@ -23,8 +25,6 @@ from tests.support.polling import polled_values
 from tests.support.sasl_wire import RawLogin, metadata_request
 from tests.support.secured import MECHANISMS, PASSWORD, USER, confluent, python_client, secured_fleet
 from tests.support.waiting import eventually
-from wire import messages
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -23,15 +23,15 @@ from confluent_kafka.admin import (
 )
 from kazoo.client import KazooClient
 
-from brokers.cli.main import cli
-from brokers.security.scram import ScramMechanism as Scram
-from coordination.ports import free_ports
+from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.security.scram import ScramMechanism as Scram
+from fleetlog.coordination.ports import free_ports
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
 from tests.support.waiting import eventually
-from wire import messages
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

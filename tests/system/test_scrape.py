@@ -18,20 +18,20 @@ from urllib.request import urlopen
 
 import pytest
 
-import wire.messages as m
-from _native.batch import Record, encode_batch
-from brokers import app
-from brokers.config import BrokerConfig, load_config
-from brokers.coordinators.lags import LagWatch
-from brokers.exposition import Exposition
-from coordination.ensemble import start_local
-from coordination.ports import free_ports
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers import app
+from fleetlog.brokers.config import BrokerConfig, load_config
+from fleetlog.brokers.coordinators.lags import LagWatch
+from fleetlog.brokers.exposition import Exposition
+from fleetlog.coordination.ensemble import start_local
+from fleetlog.coordination.ports import free_ports
+from fleetlog.wire.errors import ErrorCode
 from tests.support.bytecodes import Bytecodes, CpuTimes, Steps, in_steps
 from tests.support.fleet import says_ready
 from tests.support.harness import Client
 from tests.support.loopwatch import slower
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 TOPICS, PARTITIONS = 100, 100
 GROUP = "wide"

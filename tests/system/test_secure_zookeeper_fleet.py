@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def add_user(address: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "brokers.cli.main", "users", "add", "alice", "--password-stdin"]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "users", "add", "alice", "--password-stdin"]
     command += ["--zookeeper", f"{address}/fleet", *words]
     return subprocess.run(command, input="secret\n", capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from _native.batch import Record, encode_batch, scan
+import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch, scan
 from tests.server.memory import rss_mib
 from tests.support.clients import Client, Confluent, Message
 from tests.support.copies import Cluster

@@ -360,7 +360,7 @@ def test_half_of_tls_ends_the_start(fleet: TlsFleet, tmp_path: Path, more: str, 
     lines = fleet.brokers[0].config_file.read_text().splitlines(keepends=True)
     file = tmp_path / "broker.properties"
     file.write_text("".join(line for line in lines if not line.startswith(name + "=")) + more)
-    command = [sys.executable, "-m", "brokers.cli.main", "broker", str(file)]
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(file)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2]
     )

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli.main import cli
+from fleetlog.brokers.cli.main import cli
 from tests.support.clients import Confluent, Message
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from txn.commands import CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
-from txn.coordinator import End, Producer, TransactionSettings, TransactionShard
-from txn.transaction import Transaction
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.txn.commands import CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
+from fleetlog.txn.coordinator import End, Producer, TransactionSettings, TransactionShard
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 ID = "app"
 A, B, C = TopicPartition("flights", 0), TopicPartition("flights", 1), TopicPartition("__consumer_offsets", 7)

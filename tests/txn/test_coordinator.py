@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from fleetlog.txn.commands import Cancel
+from fleetlog.txn.coordinator import End, InitAnswer, Producer, TransactionSettings
+from fleetlog.txn.records import encode_transaction_key
+from fleetlog.txn.states import ENDED, PREPARED, TRANSITIONS, TransactionState
+from fleetlog.wire.errors import ErrorCode as E
 from tests.support.gauges import added_up
 from tests.txn.machine import ID, A, B, C, Machine
-from txn.commands import Cancel
-from txn.coordinator import End, InitAnswer, Producer, TransactionSettings
-from txn.records import encode_transaction_key
-from txn.states import ENDED, PREPARED, TRANSITIONS, TransactionState
-from wire.errors import ErrorCode as E
 
 S = TransactionState
 
@@ -31,8 +31,8 @@ def exhausted(m: Machine, epoch: int = 32766) -> tuple[int, int]:
     """An id whose producer has used up its epochs."""
     from dataclasses import replace
 
-    from txn.commands import CoordinatorRecord
-    from txn.records import encode_transaction
+    from fleetlog.txn.commands import CoordinatorRecord
+    from fleetlog.txn.records import encode_transaction
 
     pid = m.init().producer_id
     record = CoordinatorRecord(encode_transaction_key(ID), encode_transaction(replace(m.t, producer_epoch=epoch)))
@@ -688,7 +688,7 @@ def test_transactions_are_listed_by_filters() -> None:
 
 
 def test_records_of_a_newer_writer_are_counted_and_skipped(m: Machine) -> None:
-    from txn.commands import CoordinatorRecord
+    from fleetlog.txn.commands import CoordinatorRecord
 
     m.shard.apply(CoordinatorRecord(b"\0\5later", b"x"), None, m.now)
     m.shard.apply(CoordinatorRecord(encode_transaction_key("x"), b"\0\7later"), None, m.now)

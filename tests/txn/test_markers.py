@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.commands import WriteMarkers
-from txn.markers import Fate, Gone, JobId, Markers, Senders, SentBy, fate
-from wire.errors import ErrorCode as E
-from wire.types import TopicPartition
+from fleetlog.txn.commands import WriteMarkers
+from fleetlog.txn.markers import Fate, Gone, JobId, Markers, Senders, SentBy, fate
+from fleetlog.wire.errors import ErrorCode as E
+from fleetlog.wire.types import TopicPartition
 
 A, B, C = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("c", 0)
 LEADERS = {A: 1, B: 2, C: 1}

@@ -10,7 +10,7 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.patterns import MAX_STEPS, BadPattern, Pattern
+from fleetlog.txn.patterns import MAX_STEPS, BadPattern, Pattern
 
 ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", "(?:a|b)", "(ab|a|)", "^", "$", "-", "[a-c]", r"\.", "é"]
 QUANTIFIERS = ["", "", "*", "+", "?", "{2}", "{1,3}", "*?", "{2,}"]

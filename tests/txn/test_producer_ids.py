@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.producer_ids import (
+from fleetlog.txn.producer_ids import (
     MAX_PRODUCER_ID,
     Block,
     BlockError,

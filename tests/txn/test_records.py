@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.records import (
+from fleetlog.txn.records import (
     RecordError,
     decode_transaction,
     decode_transaction_key,
     encode_transaction,
     encode_transaction_key,
 )
-from txn.states import TransactionState
-from txn.transaction import Transaction
-from wire.types import TopicPartition
+from fleetlog.txn.states import TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.types import TopicPartition
 
 LINES = [
     line.split(" ")

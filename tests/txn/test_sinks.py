@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetlog.txn import sinks
+from fleetlog.txn.batches import BatchFence, BatchMember, MemberMarker, SinkBatch
+from fleetlog.txn.commands import Cancel, CoordinatorRecord, Schedule, WriteMarkers
+from fleetlog.txn.coordinator import Producer
+from fleetlog.txn.records import RecordError, decode_transaction, encode_transaction, encode_transaction_key
+from fleetlog.txn.sinks import BatchCommitRequest
+from fleetlog.txn.states import TransactionState
+from fleetlog.txn.transaction import Transaction
+from fleetlog.wire.errors import ErrorCode as E
 from tests.txn.machine import A, B, Machine
-from txn import sinks
-from txn.batches import BatchFence, BatchMember, MemberMarker, SinkBatch
-from txn.commands import Cancel, CoordinatorRecord, Schedule, WriteMarkers
-from txn.coordinator import Producer
-from txn.records import RecordError, decode_transaction, encode_transaction, encode_transaction_key
-from txn.sinks import BatchCommitRequest
-from txn.states import TransactionState
-from txn.transaction import Transaction
-from wire.errors import ErrorCode as E
 
 SINK, QUERY = "orders", "query-1"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from txn.verification import Ask, client_error, client_message, question
-from wire import api_keys
-from wire.errors import ErrorCode as E
-from wire.types import TopicPartition
+from fleetlog.txn.verification import Ask, client_error, client_message, question
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode as E
+from fleetlog.wire.types import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 

@@ -18,13 +18,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fleetlog.txn.commands import CoordinatorRecord, WriteMarkers
+from fleetlog.txn.coordinator import TransactionSettings
+from fleetlog.txn.records import encode_transaction, encode_transaction_key
+from fleetlog.txn.states import PREPARED, TransactionState, may_follow
+from fleetlog.txn.transaction import LAST_CLIENT_EPOCH, Transaction
+from fleetlog.wire.errors import ErrorCode as E
 from tests.txn.machine import ID, A, B, C, Machine
-from txn.commands import CoordinatorRecord, WriteMarkers
-from txn.coordinator import TransactionSettings
-from txn.records import encode_transaction, encode_transaction_key
-from txn.states import PREPARED, TransactionState, may_follow
-from txn.transaction import LAST_CLIENT_EPOCH, Transaction
-from wire.errors import ErrorCode as E
 
 OWNER = -1
 ACTORS = st.sampled_from([OWNER, OWNER, OWNER, 0, 1])

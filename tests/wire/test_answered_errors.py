@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import wire.messages as m
-from wire.answered_errors import MOST_ELEMENTS, answered_errors
-from wire.apis import APIS
-from wire.errors import ErrorCode
+import fleetlog.wire.messages as m
+from fleetlog.wire.answered_errors import MOST_ELEMENTS, answered_errors
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 
 
 def committed(*codes: int) -> m.OffsetCommitResponse:

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire import compression
-from wire.compression import CodecError
+from fleetlog.wire import compression
+from fleetlog.wire.compression import CodecError
 
 ALL = sorted(compression.NAMES)
 REAL = [codec for codec in ALL if codec != compression.NONE]

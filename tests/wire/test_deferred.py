@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = """
 import sys
-import wire
-import wire.messages
+from fleetlog import wire
+import fleetlog.wire.messages
 assert "kafka.protocol.admin" in sys.modules
 assert "kafka.consumer" not in sys.modules and "kafka.client_async" not in sys.modules, "kafka's clients are imported"
 """
@@ -35,14 +35,14 @@ def test_kafka_is_whole_for_every_importer(use: str) -> None:
 
 
 def test_what_is_imported_already_stays() -> None:
-    code = "import kafka; before = kafka.KafkaProducer; import wire, wire.messages; import kafka as again\n"
+    code = "import kafka; before = kafka.KafkaProducer; import fleetlog.wire.messages; import kafka as again\n"
     subprocess.run([sys.executable, "-c", code + "assert again.KafkaProducer is before"], check=True, timeout=60)
 
 
 LATER = """
 import sys
-import wire
-from wire.deferred import defer
+from fleetlog import wire
+from fleetlog.wire.deferred import defer
 defer("kafka.protocol.admin", classes=True)
 import kafka.admin
 from kafka.protocol.admin import DescribeConfigsRequest, ElectionType, ListGroupsRequest
@@ -55,7 +55,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, ElectionType, ListGroup
         "assert 'kafka.protocol.admin.configs' not in sys.modules, 'no class is made before it is used'",
         "assert type(DescribeConfigsRequest(resources=[])).__name__ == 'DescribeConfigsRequest'",
         "assert isinstance(ElectionType.UNCLEAN, ElectionType) and ElectionType(1) is ElectionType.UNCLEAN",
-        "import wire.messages; assert isinstance(ListGroupsRequest(), wire.messages.request_class(16))",
+        "import fleetlog.wire.messages; assert isinstance(ListGroupsRequest(), wire.messages.request_class(16))",
         "from kafka.protocol.admin import *; assert isinstance(ListGroupsRequest, type)",
         "import kafka.protocol.admin as a; assert not hasattr(a, 'nothing'); assert a.topics.ElectionType(0) == 0",
     ],

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire import hot
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
 from tests.support.samples import request
-from wire import hot
-from wire.apis import APIS
-from wire.errors import ErrorCode
 
 PRODUCE_VERSIONS = range(3, APIS[0].max_version + 1)
 FETCH_VERSIONS = range(4, APIS[1].max_version + 1)

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import wire.messages as m
-from _native.errors import LooseMessage
+import fleetlog.wire.messages as m
+from fleetlog._native.errors import LooseMessage
+from fleetlog.wire import bounded
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.bounded import MAX_FIELDS, MAX_TAGS, PARTITION_FIELDS, MalformedRequest, Reader
 from tests.support import request_protocols
 from tests.support.message_defaults import assert_defaults_untouched
 from tests.support.samples import ALL_VERSIONS, request, response
-from wire import bounded
-from wire.apis import APIS
-from wire.bounded import MAX_FIELDS, MAX_TAGS, PARTITION_FIELDS, MalformedRequest, Reader
 
 
 @pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)

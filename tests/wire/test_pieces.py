@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-import wire.messages as m
+import fleetlog.wire.messages as m
+from fleetlog.wire.pieces import PIECE_ELEMENTS, is_long, pieces
 from tests.support.message_defaults import assert_defaults_untouched
 from tests.support.samples import ALL_VERSIONS, response
-from wire.pieces import PIECE_ELEMENTS, is_long, pieces
 
 
 @pytest.mark.parametrize("size", [2, 10])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from wire.apis import APIS
-from wire.rows import NamedRows
+import fleetlog.wire.messages as m
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.rows import NamedRows
 
 CREATE_TOPICS, CREATE_PARTITIONS = 19, 37
 VERSIONS = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from wire import hot, messages
-from wire.apis import APIS
-from wire.throttled import WITHOUT, with_throttle_time
+from fleetlog.wire import hot, messages
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.throttled import WITHOUT, with_throttle_time
 
 LEFT_MS = 123_456
 VERSIONS = [(key, version) for key, row in APIS.items() for version in range(row.lowest, row.max_version + 1)]

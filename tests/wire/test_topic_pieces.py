@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from brokers.api.base import through
-from wire.hot import (
+from fleetlog.brokers.api.base import through
+from fleetlog.wire.hot import (
     NO_HIGH_WATERMARK,
     FetchOutcome,
     FetchPart,
@@ -19,8 +19,8 @@ from wire.hot import (
     encode_fetch_response,
     encode_produce_response,
 )
-from wire.pieces import PIECE_ELEMENTS
-from wire.topic_pieces import fetch_response_pieces, produce_response_pieces
+from fleetlog.wire.pieces import PIECE_ELEMENTS
+from fleetlog.wire.topic_pieces import fetch_response_pieces, produce_response_pieces
 
 SIZES = [
     [],

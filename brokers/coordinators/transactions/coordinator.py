@@ -12,31 +12,31 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from brokers.coordinators.pending import PendingAnswer
-from brokers.coordinators.ports import PartitionPort, TransactionMarker
-from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.shard_host import ShardHost
-from brokers.coordinators.transactions.enlisting import Enlisting
-from brokers.coordinators.transactions.markers import MarkerSender
-from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
-from brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
-from brokers.log import Origin
-from brokers.log.markers import encode_marker_run
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
-from brokers.timers import Timers
-from txn.commands import Command, Now, Result, Ticket, WriteMarkers
-from txn.coordinator import TransactionSettings, TransactionShard
-from txn.markers import Fate, Job, Senders, fate
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.coordinators.ports import PartitionPort, TransactionMarker
+from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.shard_host import ShardHost
+from fleetlog.brokers.coordinators.transactions.enlisting import Enlisting
+from fleetlog.brokers.coordinators.transactions.markers import MarkerSender
+from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+from fleetlog.brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.markers import encode_marker_run
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
+from fleetlog.brokers.timers import Timers
+from fleetlog.txn.commands import Command, Now, Result, Ticket, WriteMarkers
+from fleetlog.txn.coordinator import TransactionSettings, TransactionShard
+from fleetlog.txn.markers import Fate, Job, Senders, fate
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.config import BrokerConfig
-    from brokers.groups.shard import GroupShard
-    from brokers.metadata.cache import MetadataCache
-    from brokers.peers.calls import PeersPort
-    from brokers.replication.replicas import ReplicaManager
-    from coordination.store import Store
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.groups.shard import GroupShard
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.replicas import ReplicaManager
+    from fleetlog.coordination.store import Store
 
 __all__ = ["TransactionCoordinator", "partition_count_of", "settings_of"]
 

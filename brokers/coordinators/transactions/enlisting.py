@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from txn.commands import CommandFailed, Now, Result, Ticket
-from txn.coordinator import Producer, TransactionShard
-from txn.sinks import EnlistAnswer, enlist_members
-from wire.errors import ErrorCode
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.coordinator import Producer, TransactionShard
+from fleetlog.txn.sinks import EnlistAnswer, enlist_members
+from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from brokers.coordinators.runtime import CoordinatorRuntime
-    from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
-    from brokers.timers import Timers
+    from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+    from fleetlog.brokers.timers import Timers
 
 MAX_WAITING = 10_000
 BYTES_PER_MS = 1_000

@@ -8,19 +8,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import wire.messages as m
-from brokers.coordinators.ports import TransactionMarker
-from coordination.store import StoreError
-from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, SentBy, fate
-from wire import api_keys
-from wire.apis import APIS
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+import fleetlog.wire.messages as m
+from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.coordination.store import StoreError
+from fleetlog.txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, SentBy, fate
+from fleetlog.wire import api_keys
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.metadata.cache import MetadataCache, MetadataChange
-    from brokers.peers.calls import PeersPort
-    from brokers.timers import Timer, Timers
+    from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
+    from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from brokers.metadata.tree_guard import TreeBehind, TreeGuard
-from coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, StoreError, UnknownOutcome
-from coordination.store import Store as StorePort
-from txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
+from fleetlog.brokers.metadata.tree_guard import TreeBehind, TreeGuard
+from fleetlog.coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, StoreError, UnknownOutcome
+from fleetlog.coordination.store import Store as StorePort
+from fleetlog.txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import wire.messages as m
-from brokers.model import TRANSACTION_STATE_TOPIC, Clock
-from txn.commands import CommandFailed, Now, Result, Ticket
-from txn.coordinator import AddPartitionsAnswer, Producer, TransactionShard, VerifyAnswer
-from txn.verification import Ask, Question
-from wire.errors import ErrorCode
-from wire.types import TopicPartition
+import fleetlog.wire.messages as m
+from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, Clock
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.coordinator import AddPartitionsAnswer, Producer, TransactionShard, VerifyAnswer
+from fleetlog.txn.verification import Ask, Question
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.coordinators.runtime import CoordinatorRuntime
-    from brokers.metadata.cache import MetadataCache
-    from brokers.peers.calls import PeersPort
+    from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.peers.calls import PeersPort
 
 log = logging.getLogger(__name__)
 

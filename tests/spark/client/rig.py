@@ -10,9 +10,9 @@ import kafka.errors
 import pyarrow as pa
 from confluent_kafka.admin import NewTopic
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
-from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.spark.conftest import Cluster
 from tests.support.waiting import eventually
 

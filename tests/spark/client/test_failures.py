@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from spark_udfs import OptionError, reason
+from fleetlog.spark import OptionError, reason
 
 SPARK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_DATA_SOURCE_ERROR] Failed to \
 initialize Python data source writer: Traceback (most recent call last):
-  File "/x/spark_udfs/client/connections.py", line 264, in _retry
+  File "/x/fleetlog/spark/client/connections.py", line 264, in _retry
 kafka.errors.KafkaError: refused
 
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "/x/spark_udfs/data_source.py", line 73, in streamWriter
+  File "/x/fleetlog/spark/data_source.py", line 73, in streamWriter
     raise reason from None
-spark_udfs.client.failures.FenceConflict: the fence belongs to query q: reset_fence() hands it over
+fleetlog.spark.client.failures.FenceConflict: the fence belongs to query q: reset_fence() hands it over
  SQLSTATE: 38000 SQLSTATE: XXKST
 === Streaming Query ===
 """

@@ -6,11 +6,11 @@ import uuid
 
 import pytest
 
-from spark_udfs.client.failures import FenceConflict
-from spark_udfs.sink.driver_fence import begin_with_fence, fencing_producer
-from spark_udfs.sink.fence import Fence
-from spark_udfs.sink.fence_reader import read_driver_fence
-from spark_udfs.sink.modes import refuse_driver_fence
+from fleetlog.spark.client.failures import FenceConflict
+from fleetlog.spark.sink.driver_fence import begin_with_fence, fencing_producer
+from fleetlog.spark.sink.fence import Fence
+from fleetlog.spark.sink.fence_reader import read_driver_fence
+from fleetlog.spark.sink.modes import refuse_driver_fence
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.interop

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from spark_udfs.client.frames import COMMIT_BATCH, PRODUCE, CommitFrame, Frame, ProduceFrame
-from spark_udfs.client.producer import TaskMember
-from wire.messages import request_class
+from fleetlog.spark.client.frames import COMMIT_BATCH, PRODUCE, CommitFrame, Frame, ProduceFrame
+from fleetlog.spark.client.producer import TaskMember
+from fleetlog.wire.messages import request_class
 
 
 @pytest.mark.parametrize("transactional_id", [None, "sink-1"])

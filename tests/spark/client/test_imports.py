@@ -31,12 +31,12 @@ def test_a_format_is_found_without_its_clients(name: str) -> None:
 def test_the_schema_is_told_without_a_client() -> None:
     """`load` has a process of its own for it."""
     found = loaded(f"from pyspark_fleetlog import DefaultSource\nDefaultSource({OPTIONS}).schema()")
-    assert not {"kafka.net", "kafka.protocol", "_native.columns", "http.client"} & found
+    assert not {"kafka.net", "kafka.protocol", "fleetlog._native.columns", "http.client"} & found
     assert len(found) <= 45, sorted(found)
 
 
 def test_what_plans_a_stream_has_no_kernels_of_columns_and_no_sink() -> None:
-    found = loaded("import spark_udfs.source.readers")
-    assert not {"pyarrow.compute", "_native.columns", "spark_udfs.source.decode"} & found
+    found = loaded("import fleetlog.spark.source.readers")
+    assert not {"pyarrow.compute", "fleetlog._native.columns", "fleetlog.spark.source.decode"} & found
     assert "kafka.net.selector" in found
-    assert not {name for name in found if name.startswith("spark_udfs.sink") or name == "confluent_kafka"}
+    assert not {name for name in found if name.startswith("fleetlog.spark.sink") or name == "confluent_kafka"}

@@ -7,13 +7,13 @@ import logging
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from spark_udfs import exactly_once_batch
-from spark_udfs.client import kafka_names
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.settings import kafka_settings, librdkafka_settings
-from spark_udfs.sink.administration import read_fence
-from spark_udfs.sink.options import SinkOptions, WriteOptions
-from spark_udfs.source.options import ReadOptions
+from fleetlog.spark import exactly_once_batch
+from fleetlog.spark.client import kafka_names
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.settings import kafka_settings, librdkafka_settings
+from fleetlog.spark.sink.administration import read_fence
+from fleetlog.spark.sink.options import SinkOptions, WriteOptions
+from fleetlog.spark.source.options import ReadOptions
 
 BROKERS = {"kafka.bootstrap.servers": "a:1"}
 SINK = {**BROKERS, "sinkId": "s", "topic": "t", "checkpointLocation": "/c"}

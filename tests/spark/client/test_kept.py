@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_udfs.client import connections
-from spark_udfs.client.connections import shared_client
-from spark_udfs.client.producer import TaskMember
-from spark_udfs.sink import batch_transactions as transactions
-from spark_udfs.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch
-from spark_udfs.sink.options import WriteOptions
-from spark_udfs.sink.writer import batch_transactions
+from fleetlog.spark.client import connections
+from fleetlog.spark.client.connections import shared_client
+from fleetlog.spark.client.producer import TaskMember
+from fleetlog.spark.sink import batch_transactions as transactions
+from fleetlog.spark.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch
+from fleetlog.spark.sink.options import WriteOptions
+from fleetlog.spark.sink.writer import batch_transactions
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
 from tests.support.waiting import eventually

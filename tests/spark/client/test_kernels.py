@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import _native
-from spark_udfs import OptionError
-from spark_udfs.client.kernels import check_kernels
+from fleetlog import _native
+from fleetlog.spark import OptionError
+from fleetlog.spark.client.kernels import check_kernels
 
 ROOT = Path(__file__).parents[3]
 TASK = """
-from spark_udfs.client.kernels import check_kernels
-from spark_udfs.source import decode
-from spark_udfs.sink import writer
+from fleetlog.spark.client.kernels import check_kernels
+from fleetlog.spark.source import decode
+from fleetlog.spark.sink import writer
 check_kernels()
 check_kernels("auto")
 """
@@ -35,8 +35,11 @@ def ran(directory: Path, code: str, **environment: str) -> subprocess.CompletedP
 def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as it is installed without a compiler."""
     directory = tmp_path_factory.mktemp("pure")
-    for name in ("_native", "wire", "spark_udfs"):
-        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("*.so", "*.pyx", "*.c"))
+    (directory / "fleetlog").mkdir()
+    shutil.copy(ROOT / "fleetlog" / "__init__.py", directory / "fleetlog")
+    for name in ("_native", "wire", "spark"):
+        without = shutil.ignore_patterns("*.so", "*.pyx", "*.c")
+        shutil.copytree(ROOT / "fleetlog" / name, directory / "fleetlog" / name, ignore=without)
     return directory
 
 
@@ -45,14 +48,14 @@ def test_a_python_without_kernels_says_so_once_with_the_reason(pure: Path) -> No
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "not compiled" in line]
     assert len(said) == 1
-    assert "No module named '_native.batch_cy'" in said[0]
+    assert "No module named 'fleetlog._native.batch_cy'" in said[0]
     assert "many times longer" in said[0]
 
 
 def test_required_kernels_fail_a_task_without_them(pure: Path) -> None:
     done = ran(pure, TASK.replace('"auto"', '"required"'))
     assert "OptionError: spark.fleetlog.native=required: " in done.stderr
-    assert "No module named '_native.batch_cy'" in done.stderr
+    assert "No module named 'fleetlog._native.batch_cy'" in done.stderr
 
 
 def test_a_choice_is_no_reason_to_warn(pure: Path) -> None:

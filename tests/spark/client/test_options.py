@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.options import Option, OptionTable, boolean, one_of, whole_number
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.options import Option, OptionTable, boolean, one_of, whole_number
 
 TABLE = OptionTable(
     Option("sinkId", required="it names the sink"),

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
-from spark_udfs.client.producer import MemberProducer, WriteSettings, _cuts, _row_bytes
-from spark_udfs.sink.batch_transactions import BatchTransactions, Heartbeats
-from spark_udfs.sink.fence import Fence
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError, FenceConflict, TaskFenced
+from fleetlog.spark.client.producer import MemberProducer, WriteSettings, _cuts, _row_bytes
+from fleetlog.spark.sink.batch_transactions import BatchTransactions, Heartbeats
+from fleetlog.spark.sink.fence import Fence
+from fleetlog.wire.errors import ErrorCode
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
-from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("spark-producing"), pytest.mark.timeout(180)]
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.settings import (
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.settings import (
     connection_settings,
     kafka_python_settings,
     kafka_settings,

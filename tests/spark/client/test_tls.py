@@ -12,10 +12,10 @@ from confluent_kafka.admin import (
     AdminClient,
 )
 
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import ClientError, OptionError
-from spark_udfs.client.settings import kafka_python_settings, kafka_settings, librdkafka_settings
-from spark_udfs.client.tls import with_context
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import ClientError, OptionError
+from fleetlog.spark.client.settings import kafka_python_settings, kafka_settings, librdkafka_settings
+from fleetlog.spark.client.tls import with_context
 from tests.support.certificates import Pair
 from tests.support.tls_fleet import TlsFleet
 from tests.support.tls_listeners import Certificates

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from spark_udfs.client import tokens
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.kafka_names import check_effect
-from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings, librdkafka_settings
-from spark_udfs.client.tokens import TOKEN_KEYWORDS, TokenRefused, TokenSource, TokenUnavailable, with_tokens
+from fleetlog.spark.client import tokens
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.kafka_names import check_effect
+from fleetlog.spark.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings, librdkafka_settings
+from fleetlog.spark.client.tokens import TOKEN_KEYWORDS, TokenRefused, TokenSource, TokenUnavailable, with_tokens
 from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer, unsigned
 
 MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"

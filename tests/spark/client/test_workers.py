@@ -12,14 +12,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from spark_udfs.data_source import FleetlogSource
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.readers import BatchReader
+from fleetlog.spark.data_source import FleetlogSource
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.readers import BatchReader
 from tests.spark.conftest import Cluster
 
 OTHERS = """
 import gc, sys
-from spark_udfs.client.workers import keep_loaded
+from fleetlog.spark.client.workers import keep_loaded
 keep_loaded()
 assert gc.get_freeze_count() == 0, gc.get_freeze_count()
 """
@@ -27,7 +27,7 @@ OF_DAEMON = """
 import gc, sys
 from types import SimpleNamespace
 sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
-from spark_udfs.client import workers
+from fleetlog.spark.client import workers
 workers.keep_loaded()
 frozen = gc.get_freeze_count()
 assert frozen > 1000, frozen

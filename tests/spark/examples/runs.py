@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from spark_udfs import Fence, read_fence
+from fleetlog.spark import Fence, read_fence
 from tests.spark.conftest import STARTS, Cluster
 from tests.spark.examples.expected import Row, lines
 from tests.spark.processes import SparkProcess

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kafka.partitioner.default import murmur2
 
-from _native.batch import Record, encode_batch
-from spark_udfs import decode_record_batch, headers_get, headers_to_map, kafka_murmur2, kafka_partition
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.spark import decode_record_batch, headers_get, headers_to_map, kafka_murmur2, kafka_partition
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 

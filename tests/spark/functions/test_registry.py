@@ -13,7 +13,7 @@ import fastavro
 import pytest
 from pyspark.sql.types import ArrayType, DecimalType, LongType, StringType, StructField, StructType
 
-from spark_udfs import (
+from fleetlog.spark import (
     OptionError,
     RegistryError,
     from_confluent_avro,
@@ -21,8 +21,8 @@ from spark_udfs import (
     to_confluent_avro,
     to_confluent_json,
 )
-from spark_udfs.functions.confluent import spark_type
-from spark_udfs.functions.registry import Registry, UnknownSchema, frame, split_frame
+from fleetlog.spark.functions.confluent import spark_type
+from fleetlog.spark.functions.registry import Registry, UnknownSchema, frame, split_frame
 from tests.support.schema_registry import FakeRegistry
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side

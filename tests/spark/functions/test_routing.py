@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
-from spark_udfs import Fence, OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
-from spark_udfs.sink.collector import Collector
+from fleetlog.spark import Fence, OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
+from fleetlog.spark.sink.collector import Collector
 from tests.spark.conftest import Cluster
 from tests.spark.sink.job import FOREACH, FORMAT, Job, Read, committed, replicated
 

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from spark_udfs import OptionError, with_source
+from fleetlog.spark import OptionError, with_source
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.sink.job import Read
 

@@ -6,12 +6,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from brokers.coordinators.transactions import verification
-from brokers.log import producers
+from fleetlog.brokers.coordinators.transactions import verification
+from fleetlog.brokers.log import producers
+from fleetlog.txn import sinks
+from fleetlog.txn.batches import LAST_MEMBER_EPOCH, SinkBatch
 from tests.simulation.mutations import without_fence
 from tests.simulation.replacing import Mutation, instead, mutated
-from txn import sinks
-from txn.batches import LAST_MEMBER_EPOCH, SinkBatch
 
 
 def _commits_without_fence(original: Any, shard: Any, sink_id: str, producer: Any, request: Any, now: Any) -> Any:
@@ -87,7 +87,7 @@ SAFEGUARDS = {
 
 def main() -> None:
     name = sys.argv.pop(1)
-    from brokers.cli.main import main as fleetlog
+    from fleetlog.brokers.cli.main import main as fleetlog
 
     with mutated(SAFEGUARDS[name]):
         print(f"broken on purpose: {SAFEGUARDS[name].name}", flush=True)

@@ -162,7 +162,7 @@ class Queries:
         if given["way"] == "format":
             writer = df.writeStream.format("fleetlog").options(**options).trigger(availableNow=True)
             return writer.start()
-        from spark_udfs import write_stream
+        from fleetlog.spark import write_stream
 
         def on_event(event: Any) -> None:
             say(event="stage", id=number, stage=event.stage, batch=event.batch_id, rows=event.rows)

@@ -14,8 +14,8 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from spark_udfs.client.connections import Client
-from spark_udfs.sink.batch_transactions import BatchTransactions
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.sink.batch_transactions import BatchTransactions
 from tests.spark.matrix.wire import Wire
 from tests.support.ensemble import local_ensemble
 from tests.support.fleet import Broker
@@ -69,7 +69,9 @@ class MatrixBroker(Broker):
     def start(self, *overrides: str) -> None:
         """Start it, without the safeguard that the fleet shall miss."""
         assert self.process is None or self.process.poll() is not None, "already running"
-        module = ["brokers.cli.main"] if not self.missing else ["tests.spark.matrix.broken_broker", self.missing]
+        module = (
+            ["fleetlog.brokers.cli.main"] if not self.missing else ["tests.spark.matrix.broken_broker", self.missing]
+        )
         command = [sys.executable, "-m", *module, "broker", str(self.config_file)]
         with self.log_file.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=Path(__file__).parents[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spark_udfs import reset_fence
+from fleetlog.spark import reset_fence
 from tests.spark.matrix.rig import SOURCE_PARTITIONS, Rig
 from tests.spark.matrix.scenarios import scenario
 from tests.spark.matrix.together import took_place

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
-from brokers.coordinators.runtime import java_string_hash
-from spark_udfs.client.connections import Client
-from spark_udfs.sink.batch_transactions import DESCRIBE, BatchTransactions
-from spark_udfs.sink.fence import Fence
+from fleetlog.brokers.coordinators.runtime import java_string_hash
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.sink.batch_transactions import DESCRIBE, BatchTransactions
+from fleetlog.spark.sink.fence import Fence
 from tests.spark.matrix.fleet import SETTINGS, MatrixFleet
 from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
 from tests.spark.matrix.sessions import Query, Session, Sessions

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_udfs.java import spark_environment
+from fleetlog.spark.java import spark_environment
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 

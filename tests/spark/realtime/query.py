@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spark_udfs import with_source
-from spark_udfs.java import spark_environment
+from fleetlog.spark import with_source
+from fleetlog.spark.java import spark_environment
 from tests.spark.realtime.figures import SPLIT
 
 SETTINGS = {

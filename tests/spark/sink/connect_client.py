@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_udfs import FenceError, kafka_partition, read_fence, reason, write_stream
+from fleetlog.spark import FenceError, kafka_partition, read_fence, reason, write_stream
 
 
 def read(reader: Any, given: dict[str, Any], topic: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 from confluent_kafka.admin import NewTopic
 
-from spark_udfs import Fence, read_fence, write_stream
-from spark_udfs.sink.events import SinkEvent
+from fleetlog.spark import Fence, read_fence, write_stream
+from fleetlog.spark.sink.events import SinkEvent
 from tests.spark.conftest import Cluster, run_to_end
 from tests.support.waiting import eventually
 

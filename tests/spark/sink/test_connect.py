@@ -13,8 +13,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from spark_udfs import exactly_once_batch, write_stream
-from spark_udfs.client.failures import FenceError
+from fleetlog.spark import exactly_once_batch, write_stream
+from fleetlog.spark.client.failures import FenceError
 from tests.spark.conftest import Cluster
 from tests.spark.processes import SUBMIT, SparkProcess
 from tests.spark.sink.job import committed

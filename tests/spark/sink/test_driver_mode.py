@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
-from spark_udfs import Fence, FenceConflict, reset_fence, write_stream
-from spark_udfs.client.failures import OptionError
-from spark_udfs.sink import driver_mode
-from spark_udfs.sink.events import SinkEvent
-from spark_udfs.sink.foreach_batch import exactly_once_batch
+from fleetlog.spark import Fence, FenceConflict, reset_fence, write_stream
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.sink import driver_mode
+from fleetlog.spark.sink.events import SinkEvent
+from fleetlog.spark.sink.foreach_batch import exactly_once_batch
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.sink.job import Written
 from tests.support.fleet import Fleet

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from spark_udfs import Fence, FenceConflict, move_sink, reset_fence
-from spark_udfs.client.connections import Client
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.sink.batch_transactions import BatchTransactions
-from spark_udfs.sink.events import SinkEvent
+from fleetlog.spark import Fence, FenceConflict, move_sink, reset_fence
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions
+from fleetlog.spark.sink.events import SinkEvent
 from tests.spark.conftest import Cluster, run_to_end, run_while
 from tests.spark.sink.job import FOREACH, FORMAT, Job, Read, committed, replicated
 from tests.support.waiting import eventually

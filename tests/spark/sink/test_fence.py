@@ -7,9 +7,9 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from spark_udfs.client.failures import FenceConflict, FenceError, FenceLost, OptionError
-from spark_udfs.sink.driver_fence import begin_with_fence, within
-from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
+from fleetlog.spark.client.failures import FenceConflict, FenceError, FenceLost, OptionError
+from fleetlog.spark.sink.driver_fence import begin_with_fence, within
+from fleetlog.spark.sink.fence import Decision, Fence, decide, transactional_name
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_udfs import offsets_behind_latest
-from spark_udfs.java import spark_environment
-from spark_udfs.sink.events import BatchFigures
-from spark_udfs.sink.handover import (
+from fleetlog.spark import offsets_behind_latest
+from fleetlog.spark.java import spark_environment
+from fleetlog.spark.sink.events import BatchFigures
+from fleetlog.spark.sink.handover import (
     close_handover,
     directory_of,
     hand_over_figures,
@@ -28,13 +28,13 @@ from tests.spark.sink.job import committed
 ROOT = Path(__file__).parents[3]
 FIGURES = BatchFigures("committed", 60, 1200, 3, 12.5, 3.25)
 LINE = "sink s, query q, batch 7: committed, 60 rows, 1200 bytes, 3 tasks, written in 12 ms, commit in 3 ms"
-LOG = f"from spark_udfs.sink.events import *; log_batch('s', 'q', 7, BatchFigures{tuple(FIGURES)!r})"
+LOG = f"from fleetlog.spark.sink.events import *; log_batch('s', 'q', 7, BatchFigures{tuple(FIGURES)!r})"
 
 JOB = """
 import json, os, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from spark_udfs import SinkListener, write_stream
+from fleetlog.spark import SinkListener, write_stream
 from tests.spark.conftest import run_to_end
 from tests.spark.realtime.query import spark_home
 bootstrap, source, directory, targets = sys.argv[1:4] + [json.loads(sys.argv[4])]
@@ -81,7 +81,7 @@ def test_a_batch_is_a_line_on_stderr_where_nothing_configures_logging() -> None:
 def test_configured_logging_decides_by_its_level() -> None:
     assert not ran(f"import logging; logging.basicConfig(); {LOG}").stderr
     configured = f"import logging; logging.basicConfig(level='INFO'); {LOG}"
-    assert ran(configured).stderr == f"INFO:spark_udfs.sink.events:{LINE}\n"
+    assert ran(configured).stderr == f"INFO:fleetlog.spark.sink.events:{LINE}\n"
 
 
 def test_figures_are_handed_over_once_and_only_to_a_listener(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import wire.messages as m
-from spark_udfs.sink.fence import transactional_name
+import fleetlog.wire.messages as m
+from fleetlog.spark.sink.fence import transactional_name
 from tests.spark.conftest import Cluster
 from tests.spark.sink.job import FOREACH, FORMAT, Job, replicated
 from tests.support.fleet import Broker, Fleet

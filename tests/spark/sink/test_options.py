@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spark_udfs.client import producer
-from spark_udfs.client.failures import OptionError
-from spark_udfs.sink.options import SinkOptions, WriteOptions
-from wire import compression
+from fleetlog.spark.client import producer
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.sink.options import SinkOptions, WriteOptions
+from fleetlog.wire import compression
 
 SINK = {"kafka.bootstrap.servers": "h:1", "sinkId": "s", "checkpointLocation": "/c"}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spark_udfs import OptionError, read_fence
-from spark_udfs.sink.options import WriteOptions
+from fleetlog.spark import OptionError, read_fence
+from fleetlog.spark.sink.options import WriteOptions
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.pipelines import Pipeline
 from tests.spark.sink.job import Job, Read, committed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_udfs import Fence
+from fleetlog.spark import Fence
 from tests.spark.conftest import Cluster
 from tests.spark.sink.job import FOREACH, Job, Read
 

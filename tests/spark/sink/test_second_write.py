@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pyspark import InheritableThread
 
-from spark_udfs import Fence, FenceConflict, exactly_once_batch, read_fence
-from spark_udfs.client.connections import Client
-from spark_udfs.client.settings import kafka_python_settings
-from spark_udfs.sink.batch_transactions import BatchTransactions
-from spark_udfs.sink.driver_fence import begin_with_fence, fencing_producer
+from fleetlog.spark import Fence, FenceConflict, exactly_once_batch, read_fence
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.sink.batch_transactions import BatchTransactions
+from fleetlog.spark.sink.driver_fence import begin_with_fence, fencing_producer
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.processes import SparkProcess
 from tests.spark.sink.job import Read, committed
@@ -263,7 +263,7 @@ def test_a_job_beside_the_stream_needs_a_sink_of_its_own(pipeline: Pipeline) -> 
 _SCRIPT = """
 import os, signal, sys
 from pyspark.sql import SparkSession
-from spark_udfs import exactly_once_batch
+from fleetlog.spark import exactly_once_batch
 bootstrap, source, first, second, sink, checkpoint, mode, kill = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
 given = {"kafka.bootstrap.servers": bootstrap, "sinkId": sink, "checkpointLocation": checkpoint, "sink.mode": mode}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark import InheritableThread
 
-from spark_udfs import OptionError, reason, use_in_thread, write_stream
+from fleetlog.spark import OptionError, reason, use_in_thread, write_stream
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.sink.job import FORMAT, Job, Read
 

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_udfs.client.failures import DataLoss, OptionError
-from spark_udfs.client.numbers import EARLIEST, LATEST
-from spark_udfs.source.offsets import Json, Range
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.planner import Planner, RangePartition, report_loss
-from spark_udfs.source.readers import BatchReader, StreamReader
-from spark_udfs.versions import ReadAllAvailable, ReadMaxRows
-from wire.types import TopicPartition
+from fleetlog.spark.client.failures import DataLoss, OptionError
+from fleetlog.spark.client.numbers import EARLIEST, LATEST
+from fleetlog.spark.source.offsets import Json, Range
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.planner import Planner, RangePartition, report_loss
+from fleetlog.spark.source.readers import BatchReader, StreamReader
+from fleetlog.spark.versions import ReadAllAvailable, ReadMaxRows
+from fleetlog.wire.types import TopicPartition
 
 Record = tuple[str, int, int]
 """The topic's id, the partition, the offset."""

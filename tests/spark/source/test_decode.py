@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from _native.batch import Record, control_batch, encode_batch
-from spark_udfs.functions.columns import describe_batch
-from spark_udfs.source.decode import Decoded, decode_rows, row_arrow_schema, row_batch
-from wire.compression import compress
-from wire.types import TopicPartition
+from fleetlog._native.batch import Record, control_batch, encode_batch
+from fleetlog.spark.functions.columns import describe_batch
+from fleetlog.spark.source.decode import Decoded, decode_rows, row_arrow_schema, row_batch
+from fleetlog.wire.compression import compress
+from fleetlog.wire.types import TopicPartition
 
 TRANSACTIONAL = 0x10
 LOG_APPEND_TIME = 0x08

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from spark_udfs.client.failures import DataLoss
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.readers import StreamReader
-from spark_udfs.versions import ReadAllAvailable, ReadMaxRows
+from fleetlog.spark.client.failures import DataLoss
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.readers import StreamReader
+from fleetlog.spark.versions import ReadAllAvailable, ReadMaxRows
 from tests.spark.conftest import Cluster
 from tests.support.fleet import Fleet
 
@@ -59,7 +59,7 @@ def test_it_stops_the_query_or_is_read_from_its_start(tmp_path: Path, caplog: py
         with pytest.raises(DataLoss, match=said):
             reader("true").latestOffset(position, ReadAllAvailable())
         left = reader("false")
-        caplog.set_level(logging.WARNING, "spark_udfs")
+        caplog.set_level(logging.WARNING, "fleetlog.spark")
         found, ends = [], []
         for limit in (ReadMaxRows(50), ReadMaxRows(50), ReadMaxRows(50)):
             end = left.latestOffset(position, limit)
@@ -68,7 +68,7 @@ def test_it_stops_the_query_or_is_read_from_its_start(tmp_path: Path, caplog: py
             ends.append(end[topic]["0"])
         assert found == [f"v{number}" for number in range(KEPT + AGAIN)]
         assert ends == [50, KEPT + AGAIN, KEPT + AGAIN]
-        warned = [record.getMessage() for record in caplog.records if record.name.startswith("spark_udfs")]
+        warned = [record.getMessage() for record in caplog.records if record.name.startswith("fleetlog.spark")]
         assert warned == [said]
     finally:
         fleet.close()

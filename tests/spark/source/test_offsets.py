@@ -8,10 +8,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.source import offsets
-from spark_udfs.source.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, share_out, split_ranges
-from wire.types import TopicPartition
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.source import offsets
+from fleetlog.spark.source.offsets import (
+    Bound,
+    Range,
+    limit_offsets,
+    parse_assign,
+    parse_bound,
+    share_out,
+    split_ranges,
+)
+from fleetlog.wire.types import TopicPartition
 
 PARTS = [TopicPartition("t", number) for number in range(5)]
 logs = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=5)

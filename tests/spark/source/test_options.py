@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-from spark_udfs.source.offsets import Bound
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.segments import SegmentsReader
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.numbers import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from fleetlog.spark.source.offsets import Bound
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.segments import SegmentsReader
 
 READ = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 PAGES = [Path(__file__).parents[3] / "docs" / name for name in ("spark-connector.md", "spark.md")]

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from spark_udfs.source.offsets import Range
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.planner import RangePartition
-from spark_udfs.source.pushdown import FilterPushdown
+from fleetlog.spark.source.offsets import Range
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.planner import RangePartition
+from fleetlog.spark.source.pushdown import FilterPushdown
 from tests.spark.source.restarts import Logs, ModelBatchReader
 
 COMPARISONS: list[Any] = [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]

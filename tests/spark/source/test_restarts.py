@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from spark_udfs.client.failures import DataLoss, OptionError
-from spark_udfs.source import offsets
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.readers import StreamReader
-from spark_udfs.versions import ReadAllAvailable
+from fleetlog.spark.client.failures import DataLoss, OptionError
+from fleetlog.spark.source import offsets
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.readers import StreamReader
+from fleetlog.spark.versions import ReadAllAvailable
+from fleetlog.wire.types import TopicPartition
 from tests.spark.source.restarts import History, Logs, ModelReader
-from wire.types import TopicPartition
 
 HISTORIES = 3000
 OPTIONS = {"kafka.bootstrap.servers": "model:1", "subscribe": "t0"}

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from _native.batch import BatchHeader, encode_batch, parse_header
-from _native.batch_py import Record
-from spark_udfs.client.connections import Client
-from spark_udfs.client.numbers import LATEST, READ_UNCOMMITTED
-from spark_udfs.source.segments import AbortedSpan, _checkpoint, resolve_transactions
+from fleetlog._native.batch import BatchHeader, encode_batch, parse_header
+from fleetlog._native.batch_py import Record
+from fleetlog.spark.client.connections import Client
+from fleetlog.spark.client.numbers import LATEST, READ_UNCOMMITTED
+from fleetlog.spark.source.segments import AbortedSpan, _checkpoint, resolve_transactions
+from fleetlog.wire.types import TopicPartition
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
 from tests.support.fleet import Fleet
-from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 

@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_udfs import lag
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.readers import StreamReader
+from fleetlog.spark import lag
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.readers import StreamReader
 from tests.spark.conftest import Cluster, run_to_end, run_while
 from tests.support.waiting import eventually
 
@@ -387,7 +387,7 @@ def test_a_loss_that_is_accepted_is_warned_of_once(
     caplog.set_level(logging.WARNING)
     for _ in range(4):
         position = reader.latestOffset(position, ReadAllAvailable())
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("spark_udfs")]
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("fleetlog.spark")]
     assert said == [f"{topic} was deleted and created again: its log is read from the start"]
     assert position[topic] == {"0": again}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.source.offsets import Range, split_ranges
-from spark_udfs.source.triggers import TriggerDelay, duration_ms
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.source.offsets import Range, split_ranges
+from fleetlog.spark.source.triggers import TriggerDelay, duration_ms
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def session(given: dict[str, Any]) -> Any:
 
 def rows(spark: Any, given: dict[str, Any]) -> Any:
     """What each query writes: the record as it was read, and in its value where it stood."""
-    from spark_udfs import versions
+    from fleetlog.spark import versions
 
     reader = spark.readStream.format(given["source"]).option("kafka.bootstrap.servers", given["bootstrap"])
     reader = reader.option("subscribe", given["topic"]).option("startingOffsets", "earliest")
@@ -71,7 +71,7 @@ def rows(spark: Any, given: dict[str, Any]) -> Any:
 
 
 def start(spark: Any, given: dict[str, Any], way: str) -> Any:
-    from spark_udfs import write_stream
+    from fleetlog.spark import write_stream
 
     options = {
         "tasks": {"sink.repartition": "key"},
@@ -101,7 +101,7 @@ def in_time(spark: Any, given: dict[str, Any], way: str) -> Any:
     Where a source cannot be asked how far a batch goes, AvailableNow is one batch: after a crash the one that was under
     way, and with the next run the rest.
     """
-    from spark_udfs import versions
+    from fleetlog.spark import versions
 
     twice = given["once"] and given["source"] == "fleetlog" and versions.VERSION < versions.READ_LIMITS
     for _ in range(2 if twice else 1):
@@ -127,7 +127,7 @@ def batch_jobs(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Reads a target by the format, and writes it into another topic, twice with one token."""
     from pyspark.sql import functions as f
 
-    from spark_udfs import kafka_partition
+    from fleetlog.spark import kafka_partition
 
     read = spark.read.format("fleetlog").option("kafka.bootstrap.servers", given["bootstrap"])
     found = read.option("subscribe", given["targets"]["tasks"]).load()
@@ -143,13 +143,13 @@ def batch_jobs(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def refusals(given: dict[str, Any]) -> dict[str, str]:
     """What this PySpark lacks says so in one sentence."""
-    from spark_udfs import versions
-    from spark_udfs.client.failures import OptionError
+    from fleetlog.spark import versions
+    from fleetlog.spark.client.failures import OptionError
 
     said = {}
     try:
         versions.require_data_sources()
-        from spark_udfs.source.options import ReadOptions
+        from fleetlog.spark.source.options import ReadOptions
 
         options = {"kafka.bootstrap.servers": given["bootstrap"], "subscribe": "t", "maxOffsetsPerTrigger": "1"}
         ReadOptions.parse(options, streaming=True)
@@ -159,7 +159,7 @@ def refusals(given: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    from spark_udfs import spark_environment
+    from fleetlog.spark import spark_environment
 
     given = json.loads(sys.argv[1])
     threading.Thread(target=end_with_parent, daemon=True).start()

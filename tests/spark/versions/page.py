@@ -25,7 +25,7 @@ ORDERS = 10_000
 
 def java_of(python: Path) -> dict[str, str]:
     """The variable for a Java on which the PySpark of that Python runs, where PATH has none."""
-    code = "from spark_udfs import spark_environment; print(spark_environment().get('JAVA_HOME', ''))"
+    code = "from fleetlog.spark import spark_environment; print(spark_environment().get('JAVA_HOME', ''))"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True, env=env)
     return {"JAVA_HOME": done.stdout.strip()} if done.stdout.strip() else {}

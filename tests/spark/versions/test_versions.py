@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from spark_udfs import versions
-from spark_udfs.client.failures import OptionError
-from spark_udfs.source.options import ReadOptions
-from spark_udfs.source.readers import StreamReader
+from fleetlog.spark import versions
+from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.source.options import ReadOptions
+from fleetlog.spark.source.readers import StreamReader
 from tests.readme import snippets as page_snippets
 from tests.spark.conftest import Cluster
 from tests.spark.matrix.sessions import command_line
@@ -35,7 +35,7 @@ def as_of(version: str, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_that_is_too_old_says_so_in_a_sentence() -> None:
-    done = as_of("3.4.4", "from spark_udfs import write_stream")
+    done = as_of("3.4.4", "from fleetlog.spark import write_stream")
     assert done.returncode == 1
     said = "ImportError: fleetlog needs PySpark 3.5 or newer, and this is 3.4.4: pip install 'pyspark>=3.5,<4.4'"
     assert done.stderr.splitlines()[-1] == said
@@ -44,8 +44,8 @@ def test_one_that_is_too_old_says_so_in_a_sentence() -> None:
 
 def test_without_data_sources_the_functions_work_and_the_format_says_what_to_do() -> None:
     code = """
-from spark_udfs import SinkListener, exactly_once_batch, kafka_partition, with_source, write_stream
-from spark_udfs.sink import driver_mode, executor_mode, writer
+from fleetlog.spark import SinkListener, exactly_once_batch, kafka_partition, with_source, write_stream
+from fleetlog.spark.sink import driver_mode, executor_mode, writer
 options = {"kafka.bootstrap.servers": "127.0.0.1:1", "sinkId": "s", "checkpointLocation": "/c", "topic": "t"}
 exactly_once_batch(options)
 try:
@@ -60,7 +60,7 @@ import pyspark_fleetlog
         "and read with Spark's own format('kafka')"
     )
     assert done.stdout == f"{sentence}\n", done.stderr
-    assert done.stderr.splitlines()[-1] == f"spark_udfs.client.failures.OptionError: {sentence}"
+    assert done.stderr.splitlines()[-1] == f"fleetlog.spark.client.failures.OptionError: {sentence}"
 
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
@@ -106,7 +106,7 @@ def test_a_row_at_a_time_stands_in_for_arrow_functions() -> None:
     import pyarrow as pa
     from pyspark.sql.types import IntegerType
 
-    from spark_udfs.functions.columns import _hashes, _partitions
+    from fleetlog.spark.functions.columns import _hashes, _partitions
 
     assert _hashes.func(pa.array([b"a", None])).to_pylist()[1] is None
     hashes = versions.by_row(_hashes.func, IntegerType())

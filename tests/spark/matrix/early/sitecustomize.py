@@ -15,7 +15,7 @@ if "pyspark.daemon" in sys.orig_argv:
     import pyspark.worker
 
     import pyspark_fleetlog
-    from spark_udfs.sink import executor_mode, writer
+    from fleetlog.spark.sink import executor_mode, writer
 
     EARLY = (pandas, pyarrow, pyspark.worker, pyspark_fleetlog, executor_mode, writer)
     gc.freeze()  # a worker's collections leave the pages alone that it shares
