@@ -1,4 +1,1 @@
-"""Handlers by subject: each a plain function from a decoded request to an answer.
-
-:mod:`brokers.api.handlers` binds them to the API table.
-"""
+"""Handlers by subject: functions from a decoded request to an answer; :mod:`brokers.api.rows` finds their rows."""

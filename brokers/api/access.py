@@ -1,8 +1,8 @@
 """The door to topics, groups, transactional ids and the cluster: may this client do this operation on that resource?
 
 Handlers ask through their ``Context``; nothing else decides it. Without an authorizer everything is allowed, and asking
-costs the look at one attribute. ``NEEDS`` says what each API asks (``tests/api/test_access.py`` compares it with what
-the handlers do). Operations are also what Metadata and the describe requests tell a client that it may do (KIP-430).
+costs the look at one attribute. The row of an API says what its handler asks (``tests/api/test_access.py`` compares
+them), but for what Metadata and the describe requests look up only to tell a client what it may do (KIP-430).
 
 Order matters: a transactional id before the group before topics, and nothing that shows whether a resource exists
 before it may be described. Source: KafkaApis and ControllerApis of Kafka 4.1.
@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from fleetlog.brokers.security.acl_rules import Question
 from fleetlog.brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
-from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 
 
@@ -49,107 +48,17 @@ _NONE_DENIED: frozenset[str] = frozenset()
 _NONE = ErrorCode.NONE
 """Looking a member up in its enum runs a Python function each time."""
 
-
-def _needs(*pairs: tuple[AclOperation, ResourceType]) -> tuple[Need, ...]:
-    return tuple(Need(operation, resource) for operation, resource in pairs)
-
-
-_ON_GROUP = _needs((READ, GROUP))
-_ON_MEMBER_OF_NEW_GROUP = _needs((READ, GROUP), (DESCRIBE, TOPIC))
-_ON_TRANSACTION = _needs((WRITE, TRANSACTIONAL_ID))
-_ON_CONFIGS = _needs((ALTER_CONFIGS, TOPIC), (ALTER_CONFIGS, GROUP), (ALTER_CONFIGS, CLUSTER))
-
-NEEDS: dict[int, tuple[Need, ...]] = {
-    api_keys.PRODUCE: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC)),  # the id only for transactional batches
-    api_keys.FETCH: _needs((READ, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # consumers, replicas
-    api_keys.LIST_OFFSETS: _needs((DESCRIBE, TOPIC)),
-    api_keys.METADATA: _needs(
-        (DESCRIBE, TOPIC), (CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE, CLUSTER)
-    ),  # one of both to create
-    api_keys.CONTROLLED_SHUTDOWN: _needs((CLUSTER_ACTION, CLUSTER)),
-    api_keys.OFFSET_COMMIT: _needs((READ, GROUP), (READ, TOPIC)),
-    api_keys.OFFSET_FETCH: _needs((DESCRIBE, GROUP), (DESCRIBE, TOPIC)),
-    api_keys.FIND_COORDINATOR: _needs((DESCRIBE, GROUP), (DESCRIBE, TRANSACTIONAL_ID)),  # by the type of the key
-    api_keys.JOIN_GROUP: _ON_GROUP,
-    api_keys.HEARTBEAT: _ON_GROUP,
-    api_keys.LEAVE_GROUP: _ON_GROUP,
-    api_keys.SYNC_GROUP: _ON_GROUP,
-    api_keys.DESCRIBE_GROUPS: _needs((DESCRIBE, GROUP)),
-    api_keys.LIST_GROUPS: _needs((DESCRIBE, CLUSTER), (DESCRIBE, GROUP)),  # all groups, or those that may be described
-    api_keys.SASL_HANDSHAKE: (),
-    api_keys.API_VERSIONS: (),
-    api_keys.CREATE_TOPICS: _needs(  # one of the first three (brokers create internal topics); configs of the answer
-        (CREATE, CLUSTER), (CREATE, TOPIC), (CLUSTER_ACTION, CLUSTER), (DESCRIBE_CONFIGS, TOPIC)
-    ),
-    api_keys.DELETE_TOPICS: _needs((DELETE, TOPIC), (DESCRIBE, TOPIC)),  # DESCRIBE to see the name of an id
-    api_keys.DELETE_RECORDS: _needs((DELETE, TOPIC)),
-    api_keys.INIT_PRODUCER_ID: _needs(
-        (WRITE, TRANSACTIONAL_ID), (IDEMPOTENT_WRITE, CLUSTER), (WRITE, TOPIC)
-    ),  # without an id: one of both
-    api_keys.OFFSET_FOR_LEADER_EPOCH: _needs((CLUSTER_ACTION, CLUSTER), (DESCRIBE, TOPIC)),  # one of both
-    api_keys.ADD_PARTITIONS_TO_TXN: _needs(
-        (WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC), (CLUSTER_ACTION, CLUSTER)
-    ),  # from version 4 on the last one
-    api_keys.ADD_OFFSETS_TO_TXN: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP)),
-    api_keys.END_TXN: _ON_TRANSACTION,
-    api_keys.WRITE_TXN_MARKERS: _needs((ALTER, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both
-    api_keys.TXN_OFFSET_COMMIT: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP), (READ, TOPIC)),
-    api_keys.DESCRIBE_ACLS: _needs((DESCRIBE, CLUSTER)),
-    api_keys.CREATE_ACLS: _needs((ALTER, CLUSTER)),
-    api_keys.DELETE_ACLS: _needs((ALTER, CLUSTER)),
-    api_keys.DESCRIBE_CONFIGS: _needs(
-        (DESCRIBE_CONFIGS, TOPIC), (DESCRIBE_CONFIGS, GROUP), (DESCRIBE_CONFIGS, CLUSTER)
-    ),
-    api_keys.ALTER_CONFIGS: _ON_CONFIGS,
-    api_keys.ALTER_REPLICA_LOG_DIRS: _needs((ALTER, CLUSTER)),
-    api_keys.DESCRIBE_LOG_DIRS: _needs(
-        (DESCRIBE, CLUSTER), (CLUSTER_ACTION, CLUSTER)
-    ),  # one of both: brokers look for room
-    api_keys.SASL_AUTHENTICATE: (),
-    api_keys.CREATE_PARTITIONS: _needs((ALTER, TOPIC)),
-    api_keys.CREATE_DELEGATION_TOKEN: (),
-    api_keys.RENEW_DELEGATION_TOKEN: (),
-    api_keys.EXPIRE_DELEGATION_TOKEN: (),
-    api_keys.DESCRIBE_DELEGATION_TOKEN: (),
-    api_keys.DELETE_GROUPS: _needs((DELETE, GROUP)),
-    api_keys.ELECT_LEADERS: _needs((ALTER, CLUSTER)),
-    api_keys.INCREMENTAL_ALTER_CONFIGS: _ON_CONFIGS,
-    api_keys.ALTER_PARTITION_REASSIGNMENTS: _needs((ALTER, CLUSTER)),
-    api_keys.LIST_PARTITION_REASSIGNMENTS: _needs((DESCRIBE, CLUSTER)),
-    api_keys.OFFSET_DELETE: _needs((DELETE, GROUP), (READ, TOPIC)),
-    api_keys.DESCRIBE_CLIENT_QUOTAS: _needs((DESCRIBE_CONFIGS, CLUSTER)),
-    api_keys.ALTER_CLIENT_QUOTAS: _needs((ALTER_CONFIGS, CLUSTER)),
-    api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS: _needs((DESCRIBE, CLUSTER)),
-    api_keys.ALTER_USER_SCRAM_CREDENTIALS: _needs((ALTER, CLUSTER)),
-    api_keys.UPDATE_FEATURES: _needs((ALTER, CLUSTER)),
-    api_keys.DESCRIBE_CLUSTER: _needs((DESCRIBE, CLUSTER)),  # for the operations of the answer
-    api_keys.DESCRIBE_PRODUCERS: _needs((READ, TOPIC)),
-    api_keys.DESCRIBE_TRANSACTIONS: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
-    api_keys.LIST_TRANSACTIONS: _needs((DESCRIBE, TRANSACTIONAL_ID)),
-    api_keys.CONSUMER_GROUP_HEARTBEAT: _ON_MEMBER_OF_NEW_GROUP,
-    api_keys.LIST_CONFIG_RESOURCES: _needs((DESCRIBE_CONFIGS, CLUSTER)),
-    api_keys.DESCRIBE_TOPIC_PARTITIONS: _needs((DESCRIBE, TOPIC)),
-    api_keys.SHARE_GROUP_HEARTBEAT: _ON_MEMBER_OF_NEW_GROUP,
-    api_keys.REPLICA_ENDS: _needs((CLUSTER_ACTION, CLUSTER)),
-    api_keys.BEGIN_BATCH: _ON_TRANSACTION,  # a sink's name is a transactional id
-    api_keys.ENLIST_PRODUCER: _ON_TRANSACTION,
-    api_keys.COMMIT_BATCH: _ON_TRANSACTION,
-    api_keys.HEARTBEAT_BATCH: _ON_TRANSACTION,
-    api_keys.ABORT_BATCH: _ON_TRANSACTION,
-    api_keys.DESCRIBE_SINKS: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
-    api_keys.RESET_SINK: _needs(
-        (WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)
-    ),  # rows may be written twice: an operator's decision
-    api_keys.COMPACT_TOPICS: _needs((ALTER, TOPIC)),
-    api_keys.DESCRIBE_COMPACTION: _needs((DESCRIBE, TOPIC)),
-    api_keys.LOG_POSITIONS: _needs((CLUSTER_ACTION, CLUSTER)),
-    api_keys.DESCRIBE_LAG: _needs((DESCRIBE, GROUP)),  # topics that may not be described are left out
-    api_keys.DESCRIBE_HEALTH: _needs((DESCRIBE, CLUSTER)),
-    api_keys.DESCRIBE_CONNECTIONS: _needs((DESCRIBE, CLUSTER)),
-    api_keys.DESCRIBE_ELECTIONS: _needs((DESCRIBE, CLUSTER)),
-    api_keys.ACCEPTED_POSITIONS: _needs((CLUSTER_ACTION, CLUSTER)),
-}
-"""By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
+ALTER_CLUSTER, ALTER_TOPIC = Need(ALTER, CLUSTER), Need(ALTER, TOPIC)
+ALTER_CONFIGS_CLUSTER, ALTER_CONFIGS_TOPIC = Need(ALTER_CONFIGS, CLUSTER), Need(ALTER_CONFIGS, TOPIC)
+ALTER_CONFIGS_GROUP, CLUSTER_ACTION_CLUSTER = Need(ALTER_CONFIGS, GROUP), Need(CLUSTER_ACTION, CLUSTER)
+CREATE_CLUSTER, CREATE_TOPIC = Need(CREATE, CLUSTER), Need(CREATE, TOPIC)
+DELETE_GROUP, DELETE_TOPIC = Need(DELETE, GROUP), Need(DELETE, TOPIC)
+DESCRIBE_CLUSTER, DESCRIBE_TOPIC = Need(DESCRIBE, CLUSTER), Need(DESCRIBE, TOPIC)
+DESCRIBE_GROUP, DESCRIBE_TRANSACTIONAL_ID = Need(DESCRIBE, GROUP), Need(DESCRIBE, TRANSACTIONAL_ID)
+DESCRIBE_CONFIGS_CLUSTER, DESCRIBE_CONFIGS_TOPIC = Need(DESCRIBE_CONFIGS, CLUSTER), Need(DESCRIBE_CONFIGS, TOPIC)
+DESCRIBE_CONFIGS_GROUP, IDEMPOTENT_WRITE_CLUSTER = Need(DESCRIBE_CONFIGS, GROUP), Need(IDEMPOTENT_WRITE, CLUSTER)
+READ_GROUP, READ_TOPIC = Need(READ, GROUP), Need(READ, TOPIC)
+WRITE_TOPIC, WRITE_TRANSACTIONAL_ID = Need(WRITE, TOPIC), Need(WRITE, TRANSACTIONAL_ID)
 
 
 class Login(Protocol):

@@ -95,7 +95,7 @@ class AuthorizerLog:
 def _line(client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
     key, login = client.api_key, client.connection
     return authorizer_line(
-        AclDecision(login.principal, _host(login), key, APIS[key].name, operation, resource, name, allowed)
+        AclDecision(login.principal, _host(login), APIS[key].name, operation, resource, name, allowed)
     )
 
 

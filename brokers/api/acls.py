@@ -13,10 +13,12 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.metadata.acl_cache import AclCache
 from fleetlog.brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
+from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.security.acls import (
     AccessControlEntry,
     AclBinding,
@@ -33,10 +35,11 @@ from fleetlog.brokers.security.acls import (
     entries_with,
     entries_without,
 )
+from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.brokers.security.documents import BadDocument
 from fleetlog.brokers.security.hosts import why_no_client_has
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeAclsRequest
@@ -341,3 +344,43 @@ def _matching(
         pattern_type=int(pattern.pattern_type),
         **_entry_fields(entry),
     )
+
+
+# ---------------------------------------------------------------- what the audit is told
+
+
+def _name_of(names: Any, kind: Any, number: int) -> str:
+    try:
+        return str(names.get(kind(number), "Any"))
+    except ValueError:
+        return str(number)
+
+
+def _acl_text(permission: int, principal: str | None, host: str | None, operation: int) -> str:
+    allowed = _name_of(PERMISSION_NAMES, Permission, permission)
+    return (
+        f"{allowed} {_name_of(OPERATION_NAMES, AclOperation, operation)} to {principal or 'any'} from {host or 'any'}"
+    )
+
+
+def _create_acls(request: admin_requests.CreateAclsRequest, response: Any) -> Changes:
+    for one, row in zip(request.creations, response.results, strict=True):
+        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
+        detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
+        yield Change(kind, one.resource_name, AclOperation.ALTER, ErrorCode(row.error_code), detail)
+
+
+def _delete_acls(request: admin_requests.DeleteAclsRequest, response: Any) -> Changes:
+    for one, row in zip(request.filters, response.filter_results, strict=True):
+        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
+        asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)
+        detail = f"{len(row.matching_acls)} ACLs deleted by the filter: {asked}"
+        code = row.error_code or next((acl.error_code for acl in row.matching_acls if acl.error_code), 0)
+        yield Change(kind, one.resource_name_filter or "*", AclOperation.ALTER, ErrorCode(code), detail)
+
+
+API = (
+    Row(api_keys.DESCRIBE_ACLS, handle_describe_acls, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP),
+    Row(api_keys.CREATE_ACLS, handle_create_acls, (ALTER_CLUSTER,), Recorded(_create_acls, ("creations",))),
+    Row(api_keys.DELETE_ACLS, handle_delete_acls, (ALTER_CLUSTER,), Recorded(_delete_acls, ("filters",))),
+)

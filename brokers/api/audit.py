@@ -15,24 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
 from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
+from fleetlog.brokers.api.changes import created_topics, failed_changes
+from fleetlog.brokers.api.rows import Handler, Recorded, Row, api_table
 from fleetlog.brokers.security.acls import AclOperation, ResourceType
 from fleetlog.brokers.security.audit import (
-    EVENT_TYPES,
     AclDecision,
     AuditSettings,
     AuditTrail,
     Caller,
+    Changes,
     EventSource,
     EventType,
-)
-from fleetlog.brokers.security.audit_changes import (
-    BETWEEN_BROKERS,
-    MANAGEMENT_APIS,
-    Changes,
-    changes_of,
-    count_of_changes,
-    created_topics,
-    failed_changes,
 )
 from fleetlog.brokers.security.audit_settings import audit_settings
 from fleetlog.brokers.security.authorizer_settings import inter_broker_principal
@@ -51,8 +44,6 @@ log = logging.getLogger(__name__)
 COMPLAINT_MS = 10_000
 _SINGLE = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
 """Types that are not recorded by the decisions of the authorizer."""
-
-Handler = Callable[[Any, Context], Any]
 
 
 class Audit:
@@ -77,6 +68,7 @@ class Audit:
         self._brokers = brokers
         self._protocol_of = protocol_of
         self._types = settings.types
+        self._kinds = {key: row.kind for key, row in api_table().items()}
         self._complained_at: int | None = None
 
     @property
@@ -90,21 +82,22 @@ class Audit:
 
     # ---- management ------------------------------------------------------------------------------------------------
 
-    def audited(self, api_key: int, handler: Handler) -> Handler:
+    def audited(self, row: Row) -> Handler:
         """The handler of an API, with a record of what each of its requests does."""
-        if api_key not in MANAGEMENT_APIS or EventType.MANAGEMENT not in self._types:
-            return handler
+        recorded = row.audit
+        if not isinstance(recorded, Recorded) or EventType.MANAGEMENT not in self._types:
+            return row.handler
 
         def handle(request: object, context: Context) -> Any:
-            if api_key in BETWEEN_BROKERS and context.connection.principal == self._brokers:
-                return handler(request, context)
-            return self._execute(handler, request, context)
+            if row.asked_by_brokers and context.connection.principal == self._brokers:
+                return row.handler(request, context)
+            return self._execute(row.handler, recorded, request, context)
 
         return handle
 
-    async def _execute(self, handler: Handler, request: object, context: Context) -> Done:
+    async def _execute(self, handler: Handler, recorded: Recorded, request: object, context: Context) -> Done:
         key, version = context.api_key, context.api_version
-        changes = count_of_changes(key, request)
+        changes = recorded.count(request)
         if self.must_refuse(context, changes):
             context.services = replace(context.services, access=Access(_NoRights()))
             return Done(await _response(handler(request, context), context))
@@ -117,7 +110,7 @@ class Audit:
                 await self._record(failed_changes(key, ErrorCode.UNKNOWN_SERVER_ERROR), context)
                 raise
             decoded = messages.decode_response(key, version, response) if isinstance(response, bytes) else response
-            await self._record(changes_of(key, request, decoded), context)
+            await self._record(recorded.changes(request, decoded), context)
         finally:
             self.trail.reserve(-changes)
         return Done(response)
@@ -150,11 +143,12 @@ class Audit:
     ) -> bool:
         """Keep a decision of the authorizer about a data request; False: it must be refused."""
         key, login = client.api_key, client.connection
-        if EVENT_TYPES[key] in _SINGLE or login.principal == self._brokers:
+        kind = self._kinds[key]
+        if kind in _SINGLE or login.principal == self._brokers:
             return True
         host, client_id = _host(login.peer_host), getattr(client, "client_id", "") or ""
         decision = AclDecision(
-            login.principal, host, key, APIS[key].name, operation, resource, name, allowed, client_id=client_id
+            login.principal, host, APIS[key].name, operation, resource, name, allowed, client_id=client_id, kind=kind
         )
         kept = self.trail.record(decision, self._clock.wall_ms(), self._clock.mono_ms())
         if not kept:

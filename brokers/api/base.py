@@ -222,8 +222,8 @@ class OpenConnection(Protocol):
 class Auditor(Protocol):
     """Records what clients do (:mod:`brokers.api.audit`)."""
 
-    def audited(self, api_key: int, handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
-        """The handler of an API, with a record of what each of its requests does, if that is wanted."""
+    def audited(self, row: Any) -> Callable[[Any, Context], Any]:
+        """The handler of an API's row, with a record of what each of its requests does, if that is wanted."""
         ...
 
     def is_broker(self, context: Context) -> bool:

@@ -10,10 +10,20 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fleetlog.brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
+from fleetlog.brokers.api.access import (
+    ALTER_CONFIGS,
+    ALTER_CONFIGS_CLUSTER,
+    CLUSTER,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_CONFIGS_CLUSTER,
+)
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.api.changes import brief
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.metadata.quota_cache import write_quotas
 from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.brokers.security.quota_entities import (
     CLIENT_ID,
     IP,
@@ -28,7 +38,7 @@ from fleetlog.brokers.security.quota_entities import (
 )
 from fleetlog.brokers.security.quotas import DEFAULT, Entity
 from fleetlog.coordination.store import UNANSWERED, StoreError
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -164,3 +174,21 @@ async def _altered(
             parts.append(make(version=version, entity_type=one.entity_type, entity_name=one.entity_name))
         rows.append(response.EntryData(version=version, error_code=int(error), error_message=message, entity=parts))
     return Done(response(version=version, entries=rows))
+
+
+def _alter_quotas(request: admin_requests.AlterClientQuotasRequest, response: Any) -> Changes:
+    for entry, row in zip(request.entries, response.entries, strict=True):
+        name = brief("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
+        detail = brief("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))
+        yield Change("ClientQuota", name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
+
+
+API = (
+    Row(api_keys.DESCRIBE_CLIENT_QUOTAS, handle_describe_client_quotas, (DESCRIBE_CONFIGS_CLUSTER,)),
+    Row(
+        api_keys.ALTER_CLIENT_QUOTAS,
+        handle_alter_client_quotas,
+        (ALTER_CONFIGS_CLUSTER,),
+        Recorded(_alter_quotas, ("entries",)),
+    ),
+)

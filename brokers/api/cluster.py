@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, bits
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER, bits
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeClusterRequest
@@ -42,3 +43,9 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
         allowed = context.operations(CLUSTER) if context.allows(DESCRIBE, CLUSTER) else ()
         fields["authorized_operations"] = bits(allowed)
     return Done(response(version=version, controller_id=metadata.controller_id, brokers=rows, **fields))
+
+
+API = (
+    # for the operations of the answer
+    Row(api_keys.DESCRIBE_CLUSTER, handle_describe_cluster, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP),
+)

@@ -6,13 +6,17 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import ALTER, DESCRIBE, TOPIC
+from fleetlog.brokers.api.access import ALTER, ALTER_TOPIC, DESCRIBE, DESCRIBE_TOPIC, TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced, named_once
 from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.changes import brief, codes_of, named
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.log import DiskError, Log, LogStore
 from fleetlog.brokers.log.cleaner_figures import CleaningReport, CleaningState
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes
+from fleetlog.wire import admin_requests, api_keys
 from fleetlog.wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -100,3 +104,15 @@ def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, An
         )
         for name, those in by_topic(answers)
     ]
+
+
+def _compact_topics(request: admin_requests.CompactTopicsRequest, response: Any) -> Changes:
+    verb = "compact at once" if request.now else "compact"
+    names = ((topic.name, brief(verb, topic.partitions)) for topic in request.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.topics, "name"))
+
+
+API = (
+    Row(api_keys.COMPACT_TOPICS, handle_compact_topics, (ALTER_TOPIC,), Recorded(_compact_topics, ("topics",))),
+    Row(api_keys.DESCRIBE_COMPACTION, handle_describe_compaction, (DESCRIBE_TOPIC,)),
+)

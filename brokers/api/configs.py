@@ -14,17 +14,24 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.api.access import (
     ALTER_CONFIGS,
+    ALTER_CONFIGS_CLUSTER,
+    ALTER_CONFIGS_GROUP,
+    ALTER_CONFIGS_TOPIC,
     CLUSTER,
     CLUSTER_NAME,
     DESCRIBE_CONFIGS,
+    DESCRIBE_CONFIGS_CLUSTER,
+    DESCRIBE_CONFIGS_GROUP,
+    DESCRIBE_CONFIGS_TOPIC,
     GROUP,
     TOPIC,
 )
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
+from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.config_alterations import (
     Alteration,
     Operation,
@@ -45,6 +52,7 @@ from fleetlog.brokers.api.config_values import (
     topic_entries,
 )
 from fleetlog.brokers.api.logger_levels import alter_levels, logger_entries
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from fleetlog.brokers.controller.requests import Refused, check_name
 from fleetlog.brokers.metadata import znodes
@@ -53,12 +61,13 @@ from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended,
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
 from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.brokers.security.audit_settings import refused_alteration
 from fleetlog.brokers.security.dynamic_tls import of_tls
 from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.coordination.tree import may_be_named
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
@@ -478,3 +487,45 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
                 fields["resource_type"] = int(kind)
             resources.append(response.ConfigResource(version=version, **fields))
     return Done(response(version=version, error_code=0, config_resources=resources))
+
+
+_CONFIG_KINDS: Final = {2: "Topic", 4: "Broker", 8: "BrokerLogger", 16: "ClientMetrics", 32: "Group"}
+_CONFIG_VERBS: Final = {0: "set", 1: "delete", 2: "append to", 3: "subtract from"}
+
+
+def _alter_configs(request: AlterConfigsRequest | IncrementalAlterConfigsRequest, response: Any) -> Changes:
+    resources: Sequence[admin_requests.AlterConfigsResources | admin_requests.IncrementalAlterConfigsResources] = (
+        request.resources
+    )
+    for resource, row in zip(resources, response.responses, strict=True):
+        kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
+        verbs: dict[str, list[str]] = {}
+        for one in resource.configs:
+            verbs.setdefault(_CONFIG_VERBS.get(getattr(one, "config_operation", 0), "alter"), []).append(one.name)
+        detail = "; ".join(brief(verb, names) for verb, names in verbs.items())
+        if request.validate_only:
+            detail = f"validated only: {detail}"
+        name = resource.resource_name or "<default>"
+        yield Change(kind, name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
+
+
+API = (
+    Row(
+        api_keys.DESCRIBE_CONFIGS,
+        handle_describe_configs,
+        (DESCRIBE_CONFIGS_TOPIC, DESCRIBE_CONFIGS_GROUP, DESCRIBE_CONFIGS_CLUSTER),
+    ),
+    Row(
+        api_keys.ALTER_CONFIGS,
+        handle_alter_configs,
+        (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
+        Recorded(_alter_configs, ("resources",)),
+    ),
+    Row(
+        api_keys.INCREMENTAL_ALTER_CONFIGS,
+        handle_incremental_alter_configs,
+        (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
+        Recorded(_alter_configs, ("resources",)),
+    ),
+    Row(api_keys.LIST_CONFIG_RESOURCES, handle_list_config_resources, (DESCRIBE_CONFIGS_CLUSTER,)),
+)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.rows import Row
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import DescribeConnectionsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -41,3 +43,6 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
             break
     total = len(services.connections)
     return Done(kind(version=0, throttle_time_ms=0, error_code=0, total=total, connections=rows))
+
+
+API = (Row(api_keys.DESCRIBE_CONNECTIONS, handle_describe_connections, (DESCRIBE_CLUSTER,)),)

@@ -10,12 +10,16 @@ from collections.abc import Generator, Mapping
 from enum import IntEnum
 from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER
+from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.changes import brief, codes_of, named
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.wire import api_keys, messages
+from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
+from fleetlog.brokers.security.audit import Change, Changes
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import ElectLeadersRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -69,3 +73,20 @@ def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, 
         rows.append(topic_row(version=version, topic=name, partition_result=partitions))
     fields = {"error_code": int(top)} if version >= 1 else {}
     return response(version=version, replica_election_results=rows, **fields)
+
+
+def _elect_leaders(request: admin_requests.ElectLeadersRequest, response: Any) -> Changes:
+    kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
+    whole = getattr(response, "error_code", 0)
+    if request.topic_partitions is None:
+        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(whole), f"{kind} leaders of all partitions")
+        return
+    names = ((one.topic, brief(f"{kind} leaders of partitions", one.partitions)) for one in request.topic_partitions)
+    yield from named("Topic", AclOperation.ALTER, names, codes_of(response.replica_election_results, "topic"), whole)
+
+
+API = (
+    Row(
+        api_keys.ELECT_LEADERS, handle_elect_leaders, (ALTER_CLUSTER,), Recorded(_elect_leaders, ("topic_partitions",))
+    ),
+)

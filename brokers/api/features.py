@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER
+from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
 from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
+from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.coordination.store import StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
@@ -54,3 +58,19 @@ def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome,
     names = dict.fromkeys(update.name for update in updates)
     rows = [kind(version=version, feature=name, error_code=error, error_message=message) for name in names]
     return Done(response(version=version, error_code=0, error_message=None, results=rows))
+
+
+def _update_features(request: UpdateFeaturesRequest, response: Any) -> Changes:
+    codes = {row.feature: row.error_code for row in response.results or ()}
+    for row in request.feature_updates:
+        error = ErrorCode(response.error_code or codes.get(row.feature, 0))
+        detail = f"feature {row.feature} to level {row.max_version_level}"
+        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, error, detail)
+
+
+API = (
+    Row(
+        api_keys.UPDATE_FEATURES, handle_update_features, (ALTER_CLUSTER,),
+        Recorded(_update_features, ("feature_updates",)),
+    ),
+)  # fmt: skip

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.tally import count_fetched
 from fleetlog.brokers.api import fetch_answers as answers
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER, READ_TOPIC
 from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
 from fleetlog.brokers.api.fetch_answers import grouped_by_topic, refused, release
 from fleetlog.brokers.api.fetch_followers import count_positions
@@ -34,6 +34,9 @@ from fleetlog.brokers.api.fetch_sessions import (
 )
 from fleetlog.brokers.api.leaders import endpoints_of
 from fleetlog.brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, looks_enough, names_many
+from fleetlog.brokers.api.rows import Cost, Row
+from fleetlog.brokers.security.audit import EventType
+from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import (
     Encoded,
@@ -533,3 +536,16 @@ class Fetch:
 
 BATCHING = Batching(decode_fetch_run, execute_fetch, None, batchable=False)
 """How the server executes a Fetch where it was received."""
+
+
+API = (
+    # consumers, replicas
+    Row(
+        api_keys.FETCH,
+        handle_fetch,
+        (READ_TOPIC, CLUSTER_ACTION_CLUSTER),
+        EventType.CONSUME,
+        batching=BATCHING,
+        cost=Cost.DATA,
+    ),
+)

@@ -11,12 +11,27 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from fleetlog.brokers.api.access import (
+    DELETE,
+    DELETE_GROUP,
+    DESCRIBE,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    GROUP,
+    READ,
+    READ_GROUP,
+    READ_TOPIC,
+    TOPIC,
+)
 from fleetlog.brokers.api.base import Context, Done, Paced, named_once
+from fleetlog.brokers.api.changes import brief, codes_of
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Change, Changes, EventType
 from fleetlog.txn.commands import CommandFailed
 from fleetlog.wire import admin_requests, api_keys, requests
 from fleetlog.wire.errors import ErrorCode
@@ -333,3 +348,17 @@ def handle_offset_delete(request: admin_requests.OffsetDeleteRequest, context: C
         group_id, lambda shard, now, ticket: shard.delete_offsets(group_id, tuple(known), now, ticket)
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
+
+
+def _delete_offsets(request: admin_requests.OffsetDeleteRequest, response: Any) -> Changes:
+    codes = codes_of(response.topics, "name")
+    code = response.error_code or next((code for code in codes.values() if code), 0)
+    detail = brief("offsets of", (topic.name for topic in request.topics))
+    yield Change("Group", request.group_id, AclOperation.DELETE, ErrorCode(code), detail)
+
+
+API = (
+    Row(api_keys.OFFSET_COMMIT, handle_offset_commit, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(api_keys.OFFSET_FETCH, handle_offset_fetch, (DESCRIBE_GROUP, DESCRIBE_TOPIC), cost=Cost.CHEAP),
+    Row(api_keys.OFFSET_DELETE, handle_offset_delete, (DELETE_GROUP, READ_TOPIC), Recorded(_delete_offsets)),
+)

@@ -12,8 +12,21 @@ from functools import partial
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DELETE, DESCRIBE, GROUP, READ, bits
+from fleetlog.brokers.api.access import (
+    CLUSTER,
+    DELETE,
+    DELETE_GROUP,
+    DESCRIBE,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_GROUP,
+    GROUP,
+    READ,
+    READ_GROUP,
+    bits,
+)
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.changes import codes_of, named
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
 from fleetlog.brokers.groups.requests import (
@@ -30,8 +43,10 @@ from fleetlog.brokers.groups.requests import (
 )
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import TopicInfo
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes, EventType
 from fleetlog.txn.commands import Command, CommandFailed
-from fleetlog.wire import admin_requests, requests
+from fleetlog.wire import admin_requests, api_keys, requests
 from fleetlog.wire.errors import ErrorCode
 
 ANSWER_TIMEOUT_MS = 5_000
@@ -395,3 +410,20 @@ def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], deleted: Iterabl
 
 def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
     return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)
+
+
+def _delete_groups(request: admin_requests.DeleteGroupsRequest, response: Any) -> Changes:
+    names = ((name, "") for name in request.groups_names)
+    return named("Group", AclOperation.DELETE, names, codes_of(response.results, "group_id"))
+
+
+API = (
+    Row(api_keys.JOIN_GROUP, handle_join_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(api_keys.HEARTBEAT, handle_heartbeat, (READ_GROUP,), EventType.HEARTBEAT, cost=Cost.CHEAP),
+    Row(api_keys.LEAVE_GROUP, handle_leave_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(api_keys.SYNC_GROUP, handle_sync_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(api_keys.DESCRIBE_GROUPS, handle_describe_groups, (DESCRIBE_GROUP,)),
+    # all groups, or those that may be described
+    Row(api_keys.LIST_GROUPS, handle_list_groups, (DESCRIBE_CLUSTER, DESCRIBE_GROUP)),
+    Row(api_keys.DELETE_GROUPS, handle_delete_groups, (DELETE_GROUP,), Recorded(_delete_groups, ("groups_names",))),
+)

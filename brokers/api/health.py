@@ -6,10 +6,12 @@ import asyncio
 import statistics
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata import znodes
 from fleetlog.coordination.store import StoreError
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import DescribeHealthRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -57,3 +59,6 @@ async def _read_micros(context: Context) -> int:
     except (StoreError, TimeoutError):
         return -1
     return round(statistics.median(taken))
+
+
+API = (Row(api_keys.DESCRIBE_HEALTH, handle_describe_health, (DESCRIBE_CLUSTER,)),)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.rows import Row
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import DescribeElectionsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -56,3 +58,6 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
             unclean_elections=work.unclean_elections,
         )
     )  # fmt: skip
+
+
+API = (Row(api_keys.DESCRIBE_ELECTIONS, handle_describe_elections, (DESCRIBE_CLUSTER,)),)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import DESCRIBE, GROUP, TOPIC
+from fleetlog.brokers.api.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
 from fleetlog.brokers.groups.lag import LogPosition
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.positions import own_position
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import DescribeLagRequest, LogPositionsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -92,3 +94,10 @@ def _topics(kind: Any, found: GroupLag, denied: frozenset[str]) -> Any:
                 )
             )  # fmt: skip
     return [kind(version=0, name=name, partitions=rows) for name, rows in topics.items()]
+
+
+API = (
+    Row(api_keys.LOG_POSITIONS, handle_log_positions, (CLUSTER_ACTION_CLUSTER,), brokers_from=0),
+    # topics that may not be described are left out
+    Row(api_keys.DESCRIBE_LAG, handle_describe_lag, (DESCRIBE_GROUP,)),
+)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import (
+    ALTER,
+    ALTER_CLUSTER,
+    CLUSTER,
+    CLUSTER_ACTION_CLUSTER,
+    DESCRIBE,
+    DESCRIBE_CLUSTER,
+)
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.changes import brief, codes_of, named
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.wire import api_keys, messages
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -108,3 +119,20 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
         for name, found in by_topic(results.items())
     ]
     return Done(response(version=version, results=rows))
+
+
+def _move_directories(request: admin_requests.AlterReplicaLogDirsRequest, response: Any) -> Changes:
+    names = ((topic.name, brief("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "topic_name"))
+
+
+API = (
+    Row(
+        api_keys.ALTER_REPLICA_LOG_DIRS,
+        handle_alter_replica_log_dirs,
+        (ALTER_CLUSTER,),
+        Recorded(_move_directories, ("dirs",)),
+    ),
+    # one of both: brokers look for room
+    Row(api_keys.DESCRIBE_LOG_DIRS, handle_describe_log_dirs, (DESCRIBE_CLUSTER, CLUSTER_ACTION_CLUSTER)),
+)

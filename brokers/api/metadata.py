@@ -14,7 +14,13 @@ from fleetlog.brokers.api.access import (
     AUTHORIZATION_ERRORS,
     CLUSTER,
     CREATE,
+    CREATE_CLUSTER,
+    CREATE_TOPIC,
     DESCRIBE,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
     GROUP,
     NOT_ASKED,
     TOPIC,
@@ -23,6 +29,7 @@ from fleetlog.brokers.api.access import (
 )
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, through
 from fleetlog.brokers.api.metadata_body import TopicRows, body, error_row, leader_of
+from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.controller.requests import check_name
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import (
@@ -342,3 +349,19 @@ def _described_partition(response: Any, index: int, state: PartitionState, conte
         last_known_elr=[state.last_known_leader] if state.last_known_leader >= 0 else [],
         offline_replicas=[b for b in state.replicas if b not in metadata.brokers],
     )
+
+
+API = (
+    # one of both to create
+    Row(
+        api_keys.METADATA,
+        handle_metadata,
+        (DESCRIBE_TOPIC, CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER),
+        cost=Cost.CHEAP,
+    ),
+    # by the type of the key
+    Row(
+        api_keys.FIND_COORDINATOR, handle_find_coordinator, (DESCRIBE_GROUP, DESCRIBE_TRANSACTIONAL_ID), cost=Cost.CHEAP
+    ),
+    Row(api_keys.DESCRIBE_TOPIC_PARTITIONS, handle_describe_topic_partitions, (DESCRIBE_TOPIC,)),
+)

@@ -23,7 +23,6 @@ from fleetlog.brokers.security.quotas import (
     ClientQuotas,
     QuotaImage,
 )
-from fleetlog.wire import api_keys
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
@@ -36,9 +35,6 @@ OTHERS: Final = "others"
 PRODUCED, FETCHED, TIME, MUTATIONS, CREATED = "produce", "fetch", "request", "mutations", "connections"
 _CLIENT_ID_AT: Final = 12
 """Where a frame, its size included, has the client id."""
-_EXEMPT: Final = frozenset({api_keys.CONTROLLED_SHUTDOWN, api_keys.WRITE_TXN_MARKERS})
-"""AddPartitionsToTxn, too, from version 4 on, and all internal rows of the table."""
-_OF_BROKERS_FROM = 4
 _NS: Final = 1_000_000_000
 FETCH_BYTES_MAX: Final = 2**31 - 1
 
@@ -63,11 +59,6 @@ class MeteredPeer(Protocol):
     def principal(self) -> str:
         """``User:name``."""
         ...
-
-
-def exempt_key(key: int, version: int) -> bool:
-    """Whether requests of that API come from brokers only."""
-    return key in _EXEMPT or (key == api_keys.ADD_PARTITIONS_TO_TXN and version >= _OF_BROKERS_FROM)
 
 
 class Meter:

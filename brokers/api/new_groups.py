@@ -7,8 +7,10 @@ of Java fail at once either way.
 
 from __future__ import annotations
 
-from fleetlog.brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
+from fleetlog.brokers.api.access import DESCRIBE, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.rows import Cost, Row
+from fleetlog.brokers.security.audit import EventType
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
@@ -48,3 +50,21 @@ def _refusal(
             assignment=None,
         )
     )
+
+
+API = (
+    Row(
+        api_keys.CONSUMER_GROUP_HEARTBEAT,
+        handle_consumer_group_heartbeat,
+        (READ_GROUP, DESCRIBE_TOPIC),
+        EventType.HEARTBEAT,
+        cost=Cost.CHEAP,
+    ),
+    Row(
+        api_keys.SHARE_GROUP_HEARTBEAT,
+        handle_share_group_heartbeat,
+        (READ_GROUP, DESCRIBE_TOPIC),
+        EventType.HEARTBEAT,
+        cost=Cost.CHEAP,
+    ),
+)

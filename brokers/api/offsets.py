@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
+from fleetlog.brokers.api.access import (
+    CLUSTER,
+    CLUSTER_ACTION,
+    CLUSTER_ACTION_CLUSTER,
+    DELETE,
+    DELETE_TOPIC,
+    DESCRIBE,
+    DESCRIBE_TOPIC,
+    TOPIC,
+)
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.changes import brief, codes_of, named
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.api.waiting import JoinedResponse
 from fleetlog.brokers.log import DiskError, LogOffline
@@ -23,6 +34,9 @@ from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes
+from fleetlog.wire import admin_requests, api_keys
 from fleetlog.wire.admin_requests import DeleteRecordsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -385,3 +399,25 @@ def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) 
     if log.high_watermark < partition.epoch_start_offset:  # a lower end than the true one would look like truncation
         return ErrorCode.OFFSET_NOT_AVAILABLE, -1, -1
     return ErrorCode.NONE, epoch, log.high_watermark
+
+
+def _delete_records(request: admin_requests.DeleteRecordsRequest, response: Any) -> Changes:
+    def names() -> Iterator[tuple[str, str]]:
+        for topic in request.topics:
+            parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)
+            yield topic.name, brief("partitions", parts)
+
+    return named("Topic", AclOperation.DELETE, names(), codes_of(response.topics, "name"))
+
+
+API = (
+    Row(api_keys.LIST_OFFSETS, handle_list_offsets, (DESCRIBE_TOPIC,), cost=Cost.CHEAP),
+    Row(api_keys.DELETE_RECORDS, handle_delete_records, (DELETE_TOPIC,), Recorded(_delete_records, ("topics",))),
+    # one of both
+    Row(
+        api_keys.OFFSET_FOR_LEADER_EPOCH,
+        handle_offset_for_leader_epoch,
+        (CLUSTER_ACTION_CLUSTER, DESCRIBE_TOPIC),
+        cost=Cost.CHEAP,
+    ),
+)

@@ -11,10 +11,14 @@ from collections.abc import Coroutine
 from operator import attrgetter
 from typing import Any
 
+from fleetlog.brokers.api.access import WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from fleetlog.brokers.api.base import Batching, Context, Outcome
 from fleetlog.brokers.api.long_produce import LONG_PARTS, produce_in_slices
 from fleetlog.brokers.api.produce_work import Worked, execute_produce, run_of
+from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
+from fleetlog.brokers.security.audit import EventType
+from fleetlog.wire import api_keys
 from fleetlog.wire.hot import ProduceRequest, ProduceRun, decode_produce_run
 
 
@@ -39,3 +43,16 @@ def _is_compressed(run: ProduceRun) -> bool:
 
 BATCHING = Batching(decode_produce_run, execute_produce, attrgetter("transactional_id"), _is_compressed)
 """How the server executes Produce requests that come together."""
+
+
+API = (
+    # the id only for transactional batches
+    Row(
+        api_keys.PRODUCE,
+        handle_produce,
+        (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC),
+        EventType.PRODUCE,
+        batching=BATCHING,
+        cost=Cost.DATA,
+    ),
+)

@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.changes import brief, codes_of, named
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import PartitionState, TopicPartition
-from fleetlog.wire import api_keys, messages
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -140,3 +144,26 @@ def _named(topics: Iterable[Any]) -> Iterator[TopicPartition]:
     for topic in topics:
         for index in topic.partition_indexes:
             yield TopicPartition(topic.name, index)
+
+
+def _reassign(request: admin_requests.AlterPartitionReassignmentsRequest, response: Any) -> Changes:
+    def names() -> Iterator[tuple[str, str]]:
+        for topic in request.topics:
+            parts = (
+                f"{part.partition_index} to {'the present ones' if part.replicas is None else list(part.replicas)}"
+                for part in topic.partitions
+            )
+            yield topic.name, brief("replicas of", parts)
+
+    return named("Topic", AclOperation.ALTER, names(), codes_of(response.responses, "name"), response.error_code)
+
+
+API = (
+    Row(
+        api_keys.ALTER_PARTITION_REASSIGNMENTS,
+        handle_alter_partition_reassignments,
+        (ALTER_CLUSTER,),
+        Recorded(_reassign, ("topics",)),
+    ),
+    Row(api_keys.LIST_PARTITION_REASSIGNMENTS, handle_list_partition_reassignments, (DESCRIBE_CLUSTER,)),
+)

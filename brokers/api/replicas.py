@@ -9,13 +9,15 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION
+from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.changes import changes_of_brokers
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.accepted import ToldPart, own_accepted
 from fleetlog.coordination.store import StoreError
-from fleetlog.wire import messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import AcceptedPositionsRequest, ReplicaEndsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ControlledShutdownRequest
@@ -122,3 +124,23 @@ def _from_outside(context: Context) -> bool:
     if not context.allows(CLUSTER_ACTION, CLUSTER):
         return True
     return context.connection.listener != context.services.config.inter_broker_listener()
+
+
+API = (
+    Row(
+        api_keys.CONTROLLED_SHUTDOWN,
+        handle_controlled_shutdown,
+        (CLUSTER_ACTION_CLUSTER,),
+        Recorded(changes_of_brokers),
+        cost=Cost.CHEAP,
+        brokers_from=0,
+    ),
+    Row(
+        api_keys.REPLICA_ENDS,
+        handle_replica_ends,
+        (CLUSTER_ACTION_CLUSTER,),
+        Recorded(changes_of_brokers),
+        brokers_from=0,
+    ),
+    Row(api_keys.ACCEPTED_POSITIONS, handle_accepted_positions, (CLUSTER_ACTION_CLUSTER,), brokers_from=0),
+)

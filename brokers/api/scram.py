@@ -10,13 +10,17 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.api.changes import DETAILS_MAX, codes_of, named
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.metadata.users import read_users, write_users
 from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Changes
 from fleetlog.brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
 from fleetlog.coordination.store import UNANSWERED, StoreError
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -112,3 +116,27 @@ def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
 
 def _fits(user: str) -> bool:
     return len(user) <= NAME_CHARACTERS_MAX and not unfit(user)
+
+
+_SCRAM_NAMES: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+
+
+def _alter_users(request: admin_requests.AlterUserScramCredentialsRequest, response: Any) -> Changes:
+    details: dict[str, list[str]] = {}
+    for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
+        for one in rows:
+            mechanism = _SCRAM_NAMES.get(one.mechanism, str(one.mechanism))
+            details.setdefault(one.name, []).append(f"{verb} the credential of {mechanism}")
+    names = ((name, "; ".join(done[:DETAILS_MAX])) for name, done in details.items())
+    return named("User", AclOperation.ALTER, names, codes_of(response.results, "user"))
+
+
+API = (
+    Row(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS, handle_describe_user_scram_credentials, (DESCRIBE_CLUSTER,)),
+    Row(
+        api_keys.ALTER_USER_SCRAM_CREDENTIALS,
+        handle_alter_user_scram_credentials,
+        (ALTER_CLUSTER,),
+        Recorded(_alter_users, ("upsertions", "deletions")),
+    ),
+)

@@ -6,6 +6,8 @@ What comes before a login never gets here: ``brokers.server.login`` answers it.
 from __future__ import annotations
 
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.rows import Cost, Row
+from fleetlog.brokers.security.audit import EventType
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -24,3 +26,9 @@ def handle_sasl_authenticate(request: SaslAuthenticateRequest, context: Context)
     response = messages.response_class(api_keys.SASL_AUTHENTICATE)
     code = int(ErrorCode.ILLEGAL_SASL_STATE)
     return Done(response(version=context.api_version, error_code=code, error_message=NO_SASL, auth_bytes=b""))
+
+
+API = (
+    Row(api_keys.SASL_HANDSHAKE, handle_sasl_handshake, audit=EventType.AUTHENTICATE, cost=Cost.CHEAP),
+    Row(api_keys.SASL_AUTHENTICATE, handle_sasl_authenticate, audit=EventType.AUTHENTICATE, cost=Cost.CHEAP),
+)

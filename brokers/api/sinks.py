@@ -6,17 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import ALTER, CLUSTER, DESCRIBE, TOPIC, TRANSACTIONAL_ID, WRITE
+from fleetlog.brokers.api.access import (
+    ALTER,
+    ALTER_CLUSTER,
+    CLUSTER,
+    DESCRIBE,
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    WRITE,
+    WRITE_TRANSACTIONAL_ID,
+)
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.brokers.security.acl_znodes import TYPE_NAMES
+from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.brokers.security.audit import Change, Changes, EventType
 from fleetlog.txn import sinks
 from fleetlog.txn.batches import BatchFence, members_of
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.txn.coordinator import Producer, TransactionShard
 from fleetlog.txn.sinks import BatchCommitRequest, BeginAnswer, CommitAnswer, EnlistAnswer, SinkAnswer
 from fleetlog.txn.transaction import Transaction
-from fleetlog.wire import hot
+from fleetlog.wire import api_keys, hot, requests
 from fleetlog.wire.admin_requests import DescribeSinksRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import (
@@ -293,3 +308,35 @@ def _described(sink_id: str, t: Transaction, context: Context) -> Any:
         topics=[kind.SinkTopic(version=0, name=name, partitions=indexes) for name, indexes in topics.items()],
         fence=_fence(kind, batch.fence),
     )
+
+
+def _reset_sink(request: requests.ResetSinkRequest, response: Any) -> Changes:
+    kind = TYPE_NAMES[ResourceType.TRANSACTIONAL_ID]
+    yield Change(kind, request.sink_id, AclOperation.ALTER, ErrorCode(response.error_code), "the sink's fence is moved")
+
+
+API = (
+    # a sink's name is a transactional id
+    Row(api_keys.BEGIN_BATCH, handle_begin_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
+    Row(
+        api_keys.ENLIST_PRODUCER, handle_enlist_producer, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP
+    ),
+    Row(api_keys.COMMIT_BATCH, handle_commit_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE),
+    Row(
+        api_keys.HEARTBEAT_BATCH,
+        handle_heartbeat_batch,
+        (WRITE_TRANSACTIONAL_ID,),
+        EventType.HEARTBEAT,
+        cost=Cost.CHEAP,
+    ),
+    Row(api_keys.ABORT_BATCH, handle_abort_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
+    Row(api_keys.DESCRIBE_SINKS, handle_describe_sinks, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
+    # rows may be written twice: an operator's decision
+    Row(
+        api_keys.RESET_SINK,
+        handle_reset_sink,
+        (WRITE_TRANSACTIONAL_ID, ALTER_CLUSTER),
+        Recorded(_reset_sink),
+        cost=Cost.CHEAP,
+    ),
+)

@@ -13,8 +13,24 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from fleetlog.brokers.api.access import (
+    ALTER,
+    ALTER_TOPIC,
+    CLUSTER,
+    CLUSTER_ACTION_CLUSTER,
+    CREATE,
+    CREATE_CLUSTER,
+    CREATE_TOPIC,
+    DELETE,
+    DELETE_TOPIC,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_CONFIGS_TOPIC,
+    DESCRIBE_TOPIC,
+    TOPIC,
+)
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.config_values import ConfigEntry, topic_entries
 from fleetlog.brokers.api.mutation_charges import (
     CREATE_STRICT,
@@ -23,6 +39,7 @@ from fleetlog.brokers.api.mutation_charges import (
     MutationCharge,
     throttled_outcome,
 )
+from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     NewPartitions,
@@ -31,8 +48,10 @@ from fleetlog.brokers.controller.requests import (
     new_partitions,
     too_many,
 )
-from fleetlog.brokers.model import AUDIT_TOPIC
-from fleetlog.wire import api_keys, messages
+from fleetlog.brokers.model import AUDIT_TOPIC, id_text
+from fleetlog.brokers.security.acls import AclOperation
+from fleetlog.brokers.security.audit import Change, Changes
+from fleetlog.wire import admin_requests, api_keys, messages
 from fleetlog.wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.rows import NamedRows
@@ -255,3 +274,47 @@ def _extended(outcome: TopicOutcome, response: Any, context: Context) -> Any:
         error_code=int(outcome.error),
         error_message=outcome.message,
     )
+
+
+# ---------------------------------------------------------------- what the audit is told
+
+
+def _create_topics(request: admin_requests.CreateTopicsRequest, response: Any) -> Changes:
+    only = "validated only" if request.validate_only else ""
+    names = ((topic.name, only) for topic in request.topics)
+    return named("Topic", AclOperation.CREATE, names, codes_of(response.topics, "name"))
+
+
+def _delete_topics(request: admin_requests.DeleteTopicsRequest, response: Any) -> Changes:
+    for row in response.responses:
+        topic_id = getattr(row, "topic_id", None)
+        identity = id_text(topic_id) if topic_id is not None else ""
+        detail = f"topic id {identity}" if row.name and identity else ""
+        yield Change("Topic", row.name or identity, AclOperation.DELETE, ErrorCode(row.error_code), detail)
+
+
+def _create_partitions(request: admin_requests.CreatePartitionsRequest, response: Any) -> Changes:
+    names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "name"))
+
+
+API = (
+    # one of the first three (brokers create internal topics); configs of the answer
+    Row(
+        api_keys.CREATE_TOPICS,
+        handle_create_topics,
+        (CREATE_CLUSTER, CREATE_TOPIC, CLUSTER_ACTION_CLUSTER, DESCRIBE_CONFIGS_TOPIC),
+        Recorded(_create_topics, ("topics",)),
+        brokers_too=True,
+    ),
+    # DESCRIBE to see the name of an id
+    Row(
+        api_keys.DELETE_TOPICS,
+        handle_delete_topics,
+        (DELETE_TOPIC, DESCRIBE_TOPIC),
+        Recorded(_delete_topics, ("topics", "topic_names")),
+    ),
+    Row(
+        api_keys.CREATE_PARTITIONS, handle_create_partitions, (ALTER_TOPIC,), Recorded(_create_partitions, ("topics",))
+    ),
+)

@@ -12,17 +12,28 @@ from typing import Any, cast
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.access import (
     ALTER,
+    ALTER_CLUSTER,
     CLUSTER,
     CLUSTER_ACTION,
+    CLUSTER_ACTION_CLUSTER,
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
     GROUP,
     IDEMPOTENT_WRITE,
+    IDEMPOTENT_WRITE_CLUSTER,
     READ,
+    READ_GROUP,
+    READ_TOPIC,
     TOPIC,
     TRANSACTIONAL_ID,
     WRITE,
+    WRITE_TOPIC,
+    WRITE_TRANSACTIONAL_ID,
 )
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, unfit
+from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.transaction_lists import (
     handle_describe_producers,
     handle_describe_transactions,
@@ -36,6 +47,7 @@ from fleetlog.brokers.coordinators.transactions.verification import admit, comma
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
+from fleetlog.brokers.security.audit import EventType
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.txn.coordinator import (
     AddPartitionsAnswer,
@@ -496,3 +508,51 @@ def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:
     if answer in TRY_AGAIN and error is not ErrorCode.CONCURRENT_TRANSACTIONS:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     return error
+
+
+API = (
+    # without an id: one of both
+    Row(
+        api_keys.INIT_PRODUCER_ID,
+        handle_init_producer_id,
+        (WRITE_TRANSACTIONAL_ID, IDEMPOTENT_WRITE_CLUSTER, WRITE_TOPIC),
+        EventType.PRODUCE,
+        cost=Cost.CHEAP,
+    ),
+    # from version 4 on the last one
+    Row(
+        api_keys.ADD_PARTITIONS_TO_TXN,
+        handle_add_partitions_to_txn,
+        (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC, CLUSTER_ACTION_CLUSTER),
+        EventType.PRODUCE,
+        cost=Cost.CHEAP,
+        brokers_from=4,
+    ),
+    Row(
+        api_keys.ADD_OFFSETS_TO_TXN,
+        handle_add_offsets_to_txn,
+        (WRITE_TRANSACTIONAL_ID, READ_GROUP),
+        EventType.PRODUCE,
+        cost=Cost.CHEAP,
+    ),
+    Row(api_keys.END_TXN, handle_end_txn, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
+    # one of both
+    Row(
+        api_keys.WRITE_TXN_MARKERS,
+        handle_write_txn_markers,
+        (ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER),
+        Recorded(changes_of_brokers),
+        cost=Cost.CHEAP,
+        brokers_from=0,
+    ),
+    Row(
+        api_keys.TXN_OFFSET_COMMIT,
+        handle_txn_offset_commit,
+        (WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC),
+        EventType.PRODUCE,
+        cost=Cost.CHEAP,
+    ),
+    Row(api_keys.DESCRIBE_PRODUCERS, handle_describe_producers, (READ_TOPIC,)),
+    Row(api_keys.DESCRIBE_TRANSACTIONS, handle_describe_transactions, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
+    Row(api_keys.LIST_TRANSACTIONS, handle_list_transactions, (DESCRIBE_TRANSACTIONAL_ID,)),
+)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata.features import SUPPORTED
+from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import ApiVersionsResponse
@@ -66,3 +68,6 @@ def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     ):  # fmt: skip
         return ErrorCode.NONE
     return ErrorCode.REBOOTSTRAP_REQUIRED
+
+
+API = (Row(api_keys.API_VERSIONS, handle_api_versions),)

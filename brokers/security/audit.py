@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
 from fleetlog.brokers.security.acls import AclOperation, ResourceType
-from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 
 LOGGER: Final = "kafka.authorizer.logger"
@@ -60,97 +59,6 @@ class EventType(Enum):
 DEFAULT_TYPES: Final = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
 _AGGREGATED: Final = frozenset({EventType.PRODUCE, EventType.CONSUME, EventType.DESCRIBE, EventType.HEARTBEAT})
 
-_TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
-    EventType.PRODUCE: (
-        api_keys.PRODUCE,
-        api_keys.INIT_PRODUCER_ID,
-        api_keys.ADD_PARTITIONS_TO_TXN,
-        api_keys.ADD_OFFSETS_TO_TXN,
-        api_keys.END_TXN,
-        api_keys.TXN_OFFSET_COMMIT,
-        api_keys.BEGIN_BATCH,
-        api_keys.ENLIST_PRODUCER,
-        api_keys.COMMIT_BATCH,
-        api_keys.ABORT_BATCH,
-    ),
-    EventType.CONSUME: (
-        api_keys.FETCH,
-        api_keys.OFFSET_COMMIT,
-        api_keys.JOIN_GROUP,
-        api_keys.LEAVE_GROUP,
-        api_keys.SYNC_GROUP,
-    ),
-    EventType.HEARTBEAT: (
-        api_keys.HEARTBEAT,
-        api_keys.CONSUMER_GROUP_HEARTBEAT,
-        api_keys.SHARE_GROUP_HEARTBEAT,
-        api_keys.HEARTBEAT_BATCH,
-    ),
-    EventType.DESCRIBE: (
-        api_keys.LIST_OFFSETS,
-        api_keys.METADATA,
-        api_keys.OFFSET_FETCH,
-        api_keys.FIND_COORDINATOR,
-        api_keys.DESCRIBE_GROUPS,
-        api_keys.LIST_GROUPS,
-        api_keys.API_VERSIONS,
-        api_keys.OFFSET_FOR_LEADER_EPOCH,
-        api_keys.DESCRIBE_ACLS,
-        api_keys.DESCRIBE_CONFIGS,
-        api_keys.DESCRIBE_LOG_DIRS,
-        api_keys.DESCRIBE_DELEGATION_TOKEN,
-        api_keys.LIST_PARTITION_REASSIGNMENTS,
-        api_keys.DESCRIBE_CLIENT_QUOTAS,
-        api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS,
-        api_keys.DESCRIBE_CLUSTER,
-        api_keys.DESCRIBE_PRODUCERS,
-        api_keys.DESCRIBE_TRANSACTIONS,
-        api_keys.LIST_TRANSACTIONS,
-        api_keys.LIST_CONFIG_RESOURCES,
-        api_keys.DESCRIBE_TOPIC_PARTITIONS,
-        api_keys.DESCRIBE_SINKS,
-        api_keys.DESCRIBE_COMPACTION,
-        api_keys.LOG_POSITIONS,
-        api_keys.DESCRIBE_LAG,
-        api_keys.DESCRIBE_HEALTH,
-        api_keys.DESCRIBE_CONNECTIONS,
-        api_keys.DESCRIBE_ELECTIONS,
-        api_keys.ACCEPTED_POSITIONS,
-    ),
-    EventType.AUTHENTICATE: (
-        api_keys.SASL_HANDSHAKE,
-        api_keys.SASL_AUTHENTICATE,
-    ),
-    EventType.MANAGEMENT: (
-        api_keys.CONTROLLED_SHUTDOWN,
-        api_keys.CREATE_TOPICS,
-        api_keys.DELETE_TOPICS,
-        api_keys.DELETE_RECORDS,
-        api_keys.WRITE_TXN_MARKERS,
-        api_keys.CREATE_ACLS,
-        api_keys.DELETE_ACLS,
-        api_keys.ALTER_CONFIGS,
-        api_keys.ALTER_REPLICA_LOG_DIRS,
-        api_keys.CREATE_PARTITIONS,
-        api_keys.CREATE_DELEGATION_TOKEN,
-        api_keys.RENEW_DELEGATION_TOKEN,
-        api_keys.EXPIRE_DELEGATION_TOKEN,
-        api_keys.DELETE_GROUPS,
-        api_keys.ELECT_LEADERS,
-        api_keys.INCREMENTAL_ALTER_CONFIGS,
-        api_keys.ALTER_PARTITION_REASSIGNMENTS,
-        api_keys.OFFSET_DELETE,
-        api_keys.ALTER_CLIENT_QUOTAS,
-        api_keys.ALTER_USER_SCRAM_CREDENTIALS,
-        api_keys.UPDATE_FEATURES,
-        api_keys.REPLICA_ENDS,
-        api_keys.RESET_SINK,
-        api_keys.COMPACT_TOPICS,
-    ),
-}
-EVENT_TYPES: Final = {key: kind for kind, keys in _TYPES_OF_APIS.items() for key in keys}
-"""The type of event for each API's key."""
-
 _ACTIVITIES: Final = {
     AclOperation.CREATE: _CREATE,
     AclOperation.READ: _READ,
@@ -175,7 +83,6 @@ class AclDecision(NamedTuple):
 
     principal: str
     host: str
-    api_key: int
     api: str
     operation: AclOperation
     type: ResourceType
@@ -183,6 +90,7 @@ class AclDecision(NamedTuple):
     allowed: bool
     references: int = 1
     client_id: str = ""
+    kind: EventType = EventType.DESCRIBE
 
 
 def authorizer_line(decision: AclDecision) -> str:
@@ -244,9 +152,12 @@ class Change(NamedTuple):
     detail: str = ""
 
 
+Changes = Iterator[Change]
+
+
 class _Key(NamedTuple):
     principal: str
-    api_key: int
+    api: str
     operation: AclOperation
     type: ResourceType
     name: str
@@ -285,7 +196,7 @@ class AuditTrail:
 
     def record(self, decision: AclDecision, wall_ms: int, mono_ms: int) -> bool:
         """Keeps a decision; False: it could not be kept, and the request must be refused (``audit.on.full=refuse``)."""
-        kind = EVENT_TYPES[decision.api_key]
+        kind = decision.kind
         settings = self._settings
         if kind not in settings.types or decision.principal in settings.excluded_principals:
             return True
@@ -294,7 +205,7 @@ class AuditTrail:
         if kind not in _AGGREGATED:
             return self._enqueue(self._activity(decision, decision.references, wall_ms, wall_ms), decision.references)
         name = printable(decision.name)
-        key = _Key(decision.principal, decision.api_key, decision.operation, decision.type, name, decision.allowed)
+        key = _Key(decision.principal, decision.api, decision.operation, decision.type, name, decision.allowed)
         self.flush(mono_ms)
         known = self._aggregates.get(key)
         if known is not None:

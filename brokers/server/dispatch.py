@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.errors import LooseMessage
 from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
-from fleetlog.brokers.api.handlers import BATCHING, HANDLERS
-from fleetlog.brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
+from fleetlog.brokers.api.metering import Meter, TimedCoroutine, timed_work
+from fleetlog.brokers.api.rows import Cost, Row, api_table
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
@@ -30,7 +31,7 @@ from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.slot import Slot
 from fleetlog.wire import api_keys, hot, messages, pieces
 from fleetlog.wire.answered_errors import answered_errors
-from fleetlog.wire.apis import APIS, Api, Cost
+from fleetlog.wire.apis import APIS, Api
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.refusals import error_response
 from fleetlog.wire.throttled import with_throttle_time
@@ -70,6 +71,9 @@ class Route:
     delayed: Callable[[float, float, int], None]
     pacing: Pacing
     batch: Batching | None
+    cost: Cost
+    brokers_from: int
+    """From this version on only brokers ask it."""
     large: bool
     counting: bool
     """Whether some page shows what is counted."""
@@ -98,14 +102,15 @@ class Dispatcher:
         self._unpacking = services.unpacking
         self._unpacking.count_on(services.loop.call_soon)
         self._loose: set[str] = set()
-        self._routes = {key: self._route(api, handlers) for key, api in APIS.items()}
+        self._routes = {key: self._route(row, handlers) for key, row in api_table().items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
-    def _route(self, api: Api, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
-        handler = HANDLERS[api.key] if handlers is None else handlers.get(api.key, _unserved)
+    def _route(self, row: Row, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
+        api = APIS[row.key]
+        if handlers is not None:
+            row = row._replace(handler=handlers.get(api.key, _unserved), batching=None)
         metrics, audit = self._services.metrics, self._services.audit
-        if audit is not None:
-            handler = audit.audited(api.key, handler)
+        handler = row.handler if audit is None else audit.audited(row)
         return Route(
             api,
             api.lowest,
@@ -115,7 +120,9 @@ class Dispatcher:
             metrics.request_seconds.labels(api.name).since,
             metrics.delayed.labels(api.name).observe,
             self._pacing,
-            BATCHING.get(api.key) if handlers is None else None,
+            row.batching,
+            row.cost,
+            sys.maxsize if row.brokers_from is None else row.brokers_from,
             api.large,
             metrics.counting,
         )
@@ -154,7 +161,7 @@ class Dispatcher:
         except messages.MalformedRequest as error:
             self._close(connection, "body", f"malformed {api.name} version {version}: {error}")
             return
-        if api.cost is Cost.ADMIN:
+        if route.cost is Cost.ADMIN:
             extra = (ADMIN_WEIGHT - 1) * len(frame)
             self._budget.force(extra)
             slot.cost += extra
@@ -166,14 +173,14 @@ class Dispatcher:
         if meter is not None:
             meter.of_client(header.client_id or "")
             meter.asked_s = started
-            if api.internal or exempt_key(api.key, version):
+            if version >= route.brokers_from:
                 context.exempted = True
             else:
                 reply.meter = meter
                 if api.large:
                     meter.add(len(frame) + SIZE_BYTES)
                     meter.timed = request.acks != 0
-        if len(frame) > LONG_REQUEST and api.cost is not Cost.DATA:
+        if len(frame) > LONG_REQUEST and route.cost is not Cost.DATA:
             self._services.loop.call_soon(self._execute, request, reply)  # decoding it was a turn's work
         else:
             self._execute(request, reply)

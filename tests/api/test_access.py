@@ -1,4 +1,4 @@
-"""Every API against the door: it asks what ``NEEDS`` lists, and without the right nothing is told or changed."""
+"""Every API against the door: it asks what its row lists, and without the right nothing is told or changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from fleetlog.brokers.api.access import (
     DESCRIBE_CONFIGS,
     GROUP,
     IDEMPOTENT_WRITE,
-    NEEDS,
     READ,
     TOPIC,
     TRANSACTIONAL_ID,
@@ -31,8 +30,8 @@ from fleetlog.brokers.api.access import (
     Need,
 )
 from fleetlog.brokers.api.base import Context
-from fleetlog.brokers.api.handlers import HANDLERS
 from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.controller.requests import TopicOutcome
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
@@ -51,6 +50,7 @@ from tests.support.one_znode import OneZnode
 SECRET_SINK = "secret sink"
 DELEGATION_TOKENS = {38, 39, 40, 41}
 """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken, DescribeDelegationToken."""
+NEEDS = {key: row.needs for key, row in api_table().items()}
 OPEN_TO_ALL = {17, 18, 36} | DELEGATION_TOKENS
 LISTS = {16, 66}
 """Answers that leave out what the client may not see."""
@@ -187,7 +187,6 @@ def request_of(broker: Guarded, key: int, version: int, **others: Any) -> Any:
 
 
 def test_every_api_says_what_it_needs() -> None:
-    assert set(NEEDS) == set(APIS)
     assert {key for key, needs in NEEDS.items() if not needs} == OPEN_TO_ALL
     for needs in NEEDS.values():
         assert all(need.operation in OPERATIONS_OF[need.resource] for need in needs)
@@ -278,7 +277,7 @@ def test_rights_on_many_names_are_asked_in_slices(tmp_path: Path, key: int, some
 
         rules.questions = 0
         ticking = asyncio.create_task(turns())
-        outcome = HANDLERS[key](request, broker.context(key, version))
+        outcome = api_table()[key].handler(request, broker.context(key, version))
         while inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
             if inspect.iscoroutine(outcome):
                 outcome = await outcome
@@ -586,7 +585,7 @@ def test_a_name_costs_no_more_than_its_budget(tmp_path: Path, name: str, allowed
                     paced = ended.value
             return paced
 
-        made(made(HANDLERS[key](request, broker.context(key, version))).response)
+        made(made(api_table()[key].handler(request, broker.context(key, version))).response)
         each = sum(counter.counted) / NAMES
         assert 0.6 < each / BUDGET[name, allowed] < OTHER_PYTHONS, f"{each:.0f} bytecodes for each name"
         await broker.stop()

@@ -13,7 +13,7 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.api import groups as handlers
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
 from fleetlog.brokers.api.group_offsets import of_present_topics, split_partitions
-from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import FetchRequest
 from fleetlog.brokers.model import TopicInfo
@@ -328,7 +328,7 @@ def test_what_names_many_partitions_may_be_interrupted_between_them(api: Api, ke
         parts = [kind.OffsetDeleteRequestPartition(partition_index=i) for i in numbers]
         request = m.OffsetDeleteRequest(version=version, group_id="g", topics=[kind(name="t", partitions=parts)])
     context = Context(api.services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), key, version, 1, "client")
-    places, outcome = 0, HANDLERS[key](request, context)
+    places, outcome = 0, api_table()[key].handler(request, context)
     while inspect.isgenerator(outcome):
         places, outcome = places + ROWS, drained(outcome, ROWS)
         outcome = outcome.response if isinstance(outcome, Done | DelayedResponse) else outcome

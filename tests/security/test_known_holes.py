@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.api.access import DESCRIBE, GROUP, NEEDS, Need
+from fleetlog.brokers.api.access import DESCRIBE, GROUP, Need
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.security import scram
 from fleetlog.brokers.security.mechanisms import AuthenticationFailed
 from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
@@ -111,4 +112,4 @@ def test_what_a_request_declares_before_a_login_reserves_no_memory(body: bytes) 
 
 def test_a_description_of_a_group_needs_describe() -> None:
     """CVE-2026-41115: one right in the documentation, another one in the code."""
-    assert set(NEEDS[DESCRIBE_GROUPS]) == {Need(DESCRIBE, GROUP)}
+    assert set(api_table()[DESCRIBE_GROUPS].needs) == {Need(DESCRIBE, GROUP)}

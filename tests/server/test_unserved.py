@@ -16,7 +16,7 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, through
-from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
@@ -28,7 +28,7 @@ def ask(name: str, version: int, request: dict[str, Any]) -> Any:
     context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")
     sent = m.request_class(api.key)(version=version, **request)
     decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))
-    outcome = HANDLERS[api.key](decoded, context)
+    outcome = api_table()[api.key].handler(decoded, context)
     if inspect.iscoroutine(outcome):
         outcome = asyncio.run(outcome)
     answer = (through(outcome) if isinstance(outcome, Generator) else outcome).response

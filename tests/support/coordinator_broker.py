@@ -14,7 +14,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import DelayedResponse, Done, through
-from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions import coordinator, verification
@@ -114,7 +114,7 @@ class Broker(Stage):
         return m.decode_response(key, version, m.encode_response(response, key, version))
 
     async def outcome(self, key: int, version: int, request: Any) -> Any:
-        found = HANDLERS[key](request, self.context(key, version))
+        found = api_table()[key].handler(request, self.context(key, version))
         while inspect.isgenerator(found) or inspect.iscoroutine(found):
             found = through(found) if inspect.isgenerator(found) else await found
         if isinstance(found, Done):

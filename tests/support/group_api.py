@@ -11,7 +11,7 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.api.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
 from fleetlog.brokers.api.disconnects import Disconnects
-from fleetlog.brokers.api.handlers import HANDLERS
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Driver
@@ -49,7 +49,7 @@ class Api:
         decoded = m.decode_request(key, version, body)
         connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
         context = Context(self.services, connection, key, version, 1, "client")
-        outcome = HANDLERS[key](decoded, context)
+        outcome = api_table()[key].handler(decoded, context)
         if inspect.isgenerator(outcome):
             outcome = through(outcome)
         if isinstance(outcome, DelayedResponse):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fleetlog.wire.messages as m
+from fleetlog.brokers.api.rows import Cost, api_table
 from fleetlog.wire import hot
-from fleetlog.wire.apis import APIS, Cost
 
 WIRE = Path(__file__).parents[2] / "wire"
 FILES = {"requests.py": False, "admin_requests.py": True}
@@ -35,7 +35,7 @@ _SCALARS |= {"uuid": "uuid.UUID | None", "bitfield": "set[int] | None"}
 def source(*, admin: bool) -> str:
     """A whole module."""
     blocks: list[str] = []
-    for key, row in APIS.items():
+    for key, row in api_table().items():
         if key not in hot.DECODERS and (row.cost is Cost.ADMIN) is admin:
             request = m.request_class(key)
             _describe(request.__name__, request._struct, blocks)

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
 from kazoo.client import KazooClient
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import NEEDS
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.cli.main import cli
 from fleetlog.spark.client.connections import Client as KafkaClient
 from fleetlog.spark.client.failures import FenceError
@@ -412,7 +412,7 @@ def test_many_acls_at_once(guarded: Fleet, admin: FleetAdmin) -> None:
 
 
 LISTS = {16, 66}
-TOLD = {int(key) for key, needs in NEEDS.items() if not needs}
+TOLD = {key for key, row in api_table().items() if not row.needs}
 
 
 @pytest.mark.parametrize("key", sorted(APIS))

@@ -1,0 +1,84 @@
+"""What a broker knows of each API beside its schema: a row in the handler's module, found by looking through the room.
+
+Key, versions and name stand in ``wire.apis``. A module of ``brokers.api`` has its rows in ``API``; from them come
+dispatch, the door's needs, what the audit records, and the tests' lists.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from fleetlog.brokers import api
+from fleetlog.brokers.api.access import Need
+from fleetlog.brokers.api.base import Batching, Context
+from fleetlog.brokers.security.audit import Changes, EventType
+from fleetlog.wire.apis import APIS
+
+Handler = Callable[[Any, Context], Any]
+
+
+class Cost(Enum):
+    """What admission reserves before the body is decoded."""
+
+    CHEAP = "cheap"
+    DATA = "data"  # the body is kept while the request is in flight
+    ADMIN = "admin"  # decodes into many small objects: counts several times its size
+
+
+class Recorded(NamedTuple):
+    """A management request, which the audit records by what it changed.
+
+    ``changes(request, response)`` reads it from both; ``lists`` are the request's lists that name the resources, none
+    for one resource.
+    """
+
+    changes: Callable[[Any, Any], Changes]
+    lists: tuple[str, ...] = ()
+
+    def count(self, request: object) -> int:
+        """About how many changes the request asks for."""
+        return max(1, sum(len(getattr(request, name, None) or ()) for name in self.lists))
+
+
+class Row(NamedTuple):
+    """One API. ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
+
+    ``brokers_from``: from that version on only brokers ask it, and it is no client's time or bytes. ``brokers_too``:
+    they ask it on their own account as well.
+    """
+
+    key: int
+    handler: Handler
+    needs: tuple[Need, ...] = ()
+    audit: EventType | Recorded = EventType.DESCRIBE
+    cost: Cost = Cost.ADMIN
+    batching: Batching | None = None
+    brokers_from: int | None = None
+    brokers_too: bool = False
+
+    @property
+    def kind(self) -> EventType:
+        """The type of its events."""
+        return EventType.MANAGEMENT if isinstance(self.audit, Recorded) else self.audit
+
+    @property
+    def asked_by_brokers(self) -> bool:
+        """Whether brokers ask it on their own account, in every version."""
+        return self.brokers_too or self.brokers_from == 0
+
+
+@cache
+def api_table() -> dict[int, Row]:
+    """The rows of all modules by API key, in the order of ``wire.apis``. Raises LookupError where these two differ."""
+    modules = [import_module(f"{api.__name__}.{module.name}") for module in pkgutil.iter_modules(api.__path__)]
+    found = [row for module in modules for row in getattr(module, "API", ())]
+    by_key = {row.key: row for row in found}
+    if len(by_key) != len(found) or by_key.keys() != APIS.keys():
+        twice = {row.key for row in found if found.count(row) > 1 or by_key[row.key] is not row}
+        raise LookupError(f"APIs with a schema or a row alone {by_key.keys() ^ APIS.keys()}, with two rows {twice}")
+    return {key: by_key[key] for key in APIS}
