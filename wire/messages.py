@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import kafka.protocol.admin as _admin
+import kafka.protocol.admin.cluster as _cluster
 import kafka.protocol.consumer as _consumer
 import kafka.protocol.metadata as _metadata
 import kafka.protocol.producer as _producer
@@ -155,8 +156,11 @@ class DeleteGroupsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call
     """Key 42, with version 3: a message for each group."""
 
 
-class DescribeLogDirsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing."""
+class DescribeLogDirsResponse(_cluster.DescribeLogDirsResponse, load_json=schemas):  # type: ignore[call-arg, misc]
+    """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing.
+
+    It is made after the library's class, which else would read the answers of the library's requests.
+    """
 
 
 class ReplicaEndsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fleetlog.brokers.api.base import Context, Done
-from fleetlog.brokers.api.rows import Row
+from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.metadata.features import SUPPORTED
 from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
@@ -70,4 +70,4 @@ def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     return ErrorCode.REBOOTSTRAP_REQUIRED
 
 
-API = (Row(api_keys.API_VERSIONS, handle_api_versions),)
+API = (Row(api_keys.API_VERSIONS, handle_api_versions, cost=Cost.CHEAP),)

@@ -341,6 +341,8 @@ def read_domains(client: AdminClient, overview: Overview) -> None:
 
 def read_directories(client: AdminClient, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
     """Fill in the contents of the brokers' log directories: of all partitions or of some."""
+    import fleetlog.wire.messages  # noqa: F401  its DescribeLogDirsResponse says what a broker lacks
+
     wanted = None
     if topics is not None:
         names = sorted({tp.topic for tp in topics})

@@ -23,7 +23,6 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, confirm
-from fleetlog.brokers.config import ConfigError, parse_properties
 from fleetlog.brokers.metadata.users import read_users, write_users
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.security.principals import has_outer_blanks
@@ -86,6 +85,8 @@ def _options(function: _Function) -> _Function:
 def _connection_security(file: Path | None) -> ConnectionSecurity:
     if file is None:
         return ConnectionSecurity()
+    from fleetlog.brokers.config import ConfigError, parse_properties  # loads the settings of brokers
+
     try:
         found = parse_properties(file.read_text("utf-8"), str(file))
         return ZookeeperSettings.of({name: text for name, (text, _) in found.items()}).connection(time.time)

@@ -51,7 +51,7 @@ def loaded(fleet: Fleet, *words: str) -> set[str]:
     ("command", "unused"),
     [
         ("topics list", OTHERS + OWN_MESSAGES),
-        ("topics describe t", OTHERS + OWN_MESSAGES),
+        ("topics describe t", OTHERS),
         ("topics alter t --set retention.ms=1000000", OTHERS + OWN_MESSAGES),
         ("groups list", OTHERS + OWN_MESSAGES),
         ("groups describe g", OTHERS + OWN_MESSAGES),

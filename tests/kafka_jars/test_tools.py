@@ -45,9 +45,9 @@ def test_kafkas_tool_sets_and_deletes_configs(tools: Tools, topic: str) -> None:
 
 def test_kafkas_tool_sets_levels_of_loggers(tools: Tools) -> None:
     command, entity = "org.apache.kafka.tools.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
-    tools(command, "--alter", *entity, "--add-config", "brokers.peers=DEBUG")
+    tools(command, "--alter", *entity, "--add-config", "fleetlog.brokers.peers=DEBUG")
     assert "fleetlog.brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
-    tools(command, "--alter", *entity, "--delete-config", "brokers.peers")
+    tools(command, "--alter", *entity, "--delete-config", "fleetlog.brokers.peers")
     assert "fleetlog.brokers.peers.calls=INFO" in tools(command, "--describe", *entity)
 
 

@@ -97,12 +97,16 @@ def test_the_root_counts_for_all_that_have_none(admin: KafkaAdminClient, broker:
     [
         ([("no.such", SET, "INFO")], INVALID_CONFIG, "Logger no.such does not exist!"),
         ([("no.such", DELETE, None)], INVALID_CONFIG, "Logger no.such does not exist!"),
-        ([(ROOM, SET, "LOUD")], INVALID_CONFIG, "Cannot set the log level of brokers.peers to LOUD"),
+        ([(ROOM, SET, "LOUD")], INVALID_CONFIG, "Cannot set the log level of fleetlog.brokers.peers to LOUD"),
         ([(ROOM, SET, "debug")], INVALID_CONFIG, "Valid log levels are FATAL, ERROR, WARN, INFO, DEBUG, TRACE"),
-        ([(ROOM, SET, None)], INVALID_CONFIG, "Cannot set the log level of brokers.peers"),
+        ([(ROOM, SET, None)], INVALID_CONFIG, "Cannot set the log level of fleetlog.brokers.peers"),
         ([(ROOM, APPEND, "INFO")], INVALID_REQUEST, "APPEND operation is not allowed for the BROKER_LOGGER resource"),
         ([(ROOM, SET, "DEBUG"), ("no.such", SET, "INFO")], INVALID_CONFIG, "does not exist"),
-        ([(ROOM, SET, "DEBUG"), (ROOM, DELETE, None)], INVALID_REQUEST, "duplicate config keys: brokers.peers"),
+        (
+            [(ROOM, SET, "DEBUG"), (ROOM, DELETE, None)],
+            INVALID_REQUEST,
+            "duplicate config keys: fleetlog.brokers.peers",
+        ),
     ],
 )
 def test_what_cannot_be_changes_nothing(admin: KafkaAdminClient, changes: list[Any], code: int, said: str) -> None:

@@ -101,19 +101,23 @@ def test_tls_and_client_certificates(recipes: Recipes) -> None:
 
 def test_logins_by_password(recipes: Recipes) -> None:
     """The password is ``...``, as printed."""
-    add_broker, add_alice, remove_alice = recipe("Logins", "bash")[0].splitlines()
+    add_broker, add_admin, as_admin, add_alice, listed, remove_alice = recipe("Logins", "bash")[0].splitlines()
     settings, client_file = recipe("Logins", "properties")[:2]
-    for command in (add_broker, add_alice):
+    for command in (add_broker, add_admin):
         recipes.run(command, answers="...\n...\n", pipe=True)
     recipes.start(settings)
     (recipes.directory / "client.properties").write_text(client_file)
+    of_admin = client_file.replace("alice", "admin").replace("SCRAM-SHA-512", "SCRAM-SHA-256")
+    (recipes.directory / "admin.properties").write_text(of_admin)
+    recipes.run(f"{as_admin}\n{add_alice}", answers="...\n...\n", pipe=True)
+    assert "alice" in recipes.run(f"{as_admin}\n{listed}")
     login = {"FLEETLOG_COMMAND_CONFIG": str(recipes.directory / "client.properties")}
     recipes.run("fleetlog topics create orders --partitions 1", **login)
     alice = {"security.protocol": "SASL_PLAINTEXT", "sasl.username": "alice", "sasl.password": "..."}
     for mechanism in ("PLAIN", "SCRAM-SHA-512"):
         client = AdminClient({"bootstrap.servers": recipes.broker.address, "sasl.mechanism": mechanism, **alice})
         assert topics(client) == {"orders"}
-    recipes.run(remove_alice, answers="y\n")
+    recipes.run(f"{as_admin}\n{remove_alice}", answers="y\n")
     with pytest.raises(AssertionError, match="login of user alice"):
         recipes.run("fleetlog topics list", **login)
 
