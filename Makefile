@@ -91,5 +91,5 @@ $(READY): pyproject.toml setup.py $(NATIVE_SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt install python3-venv python3-dev"; rm -rf $(VENV); exit 1; }
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade pip
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
-	@$(BIN)/python -c 'import brokers, _native.batch, pyspark' || { echo "the installation is incomplete: see the messages above"; exit 1; }
+	@$(BIN)/python -c 'import fleetlog.brokers, fleetlog._native.batch, pyspark' || { echo "the installation is incomplete: see the messages above"; exit 1; }
 	@touch $@

@@ -159,7 +159,7 @@ def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[
     follow("The package")
     assert found.said("systemctl is-active fleetlog@1") == "inactive"
     assert found.said("stat -c '%a %U:%G' /etc/fleetlog/broker-1.properties") == "640 root:fleetlog"
-    kernels = "/usr/lib/fleetlog/bin/python3 -c 'import _native; print(_native.IMPLEMENTATION)'"
+    kernels = "/usr/lib/fleetlog/bin/python3 -c 'from fleetlog import _native; print(_native.IMPLEMENTATION)'"
     assert found.said(kernels) == "cython"
 
     follow("ZooKeeper")

@@ -79,7 +79,7 @@ def test_a_broker_cannot_write_outside_its_volume(fleet: Fleet) -> None:
 
 
 def test_the_kernels_in_it_are_the_compiled_ones(fleet: Fleet) -> None:
-    code, output = python(fleet, "import _native; print(_native.IMPLEMENTATION)")
+    code, output = python(fleet, "from fleetlog import _native; print(_native.IMPLEMENTATION)")
     assert (code, output.decode().strip()) == (0, "cython"), output
 
 
