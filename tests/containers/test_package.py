@@ -89,8 +89,8 @@ def test_it_is_installed_started_and_removed(machine: Machine) -> None:
         "750 root:fleetlog\n640 root:fleetlog\n750 fleetlog:fleetlog"
     )
     assert "fleetlog@.service" in machine.shown("ls /lib/systemd/system")
-    environment = "/usr/lib/fleetlog/bin/python3 -I -c 'import sys, _native; print(sys.prefix, _native.IMPLEMENTATION)'"
-    assert machine.shown(environment) == "/usr/lib/fleetlog cython"
+    program = "import sys; from fleetlog import _native; print(sys.prefix, _native.IMPLEMENTATION)"
+    assert machine.shown(f"/usr/lib/fleetlog/bin/python3 -I -c '{program}'") == "/usr/lib/fleetlog cython"
 
     machine.run(f"{ALONE} /etc/fleetlog/broker-1.properties")
     machine.start()
