@@ -12,7 +12,7 @@ import pytest
 
 from fleetlog.spark import Fence, read_fence, write_stream
 from tests.kafka_jars.kafka import Kafka
-from tests.spark.conftest import Cluster, run_to_end, spark  # noqa: F401  (a fixture)
+from tests.spark.conftest import Cluster, run_to_end, spark, warehouse  # noqa: F401  (fixtures)
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.spark, pytest.mark.timeout(600)]
