@@ -597,7 +597,9 @@ def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> Non
         broker.wait_ready()
         admin = admin_of(fleet)
         write(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
-        eventually(lambda: "ERROR brokers.api.acl_door the authorizer does not let" in broker.output(), "it is said")
+        eventually(
+            lambda: "ERROR fleetlog.brokers.api.acl_door the authorizer does not let" in broker.output(), "it is said"
+        )
         with pytest.raises(KafkaException) as denied:
             write(admin, binding(*BROKER_ACL))
         assert denied.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
