@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-_HOUSE = ("brokers.", "coordination.", "txn.")
+_HOUSE = ("fleetlog.brokers.", "fleetlog.coordination.", "fleetlog.txn.")
 
 
 class Replacement(NamedTuple):

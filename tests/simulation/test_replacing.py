@@ -35,7 +35,7 @@ class Counter:
 
 
 def test_a_function_is_replaced_where_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = ModuleType("brokers.of_this_test")
+    other = ModuleType("fleetlog.brokers.of_this_test")
     other.also = plus  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, other.__name__, other)
     with mutated(Mutation("", (instead(plus, lambda original, number, more=1: 10 * original(number, more)),), 0)):
