@@ -175,7 +175,7 @@ def test_only_what_dev_made_is_deleted(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlog.coordination.ensemble.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DevError, match=r"fleetlog\[spark\]"):
+    with pytest.raises(DevError, match=r"pip install '\.\[spark\]'"):
         dev_fleet.check_tools()
 
 

