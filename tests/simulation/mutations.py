@@ -31,7 +31,7 @@ from fleetlog.brokers.metadata import marks, repair, znodes
 from fleetlog.brokers.metadata.acl_cache import AclCache
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
-from fleetlog.brokers.replication import continuity, inventory_keeper, isr
+from fleetlog.brokers.replication import continuity, inventory_keeper
 from fleetlog.brokers.replication.confirmations import Confirmations
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
@@ -470,7 +470,6 @@ MUTATIONS = (
     Mutation("a new leader takes its whole log for committed", (instead(Partition.become_leader, _takes_its_log_for_committed),), 3, ("kill", "isolate", "cut", "slow")),
     Mutation("a follower joins before it has caught up", (instead(InSyncSet.expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
     Mutation("a shrunk in-sync set counts before it is written", (instead(InSyncSet._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
-    Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 1, ("power", "isolate", "cut from zookeeper")),
     # ---- epochs, incarnations, elections
     Mutation("a leader counts fetches of other epochs", (
         instead(PartitionReader.refusal, _counts_fetches_of_any_epoch),
