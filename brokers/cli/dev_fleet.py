@@ -75,9 +75,7 @@ def check_tools() -> None:
     except EnsembleError as error:
         raise DevError(str(error)) from error
     except ImportError:
-        raise DevError(
-            "the ready check needs confluent-kafka: pip install '.[spark]' in the checkout, or 'FILE.whl[spark]'"
-        ) from None
+        raise DevError(f"the ready check needs confluent-kafka: {fleetlog.how_to_install('spark')}") from None
 
 
 def homes(directory: Path) -> dict[int, Path]:

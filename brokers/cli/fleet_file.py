@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from fleetlog import how_to_install
 from fleetlog.brokers.cli.output import CliError
 from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
 from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES
@@ -95,10 +96,7 @@ def _parsed(text: str, source: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise CliError(
-            "YAML needs PyYAML: pip install '.[apply]' in the checkout, or 'FILE.whl[apply]'; "
-            "a file FLEET.json does not"
-        ) from None
+        raise CliError(f"YAML needs PyYAML: {how_to_install('apply')}; a file FLEET.json does not") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from fleetlog import how_to_install
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
@@ -87,9 +88,7 @@ def console(
     _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise CliError(
-            f"the console needs {', '.join(missing)}: pip install '.[console]' in the checkout, or 'FILE.whl[console]'"
-        )
+        raise CliError(f"the console needs {', '.join(missing)}: {how_to_install('console')}")
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings
 

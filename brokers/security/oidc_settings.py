@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from fleetlog import how_to_install
 from fleetlog.brokers.config import BROKER_SETTINGS, LISTENER_PREFIX, BrokerConfig
 from fleetlog.brokers.security.token_claims import TokenRules
 from fleetlog.brokers.setting_kinds import ConfigError
@@ -71,9 +72,7 @@ def oidc_settings(config: BrokerConfig, listener: str) -> OidcSettings:
     """The settings of a listener with OAUTHBEARER. Raises ConfigError where one is missing or cannot be used."""
     if find_spec("joserfc") is None:
         raise ConfigError(
-            "sasl.enabled.mechanisms",
-            "OAUTHBEARER",
-            "needs the package joserfc: pip install '.[oidc]' in the checkout, or 'FILE.whl[oidc]'",
+            "sasl.enabled.mechanisms", "OAUTHBEARER", f"needs the package joserfc: {how_to_install('oidc')}"
         )
     of = _Of(config, listener)
     url_name, url = of.required("jwks.endpoint.url", "the address of the issuer's keys (JWKS)")
