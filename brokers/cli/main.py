@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
 from fleetlog.brokers.cli.command_group import CommandGroup
@@ -50,24 +48,18 @@ _SUBJECTS = {
 
 
 class _Subjects(CommandGroup):
-    """A group whose commands are imported on first use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_SUBJECTS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _SUBJECTS:
-            return None
-        module, attribute, _ = _SUBJECTS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+    """A group whose help imports none of its commands."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, row[2]) for name, row in sorted(_SUBJECTS.items())])
 
 
-@click.command(cls=_Subjects, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Subjects,
+    later={name: row[:2] for name, row in _SUBJECTS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="fleetlog", prog_name="fleetlog")
 def cli() -> None:
     """A fleet of brokers that speak the Kafka protocol, coordinated by ZooKeeper."""
