@@ -18,9 +18,10 @@ from fleetlog.brokers.metadata.users import read_users, write_users
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
+from fleetlog.brokers.security.scram import MECHANISM_OF_CODE
 from fleetlog.brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
 from fleetlog.coordination.store import UNANSWERED, StoreError
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -118,14 +119,12 @@ def _fits(user: str) -> bool:
     return len(user) <= NAME_CHARACTERS_MAX and not unfit(user)
 
 
-_SCRAM_NAMES: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
-
-
-def _alter_users(request: admin_requests.AlterUserScramCredentialsRequest, response: Any) -> Changes:
+def _alter_users(request: AlterUserScramCredentialsRequest, response: Any) -> Changes:
     details: dict[str, list[str]] = {}
     for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
         for one in rows:
-            mechanism = _SCRAM_NAMES.get(one.mechanism, str(one.mechanism))
+            known = MECHANISM_OF_CODE.get(one.mechanism)
+            mechanism = str(one.mechanism) if known is None else known.value
             details.setdefault(one.name, []).append(f"{verb} the credential of {mechanism}")
     names = ((name, "; ".join(done[:DETAILS_MAX])) for name, done in details.items())
     return named("User", AclOperation.ALTER, names, codes_of(response.results, "user"))

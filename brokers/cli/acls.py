@@ -16,8 +16,6 @@ from fleetlog.brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation,
 from fleetlog.brokers.security.hosts import host_as_acls_have_it
 from fleetlog.brokers.security.principals import BadPrincipal, parse_principal
 
-CREATE_ACLS, DELETE_ACLS = 30, 31
-
 COLUMNS = ["resource", "name", "pattern", "permission", "operation", "principal", "host"]
 
 _OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
-from fleetlog.brokers.cli.acls import CREATE_ACLS, DELETE_ACLS, Wanted, acl_rows
+from fleetlog.brokers.cli.acls import Wanted, acl_rows
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
 from fleetlog.brokers.cli.fleet_changes import (
     AddPartitions,
@@ -33,6 +33,7 @@ from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
 from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
 from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.security.acls import PatternType, Permission
+from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
 
@@ -215,14 +216,14 @@ def _alter_acl(client: Any, change: AlterAcl) -> None:
     kind, pattern_type = int(_TYPES[kind_name]), int(PatternType[pattern.upper()])
     rest = {"operation": int(_OPERATIONS[operation]), "permission_type": int(_PERMISSIONS[verdict])}
     if change.removed:
-        request = request_class(DELETE_ACLS)
+        request = request_class(api_keys.DELETE_ACLS)
         one = request.DeleteAclsFilter(
             resource_type_filter=kind, resource_name_filter=name, pattern_type_filter=pattern_type,
             principal_filter=principal, host_filter=host, **rest,
         )  # fmt: skip
         results = client.ask_any(request(filters=[one])).filter_results
     else:
-        request = request_class(CREATE_ACLS)
+        request = request_class(api_keys.CREATE_ACLS)
         created = request.AclCreation(
             resource_type=kind, resource_name=name, resource_pattern_type=pattern_type, principal=principal, host=host,
             **rest,

@@ -9,9 +9,8 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, table
+from fleetlog.wire import api_keys
 from fleetlog.wire.messages import request_class
-
-API_VERSIONS, UPDATE_FEATURES = 18, 57
 
 
 @click.group(cls=CommandGroup)
@@ -57,7 +56,7 @@ def upgrade_features(*, target: Target, out: Output, wanted: tuple[str, ...], dr
     with admin(target) as client:
         if not levels:
             levels = {row.name: row.max_version for row in _versions(client).supported_features or ()}
-        request = request_class(UPDATE_FEATURES)
+        request = request_class(api_keys.UPDATE_FEATURES)
         updates = [request.FeatureUpdateKey(feature=name, max_version_level=to) for name, to in levels.items()]
         answer = client.ask_any(
             request(timeout_ms=target.timeout_ms, feature_updates=updates, validate_only=dry_run, min_version=1)
@@ -77,7 +76,7 @@ def _level(word: str) -> tuple[str, int]:
 
 def _versions(client: Any) -> Any:
     """ApiVersions of a broker; version 3 leaves features out whose lowest level is 0."""
-    request = request_class(API_VERSIONS)
+    request = request_class(api_keys.API_VERSIONS)
     answer = client.ask_any(request(client_software_name="fleetlog", client_software_version="1", min_version=4))
     if answer.error_code:
         raise CliError("the broker does not say which features it supports")

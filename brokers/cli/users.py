@@ -26,16 +26,22 @@ from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.metadata.users import read_users, write_users
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.security.principals import has_outer_blanks
-from fleetlog.brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism, random_text, salted_password
+from fleetlog.brokers.security.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    MECHANISM_OF_CODE,
+    ScramMechanism,
+    random_text,
+    salted_password,
+)
 from fleetlog.brokers.security.scram_users import Deletion, Upsertion, describe_users
 from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
 from fleetlog.coordination.connect import ConnectionSecurity
 from fleetlog.coordination.store import Store, StoreError
+from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
 
-DESCRIBE_SCRAM: Final = 50
-ALTER_SCRAM: Final = 51
 MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
 _CONNECT_MS: Final = 10_000
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
@@ -151,7 +157,7 @@ def upsertions(user: str, password: str, names: Iterable[str], iterations: int =
 
 def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
     """The iterations of each mechanism of those users that exist, or of all, as the brokers tell. Raises CliError."""
-    kind = request_class(DESCRIBE_SCRAM)
+    kind = request_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS)
     answer = client.ask_any(kind(users=None if names is None else [kind.UserName(name=name) for name in names]))
     raise_for_code("users", answer.error_code, answer.error_message)
     found = {}
@@ -165,7 +171,7 @@ def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[
 
 def alter_users_at(client: Any, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
     """Have the brokers change users. Raises CliError."""
-    kind = request_class(ALTER_SCRAM)
+    kind = request_class(api_keys.ALTER_USER_SCRAM_CREDENTIALS)
     request = kind(
         deletions=[kind.ScramCredentialDeletion(name=one.user, mechanism=one.mechanism) for one in deletions],
         upsertions=[
@@ -204,8 +210,8 @@ def _asked_brokers(target: Target) -> Iterator[Any]:
 
 
 def _by_mechanism(credentials: Iterable[tuple[int, int]]) -> dict[str, int]:
-    names = {mechanism.code: mechanism.value for mechanism in ScramMechanism}
-    return {names[code]: iterations for code, iterations in credentials if code in names}
+    known = MECHANISM_OF_CODE
+    return {known[code].value: iterations for code, iterations in credentials if code in known}
 
 
 def _asked() -> str:

@@ -65,6 +65,9 @@ class ScramMechanism(Enum):
         return hmac.digest(key, data, self.hash_name)
 
 
+MECHANISM_OF_CODE: Final = {mechanism.code: mechanism for mechanism in ScramMechanism}
+
+
 def random_text(random_bits: Callable[[int], int]) -> str:
     """130 random bits in base 36: a nonce, or (as bytes) a salt like those of Kafka's tools."""
     number = random_bits(_RANDOM_BITS)

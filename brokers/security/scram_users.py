@@ -14,6 +14,7 @@ from fleetlog.brokers.security.principals import has_outer_blanks
 from fleetlog.brokers.security.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
+    MECHANISM_OF_CODE,
     ScramMechanism,
     credential_from,
     credential_of_salted,
@@ -21,7 +22,6 @@ from fleetlog.brokers.security.scram import (
 )
 from fleetlog.wire.errors import ErrorCode
 
-_MECHANISMS: Final = {mechanism.code: mechanism for mechanism in ScramMechanism}
 _SALT_BYTES_MAX: Final = 1024
 UNSTORABLE: Final = frozenset({"", ".", ".."})
 """Names of users that cannot be znodes."""
@@ -87,9 +87,9 @@ def alter_users(
             results[user] = AlteredUser(*refused, None)
             continue
         for deletion in gone:
-            del config[_MECHANISMS[deletion.mechanism].value]
+            del config[MECHANISM_OF_CODE[deletion.mechanism].value]
         for one in new:
-            mechanism = _MECHANISMS[one.mechanism]
+            mechanism = MECHANISM_OF_CODE[one.mechanism]
             credential = credential_of_salted(mechanism, one.salted_password, one.salt, one.iterations)
             config[mechanism.value] = credential_text(credential)
         results[user] = AlteredUser(ErrorCode.NONE, None, config)
@@ -106,7 +106,7 @@ def _refusal(
     if upsertions and has_outer_blanks(user):
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Username must not begin or end with a blank: {user!r}"
     mechanisms = [one.mechanism for one in deletions] + [one.mechanism for one in upsertions]
-    if any(code not in _MECHANISMS for code in mechanisms):
+    if any(code not in MECHANISM_OF_CODE for code in mechanisms):
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
     if len(set(mechanisms)) < len(mechanisms):
         message = "A user credential cannot be altered twice in the same request"
@@ -117,9 +117,9 @@ def _refusal(
             return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"{which} iterations"
         if not 0 < len(one.salt) <= _SALT_BYTES_MAX:
             return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"The salt must have 1 to {_SALT_BYTES_MAX} bytes"
-        if len(one.salted_password) != _MECHANISMS[one.mechanism].key_bytes:
+        if len(one.salted_password) != MECHANISM_OF_CODE[one.mechanism].key_bytes:
             return ErrorCode.UNACCEPTABLE_CREDENTIAL, "The salted password has not the size of the mechanism's hash"
-    if any(credential_at(config, _MECHANISMS[one.mechanism]) is None for one in deletions):
+    if any(credential_at(config, MECHANISM_OF_CODE[one.mechanism]) is None for one in deletions):
         return ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist"
     return None
 
