@@ -39,7 +39,7 @@ from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.brokers.security.documents import BadDocument
 from fleetlog.brokers.security.hosts import why_no_client_has
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeAclsRequest
@@ -363,14 +363,14 @@ def _acl_text(permission: int, principal: str | None, host: str | None, operatio
     )
 
 
-def _create_acls(request: admin_requests.CreateAclsRequest, response: Any) -> Changes:
+def _create_acls(request: CreateAclsRequest, response: Any) -> Changes:
     for one, row in zip(request.creations, response.results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
         detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
         yield Change(kind, one.resource_name, AclOperation.ALTER, ErrorCode(row.error_code), detail)
 
 
-def _delete_acls(request: admin_requests.DeleteAclsRequest, response: Any) -> Changes:
+def _delete_acls(request: DeleteAclsRequest, response: Any) -> Changes:
     for one, row in zip(request.filters, response.filter_results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
         asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)

@@ -38,7 +38,7 @@ from fleetlog.brokers.security.quota_entities import (
 )
 from fleetlog.brokers.security.quotas import DEFAULT, Entity
 from fleetlog.coordination.store import UNANSWERED, StoreError
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -176,7 +176,7 @@ async def _altered(
     return Done(response(version=version, entries=rows))
 
 
-def _alter_quotas(request: admin_requests.AlterClientQuotasRequest, response: Any) -> Changes:
+def _alter_quotas(request: AlterClientQuotasRequest, response: Any) -> Changes:
     for entry, row in zip(request.entries, response.entries, strict=True):
         name = brief("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
         detail = brief("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))

@@ -16,7 +16,7 @@ from fleetlog.brokers.log.cleaner_figures import CleaningReport, CleaningState
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
-from fleetlog.wire import admin_requests, api_keys
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -106,7 +106,7 @@ def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, An
     ]
 
 
-def _compact_topics(request: admin_requests.CompactTopicsRequest, response: Any) -> Changes:
+def _compact_topics(request: CompactTopicsRequest, response: Any) -> Changes:
     verb = "compact at once" if request.now else "compact"
     names = ((topic.name, brief(verb, topic.partitions)) for topic in request.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.topics, "name"))

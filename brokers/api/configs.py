@@ -67,12 +67,14 @@ from fleetlog.brokers.security.dynamic_tls import of_tls
 from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.coordination.tree import may_be_named
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import (
     AlterConfigsRequest,
+    AlterConfigsResources,
     DescribeConfigsRequest,
     DescribeConfigsResources,
     IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResources,
     ListConfigResourcesRequest,
 )
 from fleetlog.wire.errors import ErrorCode
@@ -494,9 +496,7 @@ _CONFIG_VERBS: Final = {0: "set", 1: "delete", 2: "append to", 3: "subtract from
 
 
 def _alter_configs(request: AlterConfigsRequest | IncrementalAlterConfigsRequest, response: Any) -> Changes:
-    resources: Sequence[admin_requests.AlterConfigsResources | admin_requests.IncrementalAlterConfigsResources] = (
-        request.resources
-    )
+    resources: Sequence[AlterConfigsResources | IncrementalAlterConfigsResources] = request.resources
     for resource, row in zip(resources, response.responses, strict=True):
         kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
         verbs: dict[str, list[str]] = {}

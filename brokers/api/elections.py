@@ -19,7 +19,7 @@ from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import ElectLeadersRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -75,7 +75,7 @@ def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, 
     return response(version=version, replica_election_results=rows, **fields)
 
 
-def _elect_leaders(request: admin_requests.ElectLeadersRequest, response: Any) -> Changes:
+def _elect_leaders(request: ElectLeadersRequest, response: Any) -> Changes:
     kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
     whole = getattr(response, "error_code", 0)
     if request.topic_partitions is None:

@@ -20,7 +20,7 @@ from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -121,7 +121,7 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     return Done(response(version=version, results=rows))
 
 
-def _move_directories(request: admin_requests.AlterReplicaLogDirsRequest, response: Any) -> Changes:
+def _move_directories(request: AlterReplicaLogDirsRequest, response: Any) -> Changes:
     names = ((topic.name, brief("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "topic_name"))
 

@@ -247,12 +247,11 @@ def _answer(fetch: SlicedFetch) -> Generator[None, None, Encoded]:
         if counts:
             fetch.count(some)
         for part, outcome in some:
-            if not part.tell(outcome) or session.closed:
-                pass
-            elif outcome.size:
-                shares.append(part)
-            else:  # its turn is to come
-                session.served(part)
+            if part.tell(outcome) and not session.closed:
+                if outcome.size:
+                    shares.append(part)
+                else:  # its turn is to come
+                    session.served(part)
             pairs.append((part.asked, outcome))
         yield
     for part in shares if not session.closed else ():

@@ -36,7 +36,7 @@ from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
-from fleetlog.wire import admin_requests, api_keys
+from fleetlog.wire import api_keys
 from fleetlog.wire.admin_requests import DeleteRecordsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -401,7 +401,7 @@ def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) 
     return ErrorCode.NONE, epoch, log.high_watermark
 
 
-def _delete_records(request: admin_requests.DeleteRecordsRequest, response: Any) -> Changes:
+def _delete_records(request: DeleteRecordsRequest, response: Any) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)

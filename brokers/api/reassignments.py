@@ -19,7 +19,7 @@ from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 from fleetlog.wire.errors import ErrorCode
 
@@ -146,7 +146,7 @@ def _named(topics: Iterable[Any]) -> Iterator[TopicPartition]:
             yield TopicPartition(topic.name, index)
 
 
-def _reassign(request: admin_requests.AlterPartitionReassignmentsRequest, response: Any) -> Changes:
+def _reassign(request: AlterPartitionReassignmentsRequest, response: Any) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (

@@ -51,7 +51,7 @@ from fleetlog.brokers.controller.requests import (
 from fleetlog.brokers.model import AUDIT_TOPIC, id_text
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.wire import admin_requests, api_keys, messages
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.rows import NamedRows
@@ -279,13 +279,13 @@ def _extended(outcome: TopicOutcome, response: Any, context: Context) -> Any:
 # ---------------------------------------------------------------- what the audit is told
 
 
-def _create_topics(request: admin_requests.CreateTopicsRequest, response: Any) -> Changes:
+def _create_topics(request: CreateTopicsRequest, response: Any) -> Changes:
     only = "validated only" if request.validate_only else ""
     names = ((topic.name, only) for topic in request.topics)
     return named("Topic", AclOperation.CREATE, names, codes_of(response.topics, "name"))
 
 
-def _delete_topics(request: admin_requests.DeleteTopicsRequest, response: Any) -> Changes:
+def _delete_topics(request: DeleteTopicsRequest, response: Any) -> Changes:
     for row in response.responses:
         topic_id = getattr(row, "topic_id", None)
         identity = id_text(topic_id) if topic_id is not None else ""
@@ -293,7 +293,7 @@ def _delete_topics(request: admin_requests.DeleteTopicsRequest, response: Any) -
         yield Change("Topic", row.name or identity, AclOperation.DELETE, ErrorCode(row.error_code), detail)
 
 
-def _create_partitions(request: admin_requests.CreatePartitionsRequest, response: Any) -> Changes:
+def _create_partitions(request: CreatePartitionsRequest, response: Any) -> Changes:
     names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "name"))
 
