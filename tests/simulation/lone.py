@@ -11,6 +11,8 @@ from tests.simulation.world import TOPIC, World
 
 TP = TopicPartition(TOPIC, 0)
 PATIENCE_S = 20.0
+LED_WITHIN_S = 8.0
+"""An eligible replica that is back leads by then."""
 
 
 class LoneMember:
@@ -128,3 +130,33 @@ class EligibleReplica(LoneMember):
             await self.until(lambda broker=broker: broker.services is not None, f"{broker.name} serves")
             await asyncio.sleep(2)
         await self.until(lambda: self.state.leader >= 0, "the partition is led")
+
+
+class LostMember(LoneMember):
+    """In place of the seed's faults, with ``min.insync.replicas=2``: an eligible replica leads alone.
+
+    One follower dies and is not in sync from then on. The other stops, and is an eligible replica: what was
+    acknowledged is in its log. When the leader is left alone in the in-sync set, its machine fails and stays away.
+    The others come back, and the eligible one leads without it (KIP-966).
+    """
+
+    minimum = 2
+
+    async def happen(self, duration_s: float) -> None:
+        await self.until(lambda: len(self.state.isr) == 3 and self.acknowledged > 0, "all are in sync and at work")
+        leader = self.leader
+        away, eligible = (self.brokers[b] for b in self.state.isr if b != leader.id)
+        away.kill()
+        await self.until(lambda: len(self.state.isr) == 2, "two are in sync")
+        before = self.acknowledged
+        await self.until(lambda: self.acknowledged > before + 5, "more is acknowledged")
+        self.on_states(lambda: self.fail_alone(leader))
+        eligible.stop()
+        await self.until(lambda: self.alone, "the leader is alone in sync")
+        for broker in (away, eligible):
+            broker.start()
+            await self.until(lambda broker=broker: broker.services is not None, f"{broker.name} serves")
+        await asyncio.sleep(LED_WITHIN_S)
+        if self.state.leader != eligible.id:
+            self.world.oracle.violations.append(f"{TP} is not led by {eligible.name}, which is eligible and back")
+        leader.start()

@@ -31,7 +31,7 @@ from fleetlog.brokers.metadata import marks, repair, znodes
 from fleetlog.brokers.metadata.acl_cache import AclCache
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
-from fleetlog.brokers.replication import continuity, inventory_keeper
+from fleetlog.brokers.replication import continuity, inventory_keeper, isr
 from fleetlog.brokers.replication.confirmations import Confirmations
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
@@ -50,6 +50,7 @@ from fleetlog.txn.coordinator import Producer, TransactionShard
 from fleetlog.txn.markers import Senders
 from fleetlog.txn.states import TransactionState
 from fleetlog.wire.errors import ErrorCode
+from tests.simulation.lone import LostMember
 from tests.simulation.replacing import Mutation, instead, mutated
 from tests.simulation.world import DIRECTORIES, HURRY, ROLLBACK, Report, World
 
@@ -470,6 +471,7 @@ MUTATIONS = (
     Mutation("a new leader takes its whole log for committed", (instead(Partition.become_leader, _takes_its_log_for_committed),), 3, ("kill", "isolate", "cut", "slow")),
     Mutation("a follower joins before it has caught up", (instead(InSyncSet.expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
     Mutation("a shrunk in-sync set counts before it is written", (instead(InSyncSet._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
+    Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 0, course=LostMember),
     # ---- epochs, incarnations, elections
     Mutation("a leader counts fetches of other epochs", (
         instead(PartitionReader.refusal, _counts_fetches_of_any_epoch),
@@ -502,7 +504,7 @@ MUTATIONS = (
     Mutation("acks=all is answered before the record is committed", (instead(Partition.wait_for, _takes_all_for_committed),), 0),
     Mutation("consumers read up to the log's end", (instead(PartitionReader.read, _reads_up_to_the_end),), 2),
     Mutation("read_committed reads up to the high watermark", (instead(PartitionReader.read, _reads_open_transactions),), 0),
-    Mutation("the lease is not checked", (instead(Confirmations.when_confirmed, _confirms_without_lease),), 269, ("pause", "cut from zookeeper")),
+    Mutation("the lease is not checked", (instead(Confirmations.when_confirmed, _confirms_without_lease),), 277, ("pause", "cut from zookeeper"), 500),
     Mutation("duplicates are appended", (instead(ProducerState._check_data, _accepts_duplicates),), 0, ("reset", "client cut", "slow")),
     # ---- what consumers are served
     Mutation("a fetch that waited is answered from behind the record it asked for", (instead(fetch.Fetch._look, _looks_behind_what_was_asked),), 1),
@@ -523,7 +525,7 @@ MUTATIONS = (
         instead(MetadataCache._has_gap, lambda self, sequences, news: False),
         instead(MetadataCache._apply, _applies_any_change),
     ), 3, ("cut from zookeeper", "pause", "operator")),
-    Mutation("a marker is written whenever it comes", (instead(Senders.admits, lambda self, sender: True),), 23, ("overtake", HURRY)),
+    Mutation("a marker is written whenever it comes", (instead(Senders.admits, lambda self, sender: True),), 242, ("overtake", HURRY), 500),
     # ---- topics that are created again
     Mutation("an offset counts for whatever topic has the name", (instead(CommittedOffset.outlives, lambda self, topic: False),), 10, RENEWS),
     Mutation("logs go by their names", (instead(ReplicaManager._open, _takes_any_log_of_the_name),), 13, RENEWS),
@@ -601,8 +603,16 @@ RARE: tuple[Mutation, ...] = (
 """Those that no seed is known for since histories have changed: to be looked for with ``--mutation``."""
 
 
+def world_of(mutation: Mutation, seed: int) -> World:
+    """A seed's world under the faults, or the course of events, that bring the bug to light."""
+    world = World(seed, kinds=mutation.kinds)
+    if mutation.course is not None:
+        mutation.course(world)
+    return world
+
+
 def caught(mutation: Mutation, seed: int) -> Report | None:
     """Run a seed with the bug; the report if an invariant was violated (an exception alone doesn't count)."""
     with mutated(mutation):
-        report = World(seed, kinds=mutation.kinds).run()
+        report = world_of(mutation, seed).run()
     return report if report.violations and not report.violations[0].startswith("not healed") else None

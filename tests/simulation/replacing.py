@@ -36,6 +36,8 @@ class Mutation(NamedTuple):
     seed: int
     kinds: tuple[str, ...] = ()
     within: int = 200
+    course: Callable[[Any], Any] | None = None
+    """What takes the place of the seed's faults in a world, if the bug shows in one course of events only."""
 
 
 def instead(standing: Any, replacement: Callable[..., Any]) -> Replacement:

@@ -6,9 +6,8 @@ import gc
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS, Mutation, caught
+from tests.simulation.mutations import MUTATIONS, Mutation, caught, world_of
 from tests.simulation.runs import story
-from tests.simulation.world import World
 
 pytestmark = pytest.mark.mutations
 
@@ -29,7 +28,7 @@ def test_a_bug_is_caught(mutation: Mutation) -> None:
         if seed != mutation.seed:
             print(f"the code has changed since {mutation.seed} was noted: now seed {seed} catches it")
         print(report.violations[0])
-        without = World(seed, kinds=mutation.kinds).run()
+        without = world_of(mutation, seed).run()
         assert without.ok, story(without)
         return
     pytest.fail(f"seed {mutation.seed} and the first {mutation.within} do not notice")
