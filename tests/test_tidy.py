@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import picture_of_rooms
 from tools.house import imported_by
 
 ROOT = Path(__file__).parents[1]
@@ -246,3 +247,9 @@ def test_no_extra_is_installed_from_an_index() -> None:
     """No index has fleetlog: pip takes it from a checkout or a wheel, which the page of versions installs first."""
     pages = [path for path in DOCUMENTS if path.name != "spark-versions.md"]
     assert [_relative(path) for path in (*SOURCES, *pages) if "install 'fleetlog[" in path.read_text()] == []
+
+
+def test_the_picture_of_the_rooms_is_the_import_contract() -> None:
+    page = picture_of_rooms.PAGE.read_text()
+    assert picture_of_rooms.drawn(page) == page, "python -m tools.picture_of_rooms draws it again"
+    assert "floor0" in page
