@@ -35,7 +35,7 @@ test-mutations: $(READY) ## deliberate bugs that the simulation must catch (seve
 	@$(BIN)/python -m pytest -n $(WORKERS) -m mutations tests/simulation $(PYTEST_ARGS)
 
 simulate: $(READY) ## simulate many histories (SEEDS=100000; "python -m tests.simulation SEED --trace" shows one)
-	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(WORKERS)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(WORKERS) $(if $(SIMULATED_S),--seconds $(SIMULATED_S))
 
 test-containers: $(READY) ## tests in containers; installs and starts a Docker engine if none answers (as root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \

@@ -54,21 +54,21 @@ def pytest_report_header() -> list[str]:
     return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *(drawn if SAMPLE else [])]
 
 
+@pytest.hookimpl(trylast=True)  # what the marks leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With a seed in FLEETLOG_SAMPLE (``make test``: the commit) a share of the longer files runs (tests/seconds.tsv).
 
-    Files that the command line names run whole. With FLEETLOG_LATE half of the deliberate bugs are tried.
+    What the command line names runs whole, but for folders whose suite is given seconds to draw.
     """
     if not SAMPLE:
         return
-    late = bool(os.environ.get("FLEETLOG_LATE"))
-    named = config.args_source == pytest.Config.ArgsSource.ARGS
-    seconds = read_seconds()
+    folders = "FLEETLOG_DRAWN_S" in os.environ and all(Path(arg).is_dir() for arg in config.args)
+    named = config.args_source == pytest.Config.ArgsSource.ARGS and not folders
+    collected = {item.path.relative_to(config.rootpath).as_posix() for item in items}
+    seconds = {file: taken for file, taken in read_seconds().items() if file in collected}
     chosen = drawn_files(seconds, SAMPLE, DRAWN_S)
 
     def stays(item: pytest.Item) -> bool:
-        if item.get_closest_marker("mutations"):
-            return not late or is_drawn(item.name, SAMPLE)
         file = item.path.relative_to(config.rootpath).as_posix()
         if named or file not in seconds:
             return True

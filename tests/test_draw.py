@@ -15,8 +15,9 @@ def test_a_draw_keeps_its_budget_and_has_one_of_each_folder() -> None:
 
 
 def test_of_a_file_that_takes_long_a_share_is_drawn() -> None:
-    chosen = drawn_files({"tests/a/test_x.py": 600}, "seed", 100)
-    assert chosen == {"tests/a/test_x.py": 0.1}
+    chosen = drawn_files({"tests/a/test_x.py": 600, "tests/a/test_y.py": 600}, "seed", 120)
+    assert chosen == {"tests/a/test_x.py": 0.1, "tests/a/test_y.py": 0.1}
+    assert drawn_files({"tests/a/test_x.py": 600}, "seed", 300) == {"tests/a/test_x.py": 0.5}
     drawn = sum(is_drawn(f"tests/a/test_x.py test_{number}", "seed", 0.1) for number in range(1000))
     assert 60 < drawn < 140
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.flickers import LIST, Account, main, run, suite, without_parameters
+from tests.suites import FLICKERS, TABLE, read
 
 FLAKY = """
 import pathlib, os, pytest
@@ -165,10 +166,10 @@ def test_only_what_could_not_be_tried_is_tried_again(
 
 
 def lines_of_ci() -> list[list[str]]:
-    """What ``.ci/run`` gives this module for its steps, up to and with ``--``."""
-    lines = (LIST.parents[1] / ".ci" / "run").read_text().splitlines()
-    steps = [shlex.split(line)[1:] for line in lines if line.startswith('"${flickers[@]}" ')]
-    return [step[: step.index("--") + 1] for step in steps if "--" in step]
+    """What CI's suites give this module, up to and with ``--``."""
+    commands = [suite.given(1, "seed")[0].split(f"{FLICKERS} ") for suite in read().suites]
+    steps = [shlex.split(command[1]) for command in commands if len(command) == 2]
+    return [step[: step.index("--") + 1] for step in steps]
 
 
 @pytest.mark.parametrize("step", lines_of_ci(), ids=lambda step: step[1])
@@ -196,7 +197,7 @@ def test_every_name_of_the_list_is_a_test_or_a_run_of_ci() -> None:
             place, test = name.split("::")[0], name.split("::")[1]
             assert test in (root / place).read_text(), f"{name} is gone: take it from the list"
         elif name:
-            assert f" {name} " in (root / ".ci" / "run").read_text(), name
+            assert f" {name} " in TABLE.read_text(), name
 
 
 def test_parameters_and_groups_are_no_part_of_a_name() -> None:

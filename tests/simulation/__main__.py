@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -28,12 +29,14 @@ def _one(seed: int, trace: bool, kinds: list[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _many(first: int, last: int, jobs: int, shown: int = 5) -> int:
+def _many(first: int, last: int, jobs: int, seconds: float, shown: int = 5) -> int:
     summary, began, told = Summary(), time.monotonic(), time.monotonic()
     for report in run_seeds(range(first, last + 1), jobs):
         summary.add(report)
         if not report.ok and len(summary.failed) <= shown:
             print(story(report), flush=True)
+        if time.monotonic() - began > seconds:
+            break
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
             print(f"{summary.runs} seeds in {told - began:.0f} s, {len(summary.failed)} failed", flush=True)
@@ -85,6 +88,9 @@ def main() -> int:
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--trace", action="store_true", help="everything that was logged, in virtual time")
     parser.add_argument("--seeds", help="A-B: run them all; N: the first N")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="with --seeds: as many of them as this lets run"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--mutation", help="look for a seed that catches the mutations whose names contain this")
     parser.add_argument("--unit-tests", metavar="NAME", help="ordinary tests with these mutations, or all")
@@ -104,7 +110,7 @@ def main() -> int:
         print("\n".join(covered(range(first, last + 1)).lines()))
         return 0
     if asked.seeds is not None:
-        return _many(first, last, asked.jobs)
+        return _many(first, last, asked.jobs, asked.seconds)
     if asked.seed is None:
         parser.error("which seed?")
     return _one(asked.seed, asked.trace, [kind.strip() for kind in asked.faults.split(",") if kind.strip()])

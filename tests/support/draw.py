@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = ROOT / "tests" / "seconds.tsv"
 """What the longer files of tests take (``tools/test_seconds.py``); the others always run."""
 SHARE_S = 60
-"""Of a file that takes longer so much is drawn."""
+"""Of a file that takes longer so much is drawn, or more where the files are few."""
 
 
 def drawn(names: Iterable[str], asked: str, commit: str | None = None) -> list[str]:
@@ -39,9 +39,10 @@ def drawn_files(seconds: Mapping[str, int], seed: str, budget_s: int) -> dict[st
     random.Random(seed).shuffle(shuffled)
     firsts = {file.split("/")[1]: file for file in reversed(shuffled)}
     chosen: dict[str, float] = {}
-    spent = 0
+    spent = 0.0
+    share_s = max(SHARE_S, budget_s / max(1, len(seconds)))
     for file in (*firsts.values(), *shuffled):
-        cost = min(seconds[file], SHARE_S)
+        cost = min(seconds[file], share_s)
         if file not in chosen and (file in firsts.values() or spent + cost <= budget_s):
             chosen[file] = cost / seconds[file]
             spent += cost
