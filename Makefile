@@ -12,13 +12,16 @@ REPEAT ?= 1
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 
-.PHONY: help quickstart test test-all house test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
+.PHONY: help quickstart check test test-all house test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker and a broker; exactly once (SECURE=1: with TLS, logins, ACLs)
 	@$(BIN)/python -m examples.flights $(if $(SECURE),--secure)
+
+check: $(READY) ## one file of tests or more, on one worker, until the first fails: make check FILE="tests/log/test_append.py"
+	@$(BIN)/python -m pytest -n 0 -q -x -m "" $(or $(FILE),$(error which FILE?)) $(PYTEST_ARGS)
 
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15
 

@@ -49,6 +49,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         cache.set("cache/lastfailed", plain)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the run took of the machine: its own processes and those that it began and that have ended."""
+    times = os.times()
+    seconds = times.user + times.system + times.children_user + times.children_system
+    terminalreporter.write_line(f"{seconds:.0f} s of CPU time")
+
+
 def pytest_report_header() -> list[str]:
     drawn = [f"{DRAWN_S} s of the longer files of tests, drawn by {SAMPLE}: the others run in make test-all"]
     return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *(drawn if SAMPLE else [])]
