@@ -29,7 +29,7 @@ from fleetlog.brokers.metadata.login_secret import login_secret
 from fleetlog.brokers.metadata.users import ScramUsers
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics import Metrics
-from fleetlog.brokers.model import CertificateState, Endpoint, ProcessHealth, id_text, random_id
+from fleetlog.brokers.model import BrokerId, CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.peers.calls import Peers
 from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
@@ -289,7 +289,8 @@ class Broker:
         missing = self._not_ready()
         if missing is not None or self._caught_up or self._node is None or self._node.services is None:
             return missing
-        behind = not_in_sync(self._node.services.metadata.topics.values(), self.config.broker_id)
+        metadata = self._node.services.metadata
+        behind = not_in_sync(metadata.topics.values(), metadata.brokers[BrokerId(self.config.broker_id)])
         self._caught_up = not behind
         return f"replicas are not in sync: {some_of(behind)}" if behind else None
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from fleetlog.brokers.model import PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
+from fleetlog.brokers.replication.isr import FAILED_INCARNATION, members
 
 NAMED = 3
 
 
-def not_in_sync(topics: Iterable[TopicInfo], broker_id: int) -> list[TopicPartition]:
-    """The partitions that have a replica on this broker which is not in their in-sync set."""
-    return [tp for tp, state in _replicas(topics, broker_id) if broker_id not in state.isr]
+def not_in_sync(topics: Iterable[TopicInfo], broker: BrokerInfo) -> list[TopicPartition]:
+    """The partitions that have a replica on this broker which is not in their in-sync set.
+
+    A set that names it as it was before a crash does not count: controller and leader have not taken it out yet.
+    """
+    continues = broker.live_broker.continues
+    return [
+        tp for tp, state in _replicas(topics, broker.id)
+        if not continues(dict(members(state)).get(broker.id, FAILED_INCARNATION))
+    ]  # fmt: skip
 
 
 def held_back(topics: Iterable[TopicInfo], broker_id: int, min_isr: Callable[[str], int]) -> list[TopicPartition]:
