@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER
-from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.coordination.store import StoreError
+from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
 from fleetlog.wire.errors import ErrorCode
@@ -31,12 +32,18 @@ async def handle_update_features(request: UpdateFeaturesRequest, context: Contex
         return _answer(version, updates, FeatureOutcome(denied), top=True)
     services = context.services
     try:
-        outcome = await update_features(
-            services.store, services.metadata, updates, validate_only=version >= 1 and request.validate_only
+        async with asyncio.timeout(WRITE_SECONDS):
+            outcome = await update_features(
+                services.store, services.metadata, updates, validate_only=version >= 1 and request.validate_only
+            )
+    except BadZnode as error:
+        log.error("the finalized features cannot be read: %s", error)
+        outcome = FeatureOutcome(
+            ErrorCode.FEATURE_UPDATE_FAILED, f"{error.path} in ZooKeeper cannot be read; correct or delete it"
         )
-    except (StoreError, BadZnode) as error:
+    except (StoreError, TimeoutError) as error:
         log.warning("the finalized features cannot be written: %s", error)
-        outcome = FeatureOutcome(ErrorCode.REQUEST_TIMED_OUT, "ZooKeeper cannot be reached")
+        outcome = FeatureOutcome(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
     else:
         if outcome.error is ErrorCode.NONE and updates:
             names = ", ".join(f"{update.name}={update.level}" for update in updates)

@@ -131,6 +131,7 @@ def test_what_cannot_be_written_names_the_cause_and_the_remedy(fleet: Fleet) -> 
         "topics alter before -c retention.ms=1000",
         "quotas list",
         "topics elect before --preferred",
+        "features upgrade",
     ],
 )
 def test_commands_name_the_cause_and_the_remedy(fleet: Fleet, command: str) -> None:
