@@ -20,8 +20,8 @@ def reason(problem: BaseException) -> str | None:
     text = str(problem)
     if "DATA_SOURCE_NOT_FOUND" in text and "fleetlog" in text:
         return (
-            "DATA_SOURCE_NOT_FOUND: in a thread that Python started call spark_udfs.use_in_thread(spark) first, once; "
-            "elsewhere fleetlog has to be in the Python that PYSPARK_PYTHON names"
+            "DATA_SOURCE_NOT_FOUND: in a thread that Python started call fleetlog.spark.use_in_thread(spark) first, "
+            "once; elsewhere fleetlog has to be in the Python that PYSPARK_PYTHON names"
         )
     found = _REASON.findall(text)
     return f"{found[-1][0]}: {found[-1][1].strip()}" if found else None

@@ -31,7 +31,7 @@ def test_an_exception_of_the_package_is_its_own_reason() -> None:
 def test_a_thread_without_a_session_is_told_what_to_do() -> None:
     """SparkClassNotFoundException, as Spark (4.3) words it."""
     said = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: fleetlog. Make sure the provider name is correct"
-    assert "call spark_udfs.use_in_thread(spark) first" in str(reason(Exception(said)))
+    assert "call fleetlog.spark.use_in_thread(spark) first" in str(reason(Exception(said)))
     assert reason(Exception(said.replace("fleetlog", "paimon"))) is None
 
 

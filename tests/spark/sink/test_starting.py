@@ -74,7 +74,7 @@ def test_a_thread_without_help_is_told_what_to_do(job: Job) -> None:
     rows = job.rows()
     with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND") as caught:
         in_a_thread(lambda: job.run(rows, FORMAT))
-    assert "call spark_udfs.use_in_thread(spark) first" in str(reason(caught.value))
+    assert "call fleetlog.spark.use_in_thread(spark) first" in str(reason(caught.value))
 
 
 def test_queries_start_from_threads_in_every_way(job: Job, spark: Any) -> None:
