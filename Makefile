@@ -12,7 +12,7 @@ REPEAT ?= 1
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 
-.PHONY: help quickstart check test test-all house test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
+.PHONY: help quickstart check test test-all house generate test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-operations: $(READY) ## docs/operations.md, each command as printed, in an 
 
 house: $(READY) ## count what makes the house hard to hold in the head, beside the goals
 	@$(BIN)/python -m tools.house
+
+generate: $(READY) ## write what follows from the schemas: keys of APIs, types of requests, the table in docs/apis.md
+	@$(BIN)/python -m tools.generate
 
 alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync", MINUTE=2)
 	@$(BIN)/python -m tests.deploy.alerts $(if $(PROMETHEUS),--prometheus $(PROMETHEUS)) --minute $(or $(MINUTE),1) $(FAULTS)

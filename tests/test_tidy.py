@@ -151,7 +151,7 @@ def test_the_tests_that_reliability_names_are_there() -> None:
 
 def test_a_public_name_stands_once() -> None:
     """A class or function that is found by its name is the one that is meant. Twins have the same names on purpose."""
-    apart = ("_native/", "wire/requests.py", "wire/admin_requests.py")  # twins; types of the messages that have a class
+    apart = ("_native/", "wire/requests.py")  # twins; types of the messages that have a class
     sources = [path for path in SOURCES if not _relative(path).startswith(apart)]
     twice = {name: modules for name, modules in _modules_by_name(sources).items() if len(modules) > 1}
     assert twice == {}

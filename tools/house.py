@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("wire", "_native", "coordination", "txn", "brokers", "spark_udfs")
-GENERATED = ("wire/requests.py", "wire/admin_requests.py")
+GENERATED = ("wire/api_keys.py", "wire/requests.py")
 FILE_LINES = 1000
 FUNCTION_LINES = 75
 

@@ -1,8 +1,9 @@
 """Every message of the protocol, and the only place that imports ``kafka.protocol``.
 
-One class per message for all versions, from kafka-python's schemas (Kafka's own JSON); what the library lacks is
-declared in ``wire/schemas`` as JSON in the same format. Decoding goes through :mod:`wire.bounded`, never through the
-library's decoder, which trusts its input; the library is the reference in the tests.
+One class per message for all versions, from kafka-python's schemas (Kafka's own JSON); what the library lacks, or has
+in fewer versions, is declared in ``wire/schemas`` as JSON in the same format. Decoding goes through
+:mod:`wire.bounded`, never through the library's decoder, which trusts its input; the library is the reference in the
+tests.
 
 The library has one shared default list per field. Never append to a field that was not set; build lists first and
 pass them to the constructor.
@@ -13,10 +14,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.resources import files
 from typing import Any, Final, Protocol
 
 import kafka.protocol.admin as _admin
-import kafka.protocol.admin.cluster as _cluster
 import kafka.protocol.consumer as _consumer
 import kafka.protocol.metadata as _metadata
 import kafka.protocol.producer as _producer
@@ -61,307 +62,22 @@ class Encodable(Protocol):
         ...
 
 
-# -- messages the library does not have ---------------------------------------------------------------------------
-
-
-class CreateDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 38 (KIP-48)."""
-
-
-class CreateDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 38 (KIP-48)."""
-
-
-class RenewDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 39 (KIP-48)."""
-
-
-class RenewDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 39 (KIP-48)."""
-
-
-class ExpireDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 40 (KIP-48)."""
-
-
-class ExpireDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 40 (KIP-48)."""
-
-
-class DescribeDelegationTokenRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 41 (KIP-48)."""
-
-
-class DescribeDelegationTokenResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 41 (KIP-48)."""
-
-
-class ConsumerGroupDescribeRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 69 (KIP-848)."""
-
-
-class ConsumerGroupDescribeResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 69 (KIP-848)."""
-
-
-class ConsumerGroupHeartbeatRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 68 (KIP-848)."""
-
-
-class ConsumerGroupHeartbeatResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 68 (KIP-848)."""
-
-
-class ShareGroupHeartbeatRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 76 (KIP-932)."""
-
-
-class ShareGroupHeartbeatResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 76 (KIP-932)."""
-
-
-class ControlledShutdownRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 7, between brokers: a broker that is about to stop asks the controller to find other leaders (KIP-380)."""
-
-
-class ControlledShutdownResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 7."""
-
-
-class WriteTxnMarkersRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 27, with a tagged field of fleetlog's: how many markers of the same batch follow (``txn.batches``)."""
-
-
-class ApiVersionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 18, with version 5 (KIP-1242)."""
-
-
-class ApiVersionsResponse(_metadata.ApiVersionsResponse, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 18, with version 5 (KIP-1242). The library asks the class of this key how a refusal is read."""
-
-
-class TxnOffsetCommitRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 28, with version 6: topic ids (KIP-1319)."""
-
-
-class TxnOffsetCommitResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 28, with version 6 (KIP-1319)."""
-
-
-class DeleteGroupsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 42, with version 3."""
-
-
-class DeleteGroupsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 42, with version 3: a message for each group."""
-
-
-class DescribeLogDirsResponse(_cluster.DescribeLogDirsResponse, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing.
-
-    It is made after the library's class, which else would read the answers of the library's requests.
-    """
-
-
-class ReplicaEndsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12000, fleetlog's, between brokers: the log ends of the receiver's replicas of these partitions."""
-
-
-class ReplicaEndsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12000."""
-
-
-class AcceptedPositionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12015, fleetlog's, between brokers: what a topic that drops duplicates accepted before an offset."""
-
-
-class AcceptedPositionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12015."""
-
-
-class LogPositionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12010, fleetlog's, between brokers: where a leader's logs end, and how long a record at an offset waits."""
-
-
-class LogPositionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12010."""
-
-
-class DescribeLagRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12011, fleetlog's: how far consumer groups are behind, by their coordinator (docs/lag.md)."""
-
-
-class DescribeLagResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12011."""
-
-
-class DescribeHealthRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12012, fleetlog's: what only the broker knows of its process and of its connection to ZooKeeper."""
-
-
-class DescribeHealthResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12012."""
-
-
-class DescribeConnectionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12013, fleetlog's: the open connections of a broker."""
-
-
-class DescribeConnectionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12013."""
-
-
-class DescribeElectionsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12014, fleetlog's: which leaders, controllers and registrations a broker has seen change."""
-
-
-class DescribeElectionsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12014."""
-
-
-class BeginBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
-
-
-class BeginBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12001."""
-
-
-class EnlistProducerRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12002, fleetlog's: producers for the tasks of a batch (docs/protocol.md)."""
-
-
-class EnlistProducerResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12002."""
-
-
-class CommitBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12003, fleetlog's: decide a batch (docs/protocol.md)."""
-
-
-class CommitBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12003."""
-
-
-class HeartbeatBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12004, fleetlog's: the driver of a batch is alive (docs/protocol.md)."""
-
-
-class HeartbeatBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12004."""
-
-
-class AbortBatchRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12005, fleetlog's: abort a batch (docs/protocol.md)."""
-
-
-class AbortBatchResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12005."""
-
-
-class DescribeSinksRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12006, fleetlog's: sinks and their fences (docs/protocol.md)."""
-
-
-class DescribeSinksResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12006."""
-
-
-class ResetSinkRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12007, fleetlog's: move a sink's fence (docs/protocol.md)."""
-
-
-class ResetSinkResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12007."""
-
-
-class CompactTopicsRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12008, fleetlog's: compact the broker's copies of partitions soon (docs/protocol.md)."""
-
-
-class CompactTopicsResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12008."""
-
-
-class DescribeCompactionRequest(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12009, fleetlog's: how far the broker's copies of partitions are compacted (docs/protocol.md)."""
-
-
-class DescribeCompactionResponse(_ApiMessage, load_json=schemas):  # type: ignore[call-arg, misc]
-    """Key 12009."""
-
-
-_OWN = (
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    CreateDelegationTokenRequest,
-    CreateDelegationTokenResponse,
-    RenewDelegationTokenRequest,
-    RenewDelegationTokenResponse,
-    ExpireDelegationTokenRequest,
-    ExpireDelegationTokenResponse,
-    DescribeDelegationTokenRequest,
-    DescribeDelegationTokenResponse,
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    ShareGroupHeartbeatRequest,
-    ShareGroupHeartbeatResponse,
-    WriteTxnMarkersRequest,
-    BeginBatchRequest,
-    BeginBatchResponse,
-    EnlistProducerRequest,
-    EnlistProducerResponse,
-    CommitBatchRequest,
-    CommitBatchResponse,
-    HeartbeatBatchRequest,
-    HeartbeatBatchResponse,
-    AbortBatchRequest,
-    AbortBatchResponse,
-    DescribeSinksRequest,
-    DescribeSinksResponse,
-    ResetSinkRequest,
-    ResetSinkResponse,
-    CompactTopicsRequest,
-    CompactTopicsResponse,
-    DescribeCompactionRequest,
-    DescribeCompactionResponse,
-    DescribeLogDirsResponse,
-    ControlledShutdownRequest,
-    ControlledShutdownResponse,
-    ReplicaEndsRequest,
-    ReplicaEndsResponse,
-    LogPositionsRequest,
-    LogPositionsResponse,
-    AcceptedPositionsRequest,
-    AcceptedPositionsResponse,
-    DescribeLagRequest,
-    DescribeLagResponse,
-    DescribeHealthRequest,
-    DescribeHealthResponse,
-    DescribeConnectionsRequest,
-    DescribeConnectionsResponse,
-    DescribeElectionsRequest,
-    DescribeElectionsResponse,
-)
-
-
 # -- the registry -------------------------------------------------------------------------------------------------
 
 
 def _collect() -> tuple[dict[int, Any], dict[int, Any]]:
+    modules = (_admin, _consumer, _metadata, _producer, _sasl)
+    messages: dict[str, Any] = {name: getattr(module, name) for module in modules for name in module.__all__}
+    for file in files(schemas).iterdir():
+        name = file.name.removesuffix(".json")
+        if name.endswith(("Request", "Response")):  # what is declared here takes the place of the library's
+            base = messages.get(name, _ApiMessage)
+            messages[name] = type(_ApiMessage)(
+                name, (base,), {"__module__": __name__, "__doc__": ""}, load_json=schemas
+            )
     requests: dict[int, Any] = {}
     responses: dict[int, Any] = {}
-    found: list[Any] = []
-    for module in (_admin, _consumer, _metadata, _producer, _sasl):
-        found.extend(getattr(module, name) for name in module.__all__)
-    found.extend(_OWN)  # fleetlog's own take precedence
-    for cls in found:
+    for cls in messages.values():
         if isinstance(cls, type(_ApiMessage)):
             (requests if cls.is_request() else responses)[cls.API_KEY] = cls
     assert requests.keys() == responses.keys(), "a request without its response"

@@ -40,9 +40,8 @@ from fleetlog.brokers.security.documents import BadDocument
 from fleetlog.brokers.security.hosts import why_no_client_has
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import DescribeAclsRequest
+from fleetlog.wire.requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ from fleetlog.brokers.security.quota_entities import (
 from fleetlog.brokers.security.quotas import DEFAULT, Entity
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
 QUOTA_ENTRIES_MAX: Final = 1_000
 """Entities of one request; each of them is read, and written, by itself."""

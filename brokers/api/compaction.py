@@ -17,8 +17,8 @@ from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys
-from fleetlog.wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import CompactTopicsRequest, DescribeCompactionRequest
 
 Asked = list[tuple[TopicPartition, Log | ErrorCode]]
 _UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)

@@ -68,7 +68,8 @@ from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.coordination.tree import may_be_named
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import (
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import (
     AlterConfigsRequest,
     AlterConfigsResources,
     DescribeConfigsRequest,
@@ -77,7 +78,6 @@ from fleetlog.wire.admin_requests import (
     IncrementalAlterConfigsResources,
     ListConfigResourcesRequest,
 )
-from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys
-from fleetlog.wire.admin_requests import DescribeConnectionsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeConnectionsRequest
 
 ROWS_MAX = 500
 

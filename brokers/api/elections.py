@@ -20,8 +20,8 @@ from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import ElectLeadersRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import ElectLeadersRequest
 
 Result = tuple[ErrorCode, str | None]
 

@@ -15,8 +15,8 @@ from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from fleetlog.brokers.groups.requests import FetchedOffset, FetchRequest, Offset
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Change, Changes, EventType
 from fleetlog.txn.commands import CommandFailed
-from fleetlog.wire import admin_requests, api_keys, requests
+from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
@@ -152,7 +152,7 @@ def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, E
 
 
 def commit_response(
-    response: Any, request: Committing | admin_requests.OffsetDeleteRequest, version: int, errors: Errors
+    response: Any, request: Committing | requests.OffsetDeleteRequest, version: int, errors: Errors
 ) -> Rows:
     """The response of an OffsetCommit, TxnOffsetCommit or OffsetDelete in the request's order, made in slices."""
     name = response.__name__
@@ -315,7 +315,7 @@ def _fetched_topics(
     return topics
 
 
-def handle_offset_delete(request: admin_requests.OffsetDeleteRequest, context: Context) -> Paced:
+def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context) -> Paced:
     """OffsetDelete."""
     version = context.api_version
     denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
@@ -350,7 +350,7 @@ def handle_offset_delete(request: admin_requests.OffsetDeleteRequest, context: C
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
-def _delete_offsets(request: admin_requests.OffsetDeleteRequest, response: Any) -> Changes:
+def _delete_offsets(request: requests.OffsetDeleteRequest, response: Any) -> Changes:
     codes = codes_of(response.topics, "name")
     code = response.error_code or next((code for code in codes.values() if code), 0)
     detail = brief("offsets of", (topic.name for topic in request.topics))

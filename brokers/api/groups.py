@@ -46,7 +46,7 @@ from fleetlog.brokers.model import TopicInfo
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes, EventType
 from fleetlog.txn.commands import Command, CommandFailed
-from fleetlog.wire import admin_requests, api_keys, requests
+from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode
 
 ANSWER_TIMEOUT_MS = 5_000
@@ -286,7 +286,7 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
 # --- administration ---------------------------------------------------------------------------------------------
 
 
-def handle_describe_groups(request: admin_requests.DescribeGroupsRequest, context: Context) -> Paced:
+def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Context) -> Paced:
     """DescribeGroups: each group once. Before version 6 an unknown group is Dead without an error."""
     version = context.api_version
     groups = []
@@ -332,7 +332,7 @@ def _described_group(one: Description, version: int, operations: set[int] | None
     )
 
 
-def handle_list_groups(request: admin_requests.ListGroupsRequest, context: Context) -> Paced:
+def handle_list_groups(request: requests.ListGroupsRequest, context: Context) -> Paced:
     """ListGroups of the shards this broker leads; a shard still loading makes the list incomplete, which is said."""
     version = context.api_version
     runtime = context.services.groups
@@ -361,7 +361,7 @@ def handle_list_groups(request: admin_requests.ListGroupsRequest, context: Conte
     )  # fmt: skip
 
 
-def handle_delete_groups(request: admin_requests.DeleteGroupsRequest, context: Context) -> Paced:
+def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context) -> Paced:
     """DeleteGroups: each group on its own."""
     version = context.api_version
     every: list[str] = list(dict.fromkeys(request.groups_names))
@@ -412,7 +412,7 @@ def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
     return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)
 
 
-def _delete_groups(request: admin_requests.DeleteGroupsRequest, response: Any) -> Changes:
+def _delete_groups(request: requests.DeleteGroupsRequest, response: Any) -> Changes:
     names = ((name, "") for name in request.groups_names)
     return named("Group", AclOperation.DELETE, names, codes_of(response.results, "group_id"))
 

@@ -12,8 +12,8 @@ from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata import znodes
 from fleetlog.coordination.store import StoreError
 from fleetlog.wire import api_keys
-from fleetlog.wire.admin_requests import DescribeHealthRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeHealthRequest
 
 READS = 3
 READ_TIMEOUT_S = 1.2

@@ -13,8 +13,8 @@ from fleetlog.brokers.groups.lag import LogPosition
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.positions import own_position
 from fleetlog.wire import api_keys
-from fleetlog.wire.admin_requests import DescribeLagRequest, LogPositionsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest
 
 
 def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:

@@ -21,8 +21,8 @@ from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 
 
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:

@@ -42,10 +42,14 @@ from fleetlog.brokers.model import (
     TopicPartition,
 )
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import DescribeTopicPartitionsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import Encoded
-from fleetlog.wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
+from fleetlog.wire.requests import (
+    DescribeTopicPartitionsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    MetadataTopics,
+)
 
 CREATION_WAIT_MS = 1_500
 """How long an answer waits for a topic it has asked to be created; then the client gets a retriable error."""

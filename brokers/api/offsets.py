@@ -37,10 +37,9 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys
-from fleetlog.wire.admin_requests import DeleteRecordsRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
-from fleetlog.wire.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from fleetlog.wire.requests import DeleteRecordsRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 
 if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache

@@ -18,9 +18,8 @@ from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.accepted import ToldPart, own_accepted
 from fleetlog.coordination.store import StoreError
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import AcceptedPositionsRequest, ReplicaEndsRequest
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import ControlledShutdownRequest
+from fleetlog.wire.requests import AcceptedPositionsRequest, ControlledShutdownRequest, ReplicaEndsRequest
 
 CONTROLLED_SHUTDOWN_MS = 10_000
 READ_MS = 1_000

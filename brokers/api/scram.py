@@ -22,8 +22,8 @@ from fleetlog.brokers.security.scram import MECHANISM_OF_CODE
 from fleetlog.brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 
 USERS_MAX: Final = 1_000
 """Users of one request; each of them is read, and written, by itself."""

@@ -32,11 +32,11 @@ from fleetlog.txn.coordinator import Producer, TransactionShard
 from fleetlog.txn.sinks import BatchCommitRequest, BeginAnswer, CommitAnswer, EnlistAnswer, SinkAnswer
 from fleetlog.txn.transaction import Transaction
 from fleetlog.wire import api_keys, hot, requests
-from fleetlog.wire.admin_requests import DescribeSinksRequest
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import (
     AbortBatchRequest,
     BeginBatchRequest,
+    DescribeSinksRequest,
     EnlistProducerRequest,
     HeartbeatBatchRequest,
     ResetSinkRequest,

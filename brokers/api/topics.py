@@ -52,8 +52,8 @@ from fleetlog.brokers.model import AUDIT_TOPIC, id_text
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from fleetlog.wire.rows import NamedRows
 
 UNKNOWN = -1

@@ -12,8 +12,8 @@ from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.txn.commands import Now
 from fleetlog.txn.patterns import BadPattern, Pattern
 from fleetlog.txn.states import TransactionState
-from fleetlog.wire.admin_requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
