@@ -3,7 +3,7 @@
 There is one way: a session names the partitions to look at, ``Fetch`` reads them and answers or waits. A fetch without
 a session has one for itself, which names what it names. Followers and consumers differ in how far they may read
 (``fetch_reads``); a follower's fetch also says how far its log reaches (``fetch_followers``). One of many partitions
-goes the same way in slices (``long_fetch``).
+goes the same way in slices, in between which partitions move.
 
 Source: KIP-74 (limits), KIP-227 (sessions), KIP-320 and KIP-595 (leader epochs), KIP-392 (other replicas), KIP-841
 (broker epochs).
@@ -14,14 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.tally import count_fetched
 from fleetlog.brokers.api import fetch_answers as answers
 from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER, READ_TOPIC
 from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
-from fleetlog.brokers.api.fetch_answers import grouped_by_topic, refused, release
-from fleetlog.brokers.api.fetch_followers import count_positions
+from fleetlog.brokers.api.fetch_answers import (
+    encoded_in_slices,
+    grouped_by_topic,
+    is_urgent,
+    refused,
+    release,
+    slices_of,
+)
+from fleetlog.brokers.api.fetch_followers import count_in_slices, count_positions
 from fleetlog.brokers.api.fetch_reads import CONSUMER, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import (
     FINAL_EPOCH,
@@ -33,7 +41,6 @@ from fleetlog.brokers.api.fetch_sessions import (
     SessionPart,
 )
 from fleetlog.brokers.api.leaders import endpoints_of
-from fleetlog.brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, looks_enough, names_many
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.security.audit import EventType
 from fleetlog.wire import api_keys
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
     from fleetlog.brokers.timers import Timer
 
 TOPIC_IDS_VERSION = 13
+Found = tuple[SessionPart, FetchOutcome]
+
 NEWS_DELAY_MS = 5
 """How long a follower's waiting fetch keeps the news that only a high watermark moved, for others to join it."""
 
@@ -106,7 +115,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
             session = fetch.session
         fetch.follow()
     if long:
-        return begin_in_slices(fetch)
+        return fetch.begin_in_slices()
     if not sessions.update(session, parts, () if full else forgotten):
         sessions.close(session)
         if not full:
@@ -131,6 +140,11 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
     if len(runs) == 1:
         return [handle_fetch(runs[0][0], contexts[0], True)]
     return [handle_fetch(run.request, context, True) for run, context in zip(runs, contexts, strict=True)]
+
+
+def names_many(request: FetchRequest) -> bool:
+    """Whether the fetch forgets so many partitions that it is executed in slices."""
+    return sum(1 + len(indexes) for _, indexes in request.forgotten) > answers.LONG_PARTS
 
 
 def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:
@@ -476,7 +490,7 @@ class Fetch:
         """What is new goes out now, if it still is."""
         assert self.delayed is not None, "there is a timer, but nothing waits"
         if self.long:
-            self.delayed.complete(answer_in_slices(self))
+            self.delayed.complete(self.answer_in_slices())
         elif self.again() or self._moved:
             self.delayed.complete(self.answer())
         else:
@@ -491,8 +505,8 @@ class Fetch:
         if self.delayed is None or self.delayed.done:
             return
         if self.long:
-            if looks_enough(self):
-                self.delayed.complete(answer_in_slices(self))
+            if self.looks_enough():
+                self.delayed.complete(self.answer_in_slices())
             elif self.stirred:
                 self.schedule()
         elif self.again():
@@ -503,7 +517,7 @@ class Fetch:
     def expired(self) -> Encoded | list[Any] | Generator[None, None, Encoded]:
         """What came meanwhile, though it is less than min_bytes."""
         if self.long:
-            return answer_in_slices(self)
+            return self.answer_in_slices()
         self.again()
         return self.answer()
 
@@ -532,6 +546,161 @@ class Fetch:
         if self.found is not None:
             release(self.found)
             self.found = None
+
+    # ---- in slices --------------------------------------------------------------------------------------------------
+    # Each partition leaves the dirty ones, and is watched, in the moment in which it is read: what moves later marks it
+    # again. While such a fetch waits, only what moves is read, to know when there is enough for an answer.
+
+    def begin_in_slices(self) -> Paced:
+        """Name partitions, read them, and answer or wait."""
+        over = False
+        try:
+            if self.full:
+                self.open()
+                self.follow()
+            self.session.waiter = self
+            while not (yield from self._name_in_slices()):
+                # A full fetch of the follower that came meanwhile has ended it: what this one says is older, perhaps.
+                overtaken = self.session.closed and self.session.replica is not None
+                self.context.services.fetch_sessions.close(self.session)
+                if overtaken or not self.full:
+                    return Done(refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, self.context))
+                self.without_session().waiter = self
+            session = self.session
+            if not session.parts and not self.full:
+                self.context.services.fetch_sessions.close(session)
+                return Done(encode_fetch_response(self.context.api_version, []))
+            if session.isolation_level != self.request.isolation_level:
+                session.isolate(self.request.isolation_level)
+            if session.replica is not None:
+                yield from count_in_slices(session, session.replica, self.reader)
+            yield from self._look_in_slices()
+            if session.closed:
+                return Done(refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, self.context))
+            if self.request.max_wait_ms <= 0 or self.urgent or self.total >= self.request.min_bytes:
+                answer = yield from self._answer_in_slices()
+                over = True
+                return Done(answer)
+            self.sizes = {part: outcome.size for part, outcome in self.found or ()}
+            self._restore()
+            over = True
+            delayed = self.wait()
+            if self.stirred:
+                self.schedule()
+            return delayed
+        finally:
+            if not over:
+                self._give_up()
+
+    def answer_in_slices(self) -> Generator[None, None, Encoded]:
+        """The answer of one that has waited: with what there is now."""
+        over = False
+        try:
+            yield from self._look_in_slices()
+            answer = yield from self._answer_in_slices()
+            over = True
+            return answer
+        finally:
+            if not over:
+                self._give_up()
+
+    def looks_enough(self) -> bool:
+        """Whether what moved makes an answer worth sending. Reads some dozens of partitions at most."""
+        reader, sizes, stirred = self.reader, self.sizes, self.stirred
+        if sizes is None:  # it was short when it began
+            return True
+        for part in list(islice(stirred or (), answers.SLICE_PARTS)):
+            if stirred is not None:
+                del stirred[part]
+            partition = reader.partition_of(part)
+            if isinstance(partition, FetchOutcome):
+                return True
+            outcome = reader.read(partition, part.asked, self.most_bytes, True)
+            for piece in outcome.slices:
+                piece.release()
+            self.total += outcome.size - sizes.get(part, 0)
+            sizes[part] = outcome.size
+            if is_urgent(outcome) or self.total >= self.request.min_bytes:
+                return True
+        return False
+
+    def _name_in_slices(self) -> Generator[None, None, bool]:
+        """Forget and name what the request says. False if that is too much, or the session was evicted meanwhile."""
+        session, request = self.session, self.request
+        sessions = self.context.services.fetch_sessions
+        for topic, indexes in request.forgotten if not self.full else ():
+            for some in slices_of(indexes):
+                if session.closed:
+                    return False
+                sessions.update(session, (), [(topic, some)])
+                yield
+        for parts in slices_of(request.parts):
+            if session.closed or not sessions.update(session, parts, ()):
+                return False
+            yield
+        return not session.closed
+
+    def _look_in_slices(self) -> Generator[None, None, None]:
+        self._restore()
+        self.begin()
+        session = self.session
+        found: list[Found] = []
+        for some in slices_of(list(session.dirty)):
+            if session.closed:
+                return
+            before = len(found)
+            self.look(some, found)
+            for part, _ in found[before:]:
+                session.settled(part)
+            if self.crowded:
+                return
+            yield
+
+    def _answer_in_slices(self) -> Generator[None, None, Encoded]:
+        """The answer with what was found last; the slices of files go with it."""
+        if self.total and self.over_quota():
+            self._restore()
+            self.end_wait()
+            answer = self.empty_answer(False)
+            assert isinstance(answer, Encoded), "without its size and header"
+            return answer
+        session, found = self.session, self.found or []
+        pairs = []
+        shares: list[SessionPart] = []
+        counts = self.context.services.replicas.topic_figures is not None
+        for some in slices_of(found):
+            if counts:
+                self.count(some)
+            for part, outcome in some:
+                if part.tell(outcome) and not session.closed:
+                    if outcome.size:
+                        shares.append(part)
+                    else:  # its turn is to come
+                        session.served(part)
+                pairs.append((part.asked, outcome))
+            yield
+        for part in shares if not session.closed else ():
+            session.served(part)
+        pairs += [(asked, FetchOutcome(ErrorCode.INVALID_REQUEST)) for asked in session.twice or ()]
+        answer = yield from encoded_in_slices(self.context, pairs, session.id)
+        self.found = None
+        self.end_wait()
+        if session.replica is not None:
+            self.count_sent(found)
+        if not session.id:
+            session.close(forget=False)
+        return answer
+
+    def _restore(self) -> None:
+        """What was found is not answered now: it stays to be answered."""
+        if not self.session.closed:
+            self.session.dirty.update((part, None) for part, _ in self.found or ())
+        self.drop()
+
+    def _give_up(self) -> None:
+        """The connection is gone, or the session: what was found and not answered is as before."""
+        self._restore()
+        self.dropped()
 
 
 BATCHING = Batching(decode_fetch_run, execute_fetch, None, batchable=False)
