@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
-from fleetlog.brokers.api.produce import handle_produce
-from fleetlog.brokers.api.produce_work import execute_produce
+from fleetlog.brokers.api.produce import execute_produce, handle_produce
 from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.append import Appender

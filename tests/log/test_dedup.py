@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fleetlog._native.batch import BatchHeader, Record, encode_batch, scan
 from fleetlog._native.compact import page_positions
-from fleetlog.brokers.api.produce_work import count
+from fleetlog.brokers.api.produce import count
 from fleetlog.brokers.log import DiskFull, Origin, RealDisk
 from fleetlog.brokers.log.admission import Terms
 from fleetlog.brokers.log.passing import MOST_BATCHES

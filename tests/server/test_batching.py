@@ -14,7 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.api import produce_work as produce
+from fleetlog.brokers.api import produce
 from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log.failures import DiskFailed
 from fleetlog.brokers.log.files import RealFile

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from fleetlog.brokers.api import fetch, offsets, produce_work
+from fleetlog.brokers.api import fetch, offsets, produce
 from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import FetchSession
 from fleetlog.brokers.controller import elections, reassignment
@@ -292,7 +292,7 @@ def _trusts_the_time_index(segment: Any, timestamp: int) -> Any:
 
 
 def _each_gets_the_offsets_of_the_first(original: Any, works: Any) -> None:
-    append, appended, noted = Partition.append_batches, produce_work.Work.appended, {}
+    append, appended, noted = Partition.append_batches, produce.ProduceExecution.appended, {}
 
     def noting(partition: Any, batches: Any, acks: int, terms: Any) -> Any:
         found = append(partition, batches, acks, terms)
@@ -302,7 +302,10 @@ def _each_gets_the_offsets_of_the_first(original: Any, works: Any) -> None:
     def swapping(work: Any, group: int, outcomes: Any, plain: bool) -> None:
         appended(work, group, noted[work.partitions[group]][: len(outcomes)], plain)
 
-    with patch.object(Partition, "append_batches", noting), patch.object(produce_work.Work, "appended", swapping):
+    with (
+        patch.object(Partition, "append_batches", noting),
+        patch.object(produce.ProduceExecution, "appended", swapping),
+    ):
         original(works)
 
 
@@ -513,11 +516,11 @@ MUTATIONS = (
     Mutation("a lookup by time returns what is not committed", (instead(offsets._lookup, _finds_what_is_not_committed),), 142, ("slow", "cut", "isolate", "pause")),
     Mutation("a lookup by time takes the first segment's time index for exact", (instead(LogReader._may_hold, _trusts_the_time_index),), 11),
     # ---- requests that come together
-    Mutation("what of a request is committed is looked at when its last partition is", (instead(produce_work.Work.waiting, _decides_when_the_last_is_known),), 26, SPREADS),
+    Mutation("what of a request is committed is looked at when its last partition is", (instead(produce.ProduceExecution.waiting, _decides_when_the_last_is_known),), 26, SPREADS),
     Mutation("a run over two partitions is acknowledged when the first has committed it", (
-        instead(produce_work.Work._wait, lambda original, self, waits: original(self, waits[:1])),
+        instead(produce.ProduceExecution._wait, lambda original, self, waits: original(self, waits[:1])),
     ), 2),
-    Mutation("connections that are batched get each other's offsets", (instead(produce_work._append_together, _each_gets_the_offsets_of_the_first),), 19),
+    Mutation("connections that are batched get each other's offsets", (instead(produce._append_together, _each_gets_the_offsets_of_the_first),), 19),
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
     Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import fleetlog.wire.messages as m
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.api.base import ClientConnection, Context
-from fleetlog.brokers.api.produce_work import execute_produce
+from fleetlog.brokers.api.produce import execute_produce
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.server.listener import Server
