@@ -35,8 +35,7 @@ from fleetlog.brokers.groups.requests import GroupSettings
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
 from fleetlog.brokers.log.checkpoints import CleanStop
-from fleetlog.brokers.log.cleaner_metrics import watch_cleaner
-from fleetlog.brokers.log.cleaner_pace import until_next_tick
+from fleetlog.brokers.log.cleaner import until_next_tick, watch_cleaner
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory

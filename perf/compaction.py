@@ -22,8 +22,7 @@ from fleetlog._native import compact_cy, compact_py  # type: ignore[attr-defined
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
 from fleetlog.brokers.log import Log, Origin, RealDisk, Terms
-from fleetlog.brokers.log.cleaner import Cleaner
-from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
 from fleetlog.wire import compression
 from fleetlog.wire.types import TopicPartition
 

@@ -27,7 +27,6 @@ RIM = (
     "brokers/app.py",
     "brokers/log/background.py",
     "brokers/log/files.py",
-    "brokers/log/preallocation.py",
     "brokers/log/sync_times.py",
     "brokers/security/key_files.py",
     "coordination/zookeeper.py",

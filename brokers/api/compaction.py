@@ -12,7 +12,7 @@ from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.log import DiskError, Log, LogStore
-from fleetlog.brokers.log.cleaner_figures import CleaningReport, CleaningState
+from fleetlog.brokers.log.cleaner import CleaningReport, CleaningState
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.security.acls import AclOperation
 from fleetlog.brokers.security.audit import Changes

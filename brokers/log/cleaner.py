@@ -1,29 +1,25 @@
-"""Keeps one record of each key in compacted topics: which log is next, and passes over it at a bounded pace."""
+"""Keeps one record of each key in compacted topics: which log is next, and passes over it at a bounded pace.
+
+Which log is cleaned next, and how far, are decisions over values, as Kafka's LogCleanerManager makes them. Offsets are
+record offsets, sizes bytes, times ms. A pass covers whole closed segments below the last stable offset, where Kafka
+also takes the beginning of the segment that holds it: such a segment waits for the next pass here. The loop looks after
+a pass at once while there is work, at a small share of its time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fleetlog._native.compact import SLOT_BYTES
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.background import PendingSync, PendingWork, new_secret
-from fleetlog.brokers.log.cleanable import (
-    FOREVER_MS,
-    Cleanable,
-    CleaningTerms,
-    SegmentFigures,
-    cleanable_part,
-    dirtiest_first,
-    first_dirty_offset,
-    is_due,
-    roll_due,
-)
-from fleetlog.brokers.log.cleaner_figures import CleanerFigures, CleanerSettings, CleaningReport, CleaningState
-from fleetlog.brokers.log.cleaner_job import CleaningJob, CleaningWish
 from fleetlog.brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
 from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.files import DiskPort
@@ -34,7 +30,224 @@ from fleetlog.brokers.log.state import LogState
 from fleetlog.wire.compression import CodecError
 from fleetlog.wire.types import TopicPartition
 
+if TYPE_CHECKING:
+    from fleetlog.brokers.model import Clock
+
 logger = logging.getLogger(__name__)
+
+
+FOREVER_MS = 2**63 - 1
+T = TypeVar("T")
+
+
+class SegmentFigures(NamedTuple):
+    """One closed segment: the offsets it may hold, its bytes, its largest and its first batch's timestamps.
+
+    Timestamps that nothing asks for may be -1.
+    """
+
+    base_offset: int
+    end_offset: int
+    size: int
+    largest_timestamp: int = -1
+    first_timestamp: int = -1
+
+
+class CleaningTerms(NamedTuple):
+    """The topic's settings that decide when its logs are cleaned."""
+
+    min_dirty_ratio: float = 0.5
+    min_lag_ms: int = 0
+    max_lag_ms: int = FOREVER_MS
+
+
+class Cleanable(NamedTuple):
+    """What a pass would find: it maps the keys in [``dirty_from``, ``end``) and rewrites everything below ``end``."""
+
+    dirty_from: int
+    end: int
+    clean_bytes: int
+    dirty_bytes: int
+    overdue_ms: int
+    """By how much ``max.compaction.lag.ms`` is passed, also by records that no pass can reach yet; 0 if it is not."""
+
+    @property
+    def ratio(self) -> float:
+        """Dirty bytes among all that could be cleaned."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+
+def first_dirty_offset(checkpoint: int | None, log_start_offset: int, log_end_offset: int) -> int:
+    """Where the keys begin that no pass has seen: the checkpoint, unless the log was cut or deleted past it."""
+    if checkpoint is None or not log_start_offset <= checkpoint <= log_end_offset:
+        return log_start_offset
+    return checkpoint
+
+
+def cleanable_part(
+    closed: Sequence[SegmentFigures],
+    first_dirty: int,
+    stable_offset: int,
+    terms: CleaningTerms,
+    now_ms: int,
+) -> Cleanable:
+    """What of a log's closed segments, rising, a pass may cover now."""
+    first_base = closed[0].base_offset if closed else first_dirty
+    end = dirty_from = first_base
+    clean_bytes = dirty_bytes = 0
+    oldest, reached = FOREVER_MS, True
+    for segment in closed:
+        dirty = segment.end_offset > first_dirty
+        if dirty and 0 < segment.first_timestamp < oldest:
+            oldest = segment.first_timestamp  # also where an open transaction holds the pass back
+        young = terms.min_lag_ms > 0 and segment.largest_timestamp > now_ms - terms.min_lag_ms
+        reached = reached and segment.end_offset <= stable_offset and not (dirty and young)
+        if not reached:
+            continue
+        end = segment.end_offset
+        if dirty:
+            dirty_bytes += segment.size
+        else:
+            clean_bytes += segment.size
+            dirty_from = end
+    dirty_from = max(dirty_from, min(first_dirty, end))
+    overdue_ms = 0
+    if terms.max_lag_ms < FOREVER_MS and oldest < FOREVER_MS:
+        overdue_ms = max(0, now_ms - terms.max_lag_ms - oldest)
+    return Cleanable(dirty_from, end, clean_bytes, dirty_bytes, overdue_ms)
+
+
+def is_due(part: Cleanable, terms: CleaningTerms, *, forced: bool = False) -> bool:
+    """Whether a pass is worth it: enough is dirty, records wait for too long, or it was asked for."""
+    if not part.dirty_bytes:
+        return False
+    return forced or part.overdue_ms > 0 or part.ratio > terms.min_dirty_ratio
+
+
+def dirtiest_first(candidates: Iterable[tuple[T, Cleanable]]) -> list[tuple[T, Cleanable]]:
+    """Logs that are due, by falling dirty share; equals stay in their order."""
+    return sorted(candidates, key=lambda candidate: candidate[1].ratio, reverse=True)
+
+
+def roll_due(first_timestamp: int, now_ms: int, max_lag_ms: int) -> bool:
+    """Whether an active segment must be closed, so that a pass can reach its first record in time."""
+    return 0 < first_timestamp < now_ms - max_lag_ms
+
+
+KNOWN_ENDS = (Overtaken, DiskError, CorruptBatch, CodecError, MemoryError)
+"""What ends a pass, but for its end."""
+TRIES = 4
+SLICE_BYTES = 1024 * 1024
+"""Read and written at once, in some 3 ms of a core: requests that want that core wait no longer."""
+
+
+class CleaningWish:
+    """That a partition is cleaned soon."""
+
+    __slots__ = ("tries", "young")
+
+    def __init__(self, young: bool) -> None:
+        self.young = young
+        """Also records that are younger than ``min.compaction.lag.ms``."""
+        self.tries = TRIES
+        """How often it may still be found that nothing can be done."""
+
+
+class CleaningJob:
+    """A pass under way: the log, the work, and what was so when it was planned."""
+
+    __slots__ = ("begun_ms", "compaction", "cuts", "handled_bytes", "log", "noted", "pending", "ready", "steps", "wish")
+
+    def __init__(
+        self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int, wish: CleaningWish | None
+    ) -> None:
+        self.log = log
+        self.cuts = log.cuts
+        self.compaction = compaction
+        self.noted = noted
+        """That the log may have holes is being made durable: nothing is swapped before."""
+        self.begun_ms = now_ms
+        self.wish = wish
+        """What the pass fulfils; a later one needs another."""
+        self.steps = compaction.run()
+        self.pending: PendingWork | None = None
+        self.ready: Rewritten | None = None
+        self.handled_bytes = 0
+        """By the work that is pending or has just ended."""
+
+    def advance(self, budget_bytes: int) -> None:
+        """On the worker's thread: go on until a slice is done, or the budget, or a segment is to be swapped in."""
+        enough = min(budget_bytes, SLICE_BYTES)
+        try:
+            while self.handled_bytes < enough:
+                found = next(self.steps)
+                if isinstance(found, Rewritten):
+                    self.ready = found
+                    return
+                self.handled_bytes += found
+        except (StopIteration, *KNOWN_ENDS):
+            raise
+        except Exception:
+            logger.exception("%s: a fault of compaction", self.log.directory)
+            raise
+
+
+class CleanerSettings(NamedTuple):
+    """The broker's settings of the cleaner: sizes in bytes, times in ms."""
+
+    dedupe_buffer_bytes: int = 32 * 1024 * 1024
+    max_bytes_per_second: float = float("inf")
+    backoff_ms: int = 15_000
+
+
+class CleanerFigures:
+    """What the cleaner has done since the start, and found when it looked last."""
+
+    __slots__ = (
+        "bytes_after", "bytes_before", "last_end_ms", "last_map_percent", "last_pass_keys", "last_pass_ms", "looked_ms",
+        "max_dirty_ratio", "max_overdue_ms", "passes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.bytes_before = 0
+        self.bytes_after = 0
+        self.last_pass_ms = 0
+        self.last_pass_keys = 0
+        self.last_map_percent = 0.0
+        """How full the map of keys was, of what ``log.cleaner.dedupe.buffer.size`` allows."""
+        self.last_end_ms = 0
+        """When the last pass ended."""
+        self.looked_ms = 0
+        """When the cleaner took its last step."""
+        self.max_dirty_ratio = 0.0
+        """Of all logs, the largest dirty share."""
+        self.max_overdue_ms = 0
+        """By how much ``max.compaction.lag.ms`` is passed somewhere."""
+
+
+class CleaningState(IntEnum):
+    """Of one log."""
+
+    IDLE = 0
+    ASKED = 1
+    CLEANING = 2
+    STOPPED = 3
+    OFF = 4
+
+
+class CleaningReport(NamedTuple):
+    """How far a log is clean: offsets of records, bytes."""
+
+    state: CleaningState
+    clean_offset: int
+    end_offset: int
+    size_bytes: int
+    dirty_ratio: float
+    trouble: str | None
+    """Why it is not compacted."""
+
 
 STEP_BYTES = 64 * 1024 * 1024
 """Read and written in one step at most: with a step a second, what a pass does to the machine."""
@@ -498,3 +711,77 @@ def map_size(settings: CleanerSettings, offsets: int) -> MapSize:
 def _terms(log: Log) -> CleaningTerms:
     config = log.config
     return CleaningTerms(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+
+
+SHORTEST_MS = 5.0
+LONGEST_MS = 250.0
+_SHARE = 5
+"""Of the loop's time, a pass gets one part in so many at most: swaps are renames and an fsync."""
+_LATE_FACTOR = 10
+SLICE_MS = 50.0
+"""The longest wait between two slices of work: beside a loop that is always late, ``MIN_STEP_BYTES`` in a second."""
+
+
+class CleaningPace:
+    """The time until a pass is continued next. Times are in ms."""
+
+    __slots__ = ("wait_ms",)
+
+    def __init__(self) -> None:
+        self.wait_ms = SHORTEST_MS
+
+    def continued(self, *, moved: bool, took_ms: float, late_ms: float) -> None:
+        """A pass was continued: whether that was of use, how long the loop stood still for it, how late it was."""
+        wait_ms = SHORTEST_MS if moved else min(SLICE_MS, self.wait_ms * 2)
+        if late_ms > BUSY_LOOP_MS:
+            wait_ms = max(wait_ms, min(SLICE_MS, _LATE_FACTOR * late_ms))
+        self.wait_ms = min(LONGEST_MS, max(wait_ms, (_SHARE - 1) * took_ms))
+
+
+async def until_next_tick(tick_s: float, cleaner: Cleaner, resume: Callable[[int], bool], clock: Clock) -> float:
+    """Until the next tick, while a pass of compaction goes on. Returns by how many ms a timer was late at most."""
+    pace = CleaningPace()
+    now_ms = clock.mono_ms()
+    end_ms, most_ms = now_ms + int(tick_s * 1000), 0.0
+    while now_ms < end_ms:
+        begun_ms = now_ms
+        wait_ms = min(end_ms - now_ms, pace.wait_ms if cleaner.goes_on else LONGEST_MS)
+        await asyncio.sleep(wait_ms / 1000)
+        woke_ms = now_ms = clock.mono_ms()
+        late_ms = now_ms - begun_ms - wait_ms
+        most_ms = max(most_ms, late_ms)
+        if cleaner.goes_on:
+            moved = resume(clock.wall_ms())
+            now_ms = clock.mono_ms()
+            pace.continued(moved=moved, took_ms=now_ms - woke_ms, late_ms=late_ms)
+    return most_ms
+
+
+Watch = Callable[[str, str, Callable[[], float]], None]
+
+
+def watch_cleaner(watch: Watch, cleaner: Cleaner) -> None:
+    """Give ``watch`` the name, meaning and reader of each number. Times are in seconds."""
+    figures = cleaner.figures
+    rows: list[tuple[str, str, Callable[[], float]]] = [
+        (
+            "uncleanable_partitions", "Partitions with a damaged batch, which are not compacted until the next start.",
+            lambda: len(cleaner.uncleanable),
+        ),
+        ("max_dirty_ratio", "Largest dirty share of a compacted log, when the cleaner looked last.",
+         lambda: figures.max_dirty_ratio),
+        ("max_compaction_delay_seconds", "By how much max.compaction.lag.ms is passed, at most.",
+         lambda: figures.max_overdue_ms / 1000),
+        ("uncleanable_bytes", "Bytes of the logs with a damaged batch.", lambda: cleaner.uncleanable_bytes),
+        ("time_since_last_run_seconds", "Time since a pass ended; -1 before the first.",
+         lambda: (figures.looked_ms - figures.last_end_ms) / 1000 if figures.passes else -1),
+        ("max_buffer_utilization_percent", "How full the map of keys was in the last pass, of what it may take.",
+         lambda: figures.last_map_percent),
+        ("passes", "Passes of compaction since the start.", lambda: figures.passes),
+        ("last_pass_seconds", "Time that the last pass took.", lambda: figures.last_pass_ms / 1000),
+        ("last_pass_keys", "Keys in the map of the last pass.", lambda: figures.last_pass_keys),
+        ("bytes_before", "Bytes of logs before the passes since the start.", lambda: figures.bytes_before),
+        ("bytes_after", "Bytes that these passes left.", lambda: figures.bytes_after),
+    ]  # fmt: skip
+    for name, meaning, read in rows:
+        watch(f"fleetlog_cleaner_{name}", meaning, read)

@@ -5,26 +5,168 @@ name that can produce a descriptor, not a descriptor. A :class:`FileSlice` pins 
 renaming and deletion of the file it points into.
 
 What the system reports becomes DiskFull (no room now, may pass) or DiskFailed (the device; never retried).
+
+Fetches are sent from windows of log files in the address space. A window is mapped when a slice in it is sent for the
+first time. It is unmapped when it was not used for a while, when too many others are in use, or with its file. It may
+reach beyond the end of a file that grows. Only the kernel looks into it. Their pages count as the process's RssFile:
+they are the page cache's, which lends them.
+
+A growing segment has room for what it will hold next, so that appends don't wait for the file system's own write-back.
+ext4 allocates blocks when it writes pages back, and holds a lock of the file meanwhile, often for tens of milliseconds
+of waiting for its journal. A write to blocks that it does not know yet needs that lock; one to blocks that were
+allocated before doesn't. The file's size stays what was written; what is left over goes with :meth:`RealFile.trim`,
+when a segment is closed and when nothing was appended for a while.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
+import logging
 import os
 import resource
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from fleetlog._native.files import OpenFile
 from fleetlog._native.io import Mapping
-from fleetlog.brokers.log import preallocation
 from fleetlog.brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
 from fleetlog.brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
-from fleetlog.brokers.log.mappings import Mappings
 from fleetlog.brokers.log.sync_times import sync_once, timed_fsync
+
+logger = logging.getLogger(__name__)
+
+
+WINDOW = 4 * 1024 * 1024
+STRIDE = WINDOW // 2
+"""Windows overlap, so that any slice up to this size lies in one."""
+MAX_WINDOWS = 256
+
+F = TypeVar("F")
+
+
+class Mappings(Generic[F]):
+    """The windows of all files ``F`` of a disk."""
+
+    __slots__ = ("_limit", "_of", "_older", "_recent")
+
+    def __init__(self, limit: int = MAX_WINDOWS) -> None:
+        self._limit = limit
+        self._recent: dict[tuple[F, int], Mapping] = {}
+        self._older: dict[tuple[F, int], Mapping] = {}
+        self._of: dict[F, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
+
+    def window(self, file: F, fd: int, position: int) -> Mapping | None:
+        """The window that holds ``position`` and at least ``STRIDE`` bytes from there; None if it cannot be mapped."""
+        key = (file, position // STRIDE)
+        found = self._recent.get(key)
+        if found is None:
+            found = self._older.pop(key, None) or self._map(key, fd)
+            if found is not None:
+                self._recent[key] = found
+        return found
+
+    def _map(self, key: tuple[F, int], fd: int) -> Mapping | None:
+        while len(self) >= self._limit:
+            self._unmap(self._older or self._recent)
+        file, number = key
+        try:
+            found = Mapping(fd, number * STRIDE, WINDOW)
+        except OSError:
+            return None
+        self._of.setdefault(file, []).append(number)
+        return found
+
+    def _unmap(self, windows: dict[tuple[F, int], Mapping]) -> None:
+        file, number = key = next(iter(windows))
+        windows.pop(key).close()
+        numbers = self._of[file]
+        numbers.remove(number)
+        if not numbers:
+            del self._of[file]
+
+    def forget(self, file: F) -> None:
+        """The file is closed."""
+        for number in self._of.pop(file, ()):
+            key = (file, number)
+            (self._recent.pop(key, None) or self._older.pop(key)).close()
+
+    def relax(self) -> None:
+        """Unmap what was not used since the last call."""
+        while self._older:
+            self._unmap(self._older)
+        self._older, self._recent = self._recent, {}
+
+
+PREALLOCATED_FROM = 4 * 1024 * 1024
+"""Smaller files get nothing: most partitions are small, and there may be many."""
+PREALLOCATED_MAX = 32 * 1024 * 1024
+_KEPT_FREE = 64
+"""So many times the room must be free, and a twentieth of the volume: a disk that fills up keeps what it has."""
+_KEEP_SIZE = 1
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_fallocate: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+"""None where there is no such call; os.posix_fallocate would change the size."""
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Preallocation:
+    """Knows on which devices it helps."""
+
+    __slots__ = ("_helps",)
+
+    def __init__(self) -> None:
+        self._helps: dict[int, bool] = {}
+
+    def extend(self, fd: int, end: int, room: int) -> bool:
+        """Allocate ``room`` bytes behind ``end``, the file's size; returns whether there are some now.
+
+        Only tried, and only where a disk has plenty: whether there is room for a record is for its write to find out.
+        Never raises.
+        """
+        try:
+            device = os.fstat(fd).st_dev
+            helps = self._helps.get(device)
+            if helps is None:
+                helps = self._helps[device] = _fallocate is not None and file_system(device) == "ext4"
+            if not helps:
+                return False
+            volume = os.fstatvfs(fd)
+            if volume.f_bavail * volume.f_frsize < max(_KEPT_FREE * room, volume.f_blocks * volume.f_frsize // 20):
+                return False
+            if _fallocate(fd, _KEEP_SIZE, end, room) == 0:
+                return True
+            if ctypes.get_errno() == errno.EOPNOTSUPP:
+                self._helps[device] = False
+            else:
+                os.ftruncate(fd, end)  # it keeps what it got before the room ended
+        except OSError as wrong:
+            logger.warning("nothing is allocated ahead: %s", wrong)
+        return False
+
+
+def file_system(device: int) -> str | None:
+    """The type of the file system on a device, if that is known."""
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    try:
+        lines = _MOUNTS.read_bytes().splitlines()  # the names of mount points are in any encoding
+    except OSError:
+        return None
+    for line in lines:
+        mount, _, source = line.partition(b" - ")
+        if mount.split()[2:3] == [wanted]:
+            return source.split()[0].decode("ascii", "replace")
+    return None
+
 
 Buffer = bytes | bytearray | memoryview
 
@@ -253,7 +395,7 @@ class RealFile(OpenFile):
         if end > self.size:
             self.size = end
             if end > self._ahead:
-                room = min(end, preallocation.MOST)
+                room = min(end, PREALLOCATED_MAX)
                 self._ahead = end + room
                 self._spare = self._disk.preallocation.extend(self.fd, end, room)
         if written != size:
@@ -268,7 +410,7 @@ class RealFile(OpenFile):
             self.expect_growth()
 
     def expect_growth(self) -> None:
-        self._ahead = preallocation.FROM
+        self._ahead = PREALLOCATED_FROM
 
     def trim(self) -> None:
         if self._spare:
@@ -345,7 +487,7 @@ class RealDisk:
         self._opened: deque[RealFile] = deque()
         self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
         self.removals = Removals(max_open // 4)
-        self.preallocation = preallocation.Preallocation()
+        self.preallocation = Preallocation()
         self._syncs = Worker("log sync")
         self._works = Worker("log cleaner", _CLEANER_NICENESS)
 

@@ -2,6 +2,9 @@
 
 A directory that fails takes its logs offline and nothing else. Every file here has Kafka's name and format, so that
 Kafka's tools (and Kafka) can read the directories of a stopped broker.
+
+A clean stop promises that each log ends where the stop saved its end. How far the start is with the logs is read by
+another thread: the loop stands still while they are loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -20,9 +23,7 @@ from fleetlog.brokers.log.background import PendingSync
 from fleetlog.brokers.log.background_verify import BackgroundVerify
 from fleetlog.brokers.log.checkpointing import Checkpoints
 from fleetlog.brokers.log.checkpoints import CleanStop, DamagedFile
-from fleetlog.brokers.log.clean_stops import loss_message, lost_since_stop
-from fleetlog.brokers.log.cleaner import Cleaner
-from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
 from fleetlog.brokers.log.directories import (
     PARTITION_DIRECTORY,
     STRAY_DIRECTORY,
@@ -36,7 +37,7 @@ from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOf
 from fleetlog.brokers.log.files import DiskPort
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.recovery_report import StoreReport
-from fleetlog.brokers.log.start_progress import StartProgress
+from fleetlog.brokers.log.segment import LOG_SUFFIX
 from fleetlog.brokers.log.state import LogSettings, LogState
 from fleetlog.brokers.log.upkeep import Upkeep
 from fleetlog.brokers.metrics import StartFigures
@@ -44,6 +45,86 @@ from fleetlog.brokers.model import Clock, LiveBroker, has_room, id_text
 from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+
+NAMED_MAX = 5
+
+
+def lost_since_stop(ends: Mapping[TopicPartition, int], logs: Mapping[TopicPartition, Log]) -> list[str]:
+    """One text for each log that is gone, shorter or knows less than at the clean stop, which saved these ends."""
+    lost = []
+    for tp, end in ends.items():
+        log = logs.get(tp)
+        if log is None and end:
+            lost.append(f"{tp}: its directory is gone; it ended at offset {end} at the clean stop")
+        elif log is not None and log.log_end_offset < end:
+            lost.append(f"{tp}: ends at {log.log_end_offset}; it ended at offset {end} at the clean stop")
+        elif log is not None and log.lacks_positions:
+            lost.append(f"{tp}: no sound producer snapshot tells what was accepted before its first record")
+    return lost
+
+
+def loss_message(directory: str, lost: Sequence[str]) -> str:
+    """The message for the broker's log."""
+    named = "; ".join(lost[:NAMED_MAX]) + ("; ..." if len(lost) > NAMED_MAX else "")
+    return (
+        f"log directory {directory} lost records since its clean stop, in {len(lost)} partition(s): {named}. This"
+        " broker leads no partition that another in-sync replica can lead, and fetches the missing records"
+    )
+
+
+TOLD_MS = 5_000
+"""Between two lines in the broker's log."""
+_SEGMENT = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
+
+
+class StartProgress:
+    """Counts down while a directory's logs are loaded."""
+
+    def __init__(self, disk: DiskPort, clock: Clock, figures: StartFigures) -> None:
+        self.figures = figures
+        figures.under_way = True
+        self._disk = disk
+        self._clock = clock
+        self._begun_ms = self._told_ms = clock.mono_ms()
+        self._bytes: dict[str, int] = {}
+
+    def expect(self, directories: Iterable[tuple[str, int]], *, clean: bool) -> None:
+        """These partitions' directories will be loaded, each with its recovery point; raises DiskError.
+
+        Below the recovery point nothing is read, nor after a clean stop.
+        """
+        for path, recovery_point in directories:
+            size = 0 if clean else self._left_to_read(path, recovery_point)
+            self._bytes[path] = size
+            self.figures.logs_left += 1
+            self.figures.bytes_left += size
+
+    def _left_to_read(self, path: str, recovery_point: int) -> int:
+        bases = sorted(int(found[1]) for name in self._disk.names(path) if (found := _SEGMENT.fullmatch(name)))
+        first = max((base for base in bases if base <= recovery_point), default=-1)
+        files = (f"{path}/{base:020d}{LOG_SUFFIX}" for base in bases if base >= first)
+        return sum(self._disk.size(file) or 0 for file in files)
+
+    def loaded(self, path: str) -> None:
+        """That one is done."""
+        figures, now_ms = self.figures, self._clock.mono_ms()
+        figures.logs_left -= 1
+        figures.logs_done += 1
+        figures.bytes_left -= self._bytes.pop(path, 0)
+        figures.seconds = (now_ms - self._begun_ms) / 1000
+        if now_ms - self._told_ms >= TOLD_MS and figures.logs_left:
+            self._told_ms = now_ms
+            logger.info(
+                "loading logs: %d done, %d left, at most %d MB of these to check; %.0f s so far",
+                figures.logs_done, figures.logs_left, figures.bytes_left // 1_000_000, figures.seconds,
+            )  # fmt: skip
+
+    def ended(self) -> None:
+        """Nothing is left, whatever became of it."""
+        self.figures.logs_left = self.figures.bytes_left = 0
+        self.figures.under_way = False
+
 
 _DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
 _DIRECTORY_NAME_MAX = 255

@@ -8,8 +8,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import LogStore, Origin
 from fleetlog.brokers.log.background import PendingSync, PendingWork
-from fleetlog.brokers.log.cleaner import Cleaner
-from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
 from fleetlog.brokers.log.files import RealDisk, RealFile
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC
 from fleetlog.wire import compression

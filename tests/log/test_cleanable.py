@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlog._native.batch import BatchHeader, parse_header
-from fleetlog.brokers.log.cleanable import (
+from fleetlog.brokers.log.cleaner import (
     Cleanable,
     CleaningTerms,
     SegmentFigures,

@@ -8,11 +8,9 @@ import weakref
 import pytest
 
 from fleetlog.brokers.log import DiskFull
-from fleetlog.brokers.log.cleaner import Cleaner, map_size
-from fleetlog.brokers.log.cleaner_figures import CleanerSettings
-from fleetlog.brokers.log.cleaner_metrics import watch_cleaner
+from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings, map_size, watch_cleaner
 from fleetlog.brokers.log.compaction import MapSize
-from fleetlog.brokers.log.retention import delete_old_segments
+from fleetlog.brokers.log.upkeep import delete_old_segments
 from fleetlog.brokers.metrics import Metrics
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
@@ -215,7 +213,7 @@ def test_the_map_is_no_larger_than_its_offsets():
 
 
 def cleaner_settings(size):
-    from fleetlog.brokers.log.cleaner_figures import CleanerSettings
+    from fleetlog.brokers.log.cleaner import CleanerSettings
 
     return map_size(CleanerSettings(size), 100), map_size(CleanerSettings(size), 10**9)
 

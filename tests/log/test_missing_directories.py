@@ -11,7 +11,7 @@ import pytest
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import ForeignDirectory, LogStore, RealDisk
 from fleetlog.brokers.log.checkpoints import CleanStop, encode_clean_stop
-from fleetlog.brokers.log.missing_directories import remembered
+from fleetlog.brokers.log.directory_owner import remembered
 from fleetlog.brokers.model import LiveBroker, id_text
 from fleetlog.brokers.replication.continuity import intact_since
 from fleetlog.coordination.registration import LastRegistration

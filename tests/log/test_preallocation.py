@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetlog.brokers.log import RealDisk, preallocation
-from fleetlog.brokers.log.preallocation import FROM, MOST, file_system
+from fleetlog.brokers.log import RealDisk, files
+from fleetlog.brokers.log.files import PREALLOCATED_FROM, PREALLOCATED_MAX, file_system
 from tests.support.logs import append, batch, config, open_log
 
 GIB = 1 << 30
@@ -22,7 +22,7 @@ def _allocated(path):
 def volume(monkeypatch):
     """An ext4 with much room, on whatever file system the tests run."""
     found = SimpleNamespace(f_frsize=4096, f_blocks=100 * GIB // 4096, f_bavail=50 * GIB // 4096)
-    monkeypatch.setattr(preallocation, "file_system", lambda _: "ext4")
+    monkeypatch.setattr(files, "file_system", lambda _: "ext4")
     monkeypatch.setattr(os, "fstatvfs", lambda _: found)
     return found
 
@@ -31,7 +31,7 @@ def volume(monkeypatch):
 def calls(monkeypatch, volume):
     """(offset, length) of the calls."""
     made = []
-    monkeypatch.setattr(preallocation, "_fallocate", lambda fd, mode, *range_: made.append(range_) or 0)
+    monkeypatch.setattr(files, "_fallocate", lambda fd, mode, *range_: made.append(range_) or 0)
     return made
 
 
@@ -47,42 +47,42 @@ def _write(file, size):
 
 
 def test_small_files_get_nothing(file, calls):
-    _write(file, FROM)
+    _write(file, PREALLOCATED_FROM)
     assert not calls
-    _write(file, FROM + 1)
-    assert calls == [(FROM + 1, FROM + 1)]
+    _write(file, PREALLOCATED_FROM + 1)
+    assert calls == [(PREALLOCATED_FROM + 1, PREALLOCATED_FROM + 1)]
 
 
 def test_nor_do_indexes(tmp_path, calls):
     file = RealDisk().open(str(tmp_path / "a"), create=True)
-    _write(file, 2 * FROM)
-    file.truncate(FROM)
-    _write(file, 2 * FROM)
+    _write(file, 2 * PREALLOCATED_FROM)
+    file.truncate(PREALLOCATED_FROM)
+    _write(file, 2 * PREALLOCATED_FROM)
     assert not calls
 
 
 def test_as_much_as_there_is_but_not_more_than_the_limit(file, calls):
-    _write(file, 3 * FROM)
-    _write(file, 6 * FROM)
+    _write(file, 3 * PREALLOCATED_FROM)
+    _write(file, 6 * PREALLOCATED_FROM)
     assert len(calls) == 1
-    _write(file, 2 * MOST)
-    assert calls[1:] == [(2 * MOST, MOST)]
-    _write(file, 3 * MOST)
+    _write(file, 2 * PREALLOCATED_MAX)
+    assert calls[1:] == [(2 * PREALLOCATED_MAX, PREALLOCATED_MAX)]
+    _write(file, 3 * PREALLOCATED_MAX)
     assert len(calls) == 2
 
 
 def test_a_cut_begins_anew(file, calls):
-    _write(file, 2 * FROM)
-    file.truncate(2 * FROM - 1)
-    _write(file, 2 * FROM)
-    assert calls == [(2 * FROM, 2 * FROM)] * 2
+    _write(file, 2 * PREALLOCATED_FROM)
+    file.truncate(2 * PREALLOCATED_FROM - 1)
+    _write(file, 2 * PREALLOCATED_FROM)
+    assert calls == [(2 * PREALLOCATED_FROM, 2 * PREALLOCATED_FROM)] * 2
 
 
 @pytest.mark.parametrize(("free", "size"), [(GIB - 1, 100), (50 * GIB, 1000)])
 def test_a_disk_that_fills_up_keeps_what_it_has(file, calls, volume, free, size):
     """Sixty-four times as much must be free, and a twentieth of the volume."""
     volume.f_bavail, volume.f_blocks = free // 4096, size * GIB // 4096 + 1
-    _write(file, 4 * FROM)
+    _write(file, 4 * PREALLOCATED_FROM)
     assert not calls
 
 
@@ -96,13 +96,13 @@ def test_a_refusal_is_no_error(file, monkeypatch, volume, code):
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(preallocation, "_fallocate", refuse)
+    monkeypatch.setattr(files, "_fallocate", refuse)
     monkeypatch.setattr(os, "ftruncate", lambda _, size: cuts.append(size))
-    _write(file, 2 * FROM)
-    _write(file, 5 * FROM)
+    _write(file, 2 * PREALLOCATED_FROM)
+    _write(file, 5 * PREALLOCATED_FROM)
     assert len(calls) == (2 if code == errno.ENOSPC else 1)
-    assert cuts == ([2 * FROM, 5 * FROM] if code == errno.ENOSPC else [])
-    assert file.size == 5 * FROM
+    assert cuts == ([2 * PREALLOCATED_FROM, 5 * PREALLOCATED_FROM] if code == errno.ENOSPC else [])
+    assert file.size == 5 * PREALLOCATED_FROM
 
 
 def test_an_error_on_the_way_is_no_error_of_the_append(file, monkeypatch, calls, caplog):
@@ -110,14 +110,14 @@ def test_an_error_on_the_way_is_no_error_of_the_append(file, monkeypatch, calls,
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fstatvfs", failing)
-    _write(file, 2 * FROM)
+    _write(file, 2 * PREALLOCATED_FROM)
     assert not calls
     assert "nothing is allocated ahead" in caplog.text
 
 
 def test_other_file_systems_are_left_alone(file, monkeypatch, calls):
-    monkeypatch.setattr(preallocation, "file_system", lambda _: "tmpfs")
-    _write(file, 2 * FROM)
+    monkeypatch.setattr(files, "file_system", lambda _: "tmpfs")
+    _write(file, 2 * PREALLOCATED_FROM)
     assert not calls
 
 
@@ -126,7 +126,7 @@ def test_file_system_of_a_device(tmp_path, monkeypatch):
     assert file_system(os.makedev(4000, 7)) is None
     mounts = tmp_path / "mountinfo"
     mounts.write_bytes(b"36 35 8:1 / /caf\xe9 rw - xfs /dev/x rw\n37 35 8:2 / /data rw shared:1 - ext4 /dev/y rw\n!\n")
-    monkeypatch.setattr(preallocation, "_MOUNTS", mounts)
+    monkeypatch.setattr(files, "_MOUNTS", mounts)
     assert [file_system(os.makedev(8, minor)) for minor in (1, 2, 3)] == ["xfs", "ext4", None]
 
 
@@ -140,7 +140,7 @@ def test_a_segment_on_ext4(tmp_path):
         append(log, batch(1, value=os.urandom(1 << 20)))
     segment = log.segments.active.log
     size = segment.size
-    assert not segment._spare or _allocated(segment.path) > size + FROM
+    assert not segment._spare or _allocated(segment.path) > size + PREALLOCATED_FROM
     assert os.path.getsize(segment.path) == size
     log.flusher.trim_if_idle(log.last_now_ms)
     log.flusher.trim_if_idle(log.last_now_ms + 1)

@@ -11,7 +11,7 @@ import pytest
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.log import LogStore, RealDisk
 from fleetlog.brokers.log.log import Log
-from fleetlog.brokers.log.start_progress import TOLD_MS
+from fleetlog.brokers.log.store import TOLD_MS
 from fleetlog.brokers.metrics import Metrics, StartFigures
 from fleetlog.brokers.server.admin import Admin
 from tests.support.clocks import ManualClock
