@@ -48,11 +48,10 @@ from fleetlog.brokers.server.dynamic_tls import DynamicTls
 from fleetlog.brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
-from fleetlog.brokers.server.process_figures import ProcessFigures
+from fleetlog.brokers.server.process_figures import ProcessFigures, watch_zookeeper
 from fleetlog.brokers.server.service_manager import service_manager
 from fleetlog.brokers.server.tls_listeners import TlsListener
 from fleetlog.brokers.server.watchdog import LoopWatch
-from fleetlog.brokers.server.zookeeper_figures import watch_zookeeper
 from fleetlog.coordination.previous_session import FILE_NAME, PreviousSession
 from fleetlog.coordination.store import StoreError
 from fleetlog.coordination.zookeeper import ZookeeperStore

@@ -28,7 +28,7 @@ RIM = (
     "brokers/log/background.py",
     "brokers/log/files.py",
     "brokers/log/sync_times.py",
-    "brokers/security/key_files.py",
+    "brokers/security/tls_contexts.py",
     "coordination/zookeeper.py",
     "coordination/zookeeper_session.py",
     "coordination/ensemble.py",

@@ -2,7 +2,11 @@
 
 Every broker runs a :class:`Controller`. The elected one reads the whole state, finishes its predecessor's incomplete
 writes, elects leaders among the registered brokers, and then reacts to brokers that come and go. On the other brokers
-it forwards automatic creation of topics (internal ones included) to the active controller.
+it forwards automatic creation of topics (internal ones included) to the active controller: any broker may need a topic
+on first use. Concurrent requests for one name share one creation.
+
+Pure functions decide (``elections``, ``plans``, ``requests``); :class:`ControllerContext` writes their decisions. Each
+subject's commands have a file. All work runs under the context's lock.
 
 Source: KafkaController of Kafka 3.9 for the reactions; ADR 0003 for the writes.
 """
@@ -16,33 +20,339 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fleetlog.brokers.controller.active import ActiveController
-from fleetlog.brokers.controller.auto_creation import AutoCreation
-from fleetlog.brokers.controller.context import ControllerContext, NotController
-from fleetlog.brokers.controller.elections import ElectionReason
+from fleetlog.brokers.controller import plans
+from fleetlog.brokers.controller.context import RETRY_SECONDS, ControllerContext, NotController, StaleState
+from fleetlog.brokers.controller.deletions import UnconfirmedDeletions
+from fleetlog.brokers.controller.elections import ElectionReason, is_led
 from fleetlog.brokers.controller.handle import (
     AUTO_CREATE_MS,
     DEPOSED,
     TIMED_OUT,
+    ControllerHandle,
     ControllerWork,
     Gone,
     RequestFailed,
     Result,
     still_there,
 )
-from fleetlog.brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome
+from fleetlog.brokers.controller.leader_commands import LeaderCommands
+from fleetlog.brokers.controller.log_end_probes import LogEndProbes
+from fleetlog.brokers.controller.move_commands import MoveCommands
+from fleetlog.brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome, check_name
 from fleetlog.brokers.controller.topic_commands import TopicCommands
+from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import NO_CONTROLLER, MetadataCache, MetadataChange
 from fleetlog.brokers.metadata.image import NO_STATE_EPOCH
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.model import Clock, TopicPartition
-from fleetlog.brokers.peers.calls import PeersPort
+from fleetlog.brokers.model import (
+    AUDIT_TOPIC,
+    GROUP_METADATA_TOPIC,
+    PROTECTED_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    Clock,
+    PartitionState,
+    TopicPartition,
+)
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.ends import Replicas
-from fleetlog.coordination.election import ControllerElection, Leadership
-from fleetlog.coordination.store import UNANSWERED, SessionEvent, SessionState, Store
+from fleetlog.brokers.replication.isr import LiveBrokers, counts, members
+from fleetlog.brokers.security.audit_settings import audit_topic_configs
+from fleetlog.coordination.changes import Pruner
+from fleetlog.coordination.election import ControllerElection, ControllerMoved, Leadership
+from fleetlog.coordination.store import UNANSWERED, SessionEvent, SessionExpired, SessionState, Store, StoreError
+from fleetlog.coordination.tree import ensure
+from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+
+KEEP_CHANGES = 5_000
+KEEP_CHANGES_MS = 15 * 60_000
+"""A broker that missed more changes than this reads all metadata again."""
+
+
+class ActiveController:
+    def __init__(
+        self,
+        context: ControllerContext,
+        peers: PeersPort,
+        *,
+        broker_id: int,
+        clock: Clock,
+        new_id: Callable[[], uuid.UUID],
+        replicas: ends.Replicas | None,
+    ) -> None:
+        self.context = context
+        self.probes = LogEndProbes(context, self.settle, peers, broker_id, replicas)
+        self.deletions = UnconfirmedDeletions(context, peers, broker_id)
+        self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms, self.deletions)
+        self.leaders = LeaderCommands(context, self.settle, self.probes)
+        self.moves = MoveCommands(context, self.settle, self.probes, self.leaders)
+        context.leaving = lambda: self.leaders.leaving
+        self._touched: set[TopicPartition] = set()
+        self._pruner = Pruner(context.store, keep_count=KEEP_CHANGES, keep_ms=KEEP_CHANGES_MS, mono_ms=clock.mono_ms)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.context.over
+
+    async def begin(self) -> None:
+        """Read all metadata and finish the previous controller's incomplete writes; raises NotController."""
+        async with self.context.lock:
+            await self.context.insist("creating the parent znodes", self._make_parents)
+            await self.deletions.begin()
+            await self.context.look_again(whole=False)
+            await self.settle()
+
+    async def _make_parents(self) -> None:
+        for path in znodes.PERSISTENT_PATHS:
+            await ensure(self.context.store, path)
+
+    # ------------------------------------------------------------ reacting
+
+    def absorb(self, change: MetadataChange) -> bool:
+        """Apply a change of the metadata cache; True if it may need a reaction (:meth:`react`)."""
+        self.context.absorb(change.partitions_changed)
+        if change.brokers_changed or change.reloaded or change.configs_changed:
+            return True
+        live_brokers = self.context.live_brokers
+        for tp in change.partitions_changed:
+            state = self.context.image.partition(tp)
+            if state is not None and _unsettled(state, live_brokers):
+                self._touched.add(tp)
+        return bool(self._touched)
+
+    async def react(self, *, everything: bool = True) -> None:
+        """React to changes: in all partitions, or in those whose leaders wrote their state; raises NotController."""
+        async with self.context.lock:
+            touched, self._touched = self._touched, set()
+            await self.settle(None if everything else sorted(touched))
+
+    async def settle(self, only: Sequence[TopicPartition] | None = None) -> None:
+        """Complete topics and deletions, elect leaders, advance moves, until all is written; raises NotController."""
+        context = self.context
+        attempt = 0
+        while True:
+            try:
+                if only is None:
+                    await self.topics.finish_deletions()
+                    await context.perform(plans.missing_states(context.image, context.live_brokers, context.epoch))
+                await context.perform(
+                    plans.elections(
+                        context.image,
+                        context.live_brokers,
+                        context.epoch,
+                        min_isr=context.min_isr,
+                        only=only,
+                        leaving=self.leaders.leaving,
+                        must_wait=self.probes.must_wait,
+                    )
+                )
+                await self.moves.advance(only)
+                break
+            except StaleState as problem:
+                attempt += 1
+                log.info("controller: stale state: %s; reading again", problem)
+                # a broker may have registered again already; the metadata cache learns of it shortly
+                await asyncio.sleep(min(RETRY_SECONDS * attempt, 2.0))
+                await context.look_again(whole=problem.whole)
+                only = None
+        self.probes.wake()
+
+    # ------------------------------------------------------------ the change log
+
+    async def prune(self) -> None:
+        """Delete old change-log entries; raises NotController."""
+        async with self.context.lock:
+            self.context.check_session()
+            try:
+                await self._pruner.prune(self.context.leadership)
+            except ControllerMoved as problem:
+                self.context.end(str(problem))
+            except SessionExpired:
+                self.context.end("the session expired")
+            except StoreError as problem:
+                log.info("controller: pruning the change log failed: %s", problem)
+
+
+def _unsettled(state: PartitionState, live_brokers: LiveBrokers) -> bool:
+    """Whether a state that a leader wrote needs a reaction of the controller."""
+    if state.partition_epoch == NO_STATE_EPOCH:
+        return False
+    if not is_led(state, live_brokers) or state.adding or state.removing:
+        return True
+    return not all(counts(live_brokers, b, i) for b, i in members(state))
+
+
+CREATE_TOPICS_VERSION = 7
+CREATION_RETRY_SECONDS = 0.1
+COMPLAINT_S = 60.0
+_FACTORS = {
+    GROUP_METADATA_TOPIC: ("consumer groups", "offsets.topic.replication.factor"),
+    TRANSACTION_STATE_TOPIC: ("transactions", "transaction.state.log.replication.factor"),
+    AUDIT_TOPIC: ("audit events", "audit.topic.replication.factor"),
+}
+
+
+class AutoCreation:
+    """See the module. ``controller`` is this broker's own, which may be the active one."""
+
+    def __init__(self, controller: ControllerHandle, metadata: MetadataCache, peers: PeersPort, broker_id: int) -> None:
+        self._controller = controller
+        self._metadata = metadata
+        self._peers = peers
+        self._broker_id = broker_id
+        self._creating: dict[str, asyncio.Task[ErrorCode]] = {}
+        self.refused: dict[str, str] = {}
+        """Internal topics whose creation was rejected, with the reason. Until then groups or transactions wait."""
+        self._complained_at: dict[str, float] = {}
+
+    async def stop(self) -> None:
+        """Cancel the creations in flight."""
+        tasks = list(self._creating.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
+        """Create the missing topics, at this or a remote controller, and wait until the metadata cache has them.
+
+        Internal topics get their own settings. NONE means that the metadata cache has the topic. While
+        ``auto.create.topics.max.pending`` creations are in flight, further ones answer REQUEST_TIMED_OUT.
+        """
+        found: dict[str, ErrorCode] = {}
+        tasks: dict[str, asyncio.Task[ErrorCode]] = {}
+        most = self._metadata.static.auto_create_topics_max_pending
+        for name in dict.fromkeys(names):
+            if name in self._metadata.topics:
+                found[name] = ErrorCode.NONE
+            elif check_name(name) is not None:
+                found[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
+            elif len(self._creating) >= most and name not in self._creating and name not in PROTECTED_TOPICS:
+                found[name] = ErrorCode.REQUEST_TIMED_OUT
+            else:
+                tasks[name] = self._creation(name)
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=timeout_ms / 1000)
+        for name, task in tasks.items():
+            done = task.done() and not task.cancelled()
+            found[name] = task.result() if done else ErrorCode.REQUEST_TIMED_OUT
+        return found
+
+    def _creation(self, name: str) -> asyncio.Task[ErrorCode]:
+        task = self._creating.get(name)
+        if task is None:
+            task = asyncio.create_task(
+                self._create_somewhere(internal_topic(name, self._metadata)), name=f"create {name}"
+            )
+            self._creating[name] = task
+            task.add_done_callback(lambda _: self._creating.pop(name, None))
+        return task
+
+    async def _create_somewhere(self, topic: NewTopic) -> ErrorCode:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + AUTO_CREATE_MS / 1000
+        error = ErrorCode.REQUEST_TIMED_OUT
+        while loop.time() < deadline and topic.name not in self._metadata.topics:
+            error = await self._ask_controller(topic, round((deadline - loop.time()) * 1000))
+            if error in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                self.refused.pop(topic.name, None)
+                await self._metadata.wait_until(lambda: topic.name in self._metadata.topics, METADATA_WAIT_MS)
+                break
+            if error not in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.BROKER_NOT_AVAILABLE):
+                return error
+            await asyncio.sleep(CREATION_RETRY_SECONDS)
+        return ErrorCode.NONE if topic.name in self._metadata.topics else error
+
+    async def _ask_controller(self, topic: NewTopic, timeout_ms: int) -> ErrorCode:
+        if self._controller.is_active:
+            (outcome,) = await self._controller.create_topics([topic], timeout_ms=timeout_ms)
+            self._complain(topic, outcome.error, outcome.message)
+            return outcome.error
+        controller_id = self._metadata.controller_id
+        if controller_id < 0 or controller_id == self._broker_id:
+            return ErrorCode.NOT_CONTROLLER
+        try:
+            response = await self._peers.call(
+                controller_id,
+                api_keys.CREATE_TOPICS,
+                CREATE_TOPICS_VERSION,
+                _create_request(topic, timeout_ms),
+                timeout_ms,
+            )
+        except PeerUnavailable as problem:
+            log.info("creating topic %s at controller %d failed: %s", topic.name, controller_id, problem)
+            return ErrorCode.BROKER_NOT_AVAILABLE
+        if not response.topics:
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+        error = ErrorCode(response.topics[0].error_code)
+        self._complain(topic, error, response.topics[0].error_message)
+        return error
+
+    def _complain(self, topic: NewTopic, error: ErrorCode, message: str | None) -> None:
+        """Log, at most once per COMPLAINT_S, why an internal topic is missing: clients only see retriable errors."""
+        if topic.name not in _FACTORS or error is not ErrorCode.INVALID_REPLICATION_FACTOR:
+            return
+        what, setting = _FACTORS[topic.name]
+        self.refused[topic.name] = (
+            f"{topic.name} cannot be created, so {what} wait: {setting}={topic.replication_factor}, and there are fewer"
+            f" brokers ({message}) Start more brokers, or set {setting} to the number of brokers on each of them"
+        )
+        now = asyncio.get_running_loop().time()
+        if now >= self._complained_at.get(topic.name, now):
+            self._complained_at[topic.name] = now + COMPLAINT_S
+            log.error("%s", self.refused[topic.name])
+
+
+def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
+    """The definition of an automatically created topic: the defaults, or the internal topic's own settings."""
+    config = metadata.effective
+    settings: Mapping[str, str | None]
+    if name == GROUP_METADATA_TOPIC:
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        }
+        return NewTopic(
+            name, config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, configs=settings
+        )
+    if name == TRANSACTION_STATE_TOPIC:
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "segment.bytes": str(config.transaction_state_log_segment_bytes),
+            "min.insync.replicas": str(config.transaction_state_log_min_isr),
+            "unclean.leader.election.enable": "false",
+        }
+        return NewTopic(
+            name, config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor,
+            configs=settings,
+        )  # fmt: skip
+    if name == AUDIT_TOPIC and config.audit_enable:
+        return NewTopic(
+            name, config.audit_topic_num_partitions, config.audit_topic_replication_factor,
+            configs=audit_topic_configs(config),
+        )  # fmt: skip
+    return NewTopic(name)
+
+
+def _create_request(topic: NewTopic, timeout_ms: int) -> Any:
+    request = messages.request_class(api_keys.CREATE_TOPICS)
+    version = CREATE_TOPICS_VERSION
+    configs = [
+        request.CreatableTopic.CreatableTopicConfig(version=version, name=name, value=value)
+        for name, value in topic.configs.items()
+    ]
+    creatable = request.CreatableTopic(
+        version=version, name=topic.name, num_partitions=topic.partitions,
+        replication_factor=topic.replication_factor, assignments=[], configs=configs,
+    )  # fmt: skip
+    return request(version=version, topics=[creatable], timeout_ms=timeout_ms, validate_only=False)
+
 
 METADATA_WAIT_MS = 2_000
 """How long a response waits for this broker's metadata cache to show the change."""

@@ -14,8 +14,15 @@ from typing import NamedTuple
 
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.shard_host import ShardState
-from fleetlog.brokers.groups.assignments import AssignmentUnreadable, assigned_counts
-from fleetlog.brokers.groups.lag import LogPosition, PartitionLag, PartitionWindow, Progress, worst
+from fleetlog.brokers.groups.lag import (
+    AssignmentUnreadable,
+    LogPosition,
+    PartitionLag,
+    PartitionWindow,
+    Progress,
+    assigned_counts,
+    worst,
+)
 from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
@@ -28,6 +35,7 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
 
 ROWS_PER_TURN = 100
 """Partitions that are worked on in one turn of the loop."""

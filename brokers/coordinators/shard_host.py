@@ -9,31 +9,42 @@ It implements the rules of ``txn.commands``:
   answers time out;
 - when the partition moves to another broker, all waiting commands fail with NOT_COORDINATOR and unapplied writes are
   dropped.
+
+A partition is replayed into its shard in slices that do not block the loop. Heartbeats postpone deadlines far more
+often than one passes, so postponing a shard's timer is cheap.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fleetlog.brokers.coordinators.loading import Loader
+from fleetlog._native.batch import (
+    BatchHeader,
+    Record,
+    control_batch,
+    decode_records,
+    encode_batch,
+    scan,
+    validate_batch,
+)
 from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
-from fleetlog.brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
-from fleetlog.brokers.coordinators.timers import ShardTimers
-from fleetlog.brokers.coordinators.writes import ShardWrite, batches, encode_writes
+from fleetlog.brokers.coordinators.ports import LogPort, LoopPort, PartitionPort, TransactionMarker
 from fleetlog.brokers.model import Clock
-from fleetlog.brokers.timers import Timers
+from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import (
     DEFERRED,
     Answer,
     Cancel,
     Command,
     CommandFailed,
+    CoordinatorRecord,
     Effect,
     Now,
     Result,
@@ -42,9 +53,240 @@ from fleetlog.txn.commands import (
     Ticket,
     WriteMarkers,
 )
+from fleetlog.wire.compression import decompress
 from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+
+READ_BYTES = 1 << 20
+RECORDS_PER_SLICE = 2_000
+SLICE_MS = 5
+MAX_DECOMPRESSED_BYTES = 64 << 20
+_CONTROL_KEY = struct.Struct(">hh")
+_ABORT, _COMMIT = 0, 1
+
+
+class Loader:
+    """Reads a log from its start to its end at election. Calls ``on_done(None)`` or ``on_done(error)`` at the end."""
+
+    def __init__(
+        self,
+        log: LogPort,
+        shard: Shard,
+        loop: LoopPort,
+        clock: Clock,
+        on_done: Callable[[Exception | None], None],
+    ) -> None:
+        self._log = log
+        self._shard = shard
+        self._loop = loop
+        self._clock = clock
+        self._on_done = on_done
+        self._cancelled = False
+        self.end_offset = log.log_end_offset
+        self.records = 0
+        self._steps = self._replay()
+
+    def start(self) -> None:
+        """Start in the next iteration of the loop."""
+        self._loop.call_soon(self._slice)
+
+    def cancel(self) -> None:
+        """Stop without a callback."""
+        self._cancelled = True
+
+    def _slice(self) -> None:
+        if self._cancelled:
+            return
+        deadline_ms = self._clock.mono_ms() + SLICE_MS
+        try:
+            for count, _ in enumerate(self._steps, 1):
+                if count >= RECORDS_PER_SLICE or self._clock.mono_ms() >= deadline_ms:
+                    self._loop.call_soon(self._slice)
+                    return
+        except Exception as error:
+            # An error of the log or the shard fails this partition only.
+            self._on_done(error)
+            return
+        self._on_done(None)
+
+    def _now(self) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.mono_ms())
+
+    def _replay(self) -> Iterator[None]:
+        offset = self._log.log_start_offset
+        while offset < self.end_offset:
+            result = self._log.reader.read(offset, READ_BYTES, end_offset=self.end_offset)
+            chunks = []
+            for piece in result.slices:
+                chunks.append(piece.read())
+                piece.release()
+            run = b"".join(chunks)
+            if result.next_offset <= offset:  # an empty read alone is no error: compaction leaves gaps
+                raise LoadError(f"nothing to read at offset {offset}, although the log ends at {self.end_offset}")
+            yield
+            for position, header in scan(run):
+                yield from self._batch(run, position, header, offset)
+            offset = result.next_offset
+
+    def _batch(self, run: bytes, position: int, header: BatchHeader, from_offset: int) -> Iterator[None]:
+        validate_batch(run, position)
+        payload: bytes | bytearray | memoryview = memoryview(run)[position + 61 : position + header.size]
+        if header.codec:
+            payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
+        producer = (header.producer_id, header.producer_epoch) if header.is_transactional else None
+        for record in decode_records(payload, header):
+            if record.offset < from_offset or record.offset >= self.end_offset:
+                continue
+            self.records += 1
+            if header.is_control:
+                self._control(record.key, header)
+            elif record.key is not None:
+                self._shard.apply(CoordinatorRecord(record.key, record.value), producer, self._now())
+            yield
+
+    def _control(self, key: bytes | None, header: BatchHeader) -> None:
+        if key is None or len(key) < _CONTROL_KEY.size:
+            raise LoadError("a control record without a type")
+        kind = _CONTROL_KEY.unpack_from(key)[1]
+        if kind in (_ABORT, _COMMIT):
+            self._shard.apply_marker(header.producer_id, header.producer_epoch, kind == _COMMIT, self._now())
+
+
+class LoadError(Exception):
+    """The partition of the internal topic cannot be replayed."""
+
+
+class _Deadline:
+    __slots__ = ("deadline_ms", "timer", "wakes_ms")
+
+    def __init__(self, deadline_ms: int) -> None:
+        self.deadline_ms = deadline_ms
+        self.wakes_ms = deadline_ms
+        self.timer: Timer | None = None
+
+
+class ShardTimers:
+    """Calls ``on_due(name)`` once after the delay, unless the timer is replaced or cancelled before."""
+
+    def __init__(self, timers: Timers, clock: Clock, on_due: Callable[[str], None]) -> None:
+        self._timers = timers
+        self._clock = clock
+        self._on_due = on_due
+        self._deadlines: dict[str, _Deadline] = {}
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def schedule(self, name: str, delay_ms: int) -> None:
+        """Set or replace the timer."""
+        deadline_ms = self._clock.mono_ms() + max(0, delay_ms)
+        deadline = self._deadlines.get(name)
+        if deadline is None:
+            deadline = self._deadlines[name] = _Deadline(deadline_ms)
+            self._arm(name, deadline, delay_ms)
+            return
+        deadline.deadline_ms = deadline_ms
+        if deadline_ms < deadline.wakes_ms:
+            self._arm(name, deadline, delay_ms)  # a later deadline uses the wake-up that is already scheduled
+
+    def cancel(self, name: str) -> None:
+        """Cancel the timer, if any."""
+        deadline = self._deadlines.pop(name, None)
+        if deadline is not None and deadline.timer is not None:
+            deadline.timer.cancel()
+
+    def clear(self) -> None:
+        """Cancel all timers."""
+        for name in list(self._deadlines):
+            self.cancel(name)
+
+    def _arm(self, name: str, deadline: _Deadline, delay_ms: int) -> None:
+        if deadline.timer is not None:
+            deadline.timer.cancel()
+        deadline.wakes_ms = deadline.deadline_ms
+        deadline.timer = self._timers.later(delay_ms, partial(self._wake, name, deadline))
+
+    def _wake(self, name: str, deadline: _Deadline) -> None:
+        if self._deadlines.get(name) is not deadline:
+            return
+        left_ms = deadline.deadline_ms - self._clock.mono_ms()
+        if left_ms > 0:
+            self._arm(name, deadline, left_ms)
+            return
+        del self._deadlines[name]
+        self._on_due(name)
+
+
+TRANSACTIONAL = 1 << 4
+BATCH_OVERHEAD = 61
+RECORD_OVERHEAD = 24
+"""An upper bound of a record's varints and attributes without headers, in bytes."""
+
+
+@dataclass(slots=True)
+class ShardWrite:
+    """One command's records, or one marker. All records of a write are in one batch, so a crash cannot split it."""
+
+    key: str | None
+    ticket: Ticket | None
+    result: Result
+    marker: TransactionMarker | None = None
+    on_marker: Callable[[ErrorCode], None] | None = None
+    guard: object | None = None
+
+    @property
+    def records(self) -> tuple[CoordinatorRecord, ...]:
+        """The records to append; none for a marker."""
+        return self.result.records
+
+    def size(self) -> int:
+        """An upper bound of the encoded size in bytes."""
+        return sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in self.records)
+
+
+def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[ShardWrite]]:
+    """Runs of writes that may share a batch, in order: plain ones up to ``limit_bytes``, all others alone."""
+    run: list[ShardWrite] = []
+    run_bytes = BATCH_OVERHEAD
+    for write in writes:
+        alone = write.marker is not None or write.result.producer is not None
+        size = write.size()
+        if run and (alone or run_bytes + size > limit_bytes):
+            yield run
+            run, run_bytes = [], BATCH_OVERHEAD
+        if alone:
+            yield [write]
+        else:
+            run.append(write)
+            run_bytes += size
+    if run:
+        yield run
+
+
+def encode_writes(run: Sequence[ShardWrite], wall_ms: int) -> bytearray:
+    """One record batch (or control batch) for a run made by :func:`batches`; the log stamps it in place."""
+    first = run[0]
+    if first.marker is not None:
+        return bytearray(
+            control_batch(
+                commit=first.marker.commit,
+                producer_id=first.marker.producer_id,
+                producer_epoch=first.marker.producer_epoch,
+                coordinator_epoch=first.marker.coordinator_epoch,
+                timestamp=wall_ms,
+            )
+        )
+    records = [record for write in run for record in write.records]
+    encoded = [Record(i, wall_ms, record.key, record.value, ()) for i, record in enumerate(records)]
+    if first.result.producer is None:
+        return bytearray(encode_batch(encoded))
+    producer_id, producer_epoch = first.result.producer
+    return bytearray(
+        encode_batch(encoded, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=producer_epoch)
+    )
+
 
 S = TypeVar("S", bound=Shard)
 

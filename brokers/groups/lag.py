@@ -4,16 +4,46 @@ Each partition of a group has a window of its last commits, with the records tha
 rules are Burrow's: a consumer whose lag was zero in the window is fine, however far it is behind now; one that stopped
 committing, or commits the same offset with records waiting, is not.
 
-Source: LinkedIn's Burrow, consumer lag evaluation rules (its wiki page of that name).
+What its members were assigned is read from the bytes that the group's leader wrote.
+
+Source: LinkedIn's Burrow, consumer lag evaluation rules (its wiki page of that name); Kafka's
+ConsumerProtocolAssignment v0 to 3, which begin alike.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+
+
+class AssignmentUnreadable(ValueError):
+    """The bytes are something else."""
+
+
+def assigned_counts(assignment: bytes) -> Iterator[tuple[str, int]]:
+    """Topics, each with a number of its partitions; a topic may come again. Raises AssignmentUnreadable, also later."""
+    try:
+        (topics,) = _I32.unpack_from(assignment, 2)
+        position = 6
+        for _ in range(topics):
+            (size,) = _I16.unpack_from(assignment, position)
+            position += 2
+            name = assignment[position : position + size].decode()
+            (count,) = _I32.unpack_from(assignment, position + size)
+            position += size + 4 + 4 * count
+            if size < 0 or count < 0 or position > len(assignment):
+                raise AssignmentUnreadable(f"it ends at byte {len(assignment)}, before the partitions of topic {name}")
+            yield name, count
+    except (struct.error, UnicodeDecodeError) as wrong:
+        raise AssignmentUnreadable(str(wrong)) from wrong
+
 
 WINDOW = 10
 """Commits of a partition that are judged, and ends of its log that are remembered."""

@@ -5,22 +5,29 @@ loop, by whole change-log entries, and notifies its listeners afterwards. Before
 and no request may be answered from it: a short list of brokers makes clients drop the others. While ZooKeeper is
 unreachable the cache keeps its content.
 
-Source: ADR 0003; the watch rules are those of ``coordination.store``.
+``coordination.tree`` rejects a tree that Kafka used first. The cache detects foreign brokers that come later (Apache
+Kafka's, with ZooKeeper or in a migration to KRaft), because a Kafka broker accepts any tree with a cluster id. Two
+kinds of brokers that manage the same topics would destroy each other's logs, so while there are foreign ones, no
+fleetlog broker starts and no fleetlog controller acts.
+
+Source: ADR 0003; the watch rules are those of ``coordination.store``; kafka/zk/ZkData.scala of Kafka 3.9
+(BrokerIdZNode, ControllerZNode); KIP-866 for the migration.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
-from fleetlog.brokers.metadata import foreign, znodes
+from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from fleetlog.brokers.metadata.loading import (
     children_or_none,
@@ -44,6 +51,38 @@ if TYPE_CHECKING:
     from fleetlog.brokers.timers import Timers
 
 log = logging.getLogger(__name__)
+
+
+REMEDY = (
+    "brokers of two kinds on one ZooKeeper tree destroy each other's logs; stop those of Apache Kafka, or give each"
+    " kind a path of its own (zookeeper.connect=host:port/path)"
+)
+
+
+def foreign_registration(path: str, data: bytes) -> str | None:
+    """The error of a broker registration that fleetlog did not write, or None."""
+    document = _document(data)
+    if document is None or "incarnation" in document:
+        return None  # an unreadable document is another error
+    return f"{path} was not written by fleetlog: {REMEDY}"
+
+
+def foreign_controller(data: bytes) -> str | None:
+    """The error of a controller znode that belongs to a KRaft controller, or None."""
+    document = _document(data)
+    epoch = document.get("kraftControllerEpoch", -1) if document is not None else -1
+    if isinstance(epoch, int) and epoch < 0:
+        return None
+    return f"{znodes.CONTROLLER} belongs to a KRaft controller of Apache Kafka (epoch {epoch}): {REMEDY}"
+
+
+def _document(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
 
 DEPARTED_MS = 3000
 """How long a broker is kept after its registration ended: three of librdkafka's periodic Metadata requests."""
@@ -338,7 +377,7 @@ class MetadataCache:
         known = self.brokers.get(broker_id)
         if known is not None and known.epoch == stat.czxid:
             return known
-        wrong = foreign.registration(path, data)
+        wrong = foreign_registration(path, data)
         if wrong is not None:
             self._foreign.append(wrong)
             return None
@@ -351,7 +390,7 @@ class MetadataCache:
             if await self._store.exists(znodes.CONTROLLER, self._watcher.watch) is not None:
                 self._watcher.read_soon()
             return NO_CONTROLLER
-        wrong = foreign.controller(data)
+        wrong = foreign_controller(data)
         if wrong is not None:
             self._foreign.append(wrong)
         return znodes.decode_controller(data)

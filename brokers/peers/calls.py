@@ -4,27 +4,240 @@ One pipelined connection per broker, opened on first use. Responses come in the 
 delay later ones; long polls therefore have their own :class:`Peers`. A call that times out closes the connection,
 because a slow peer cannot be told from a dead one; the other calls in flight fail with :class:`PeerUnavailable`. The
 outcome of a failed call is unknown.
+
+A broker logs in at another one by SaslHandshake and SaslAuthenticate over a new link, before any other call. TLS stands
+between the socket's transport and the link, and is a transport to it. Each step of its handshake runs in a worker,
+because it computes a signature or checks a chain of certificates. What comes after it is decrypted straight into the
+link's buffers, on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.peers.link import PeerLink, PeerUnavailable
-from fleetlog.brokers.peers.login import log_in
-from fleetlog.brokers.peers.tls_link import TlsLink
 from fleetlog.brokers.security.followed_contexts import FollowedContexts
 from fleetlog.brokers.security.listener_logins import ClientLogin
-from fleetlog.brokers.security.tls import TlsFailure
+from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.security.mechanisms import AuthenticationFailed
+from fleetlog.brokers.security.plain import plain_message
+from fleetlog.brokers.security.scram import ScramClient
+from fleetlog.brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
+from fleetlog.wire import messages
 from fleetlog.wire.messages import Encodable
 
 if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.timers import Timers
+
+logger = logging.getLogger(__name__)
+
+
+SASL_HANDSHAKE: Final = 17
+SASL_AUTHENTICATE: Final = 36
+HANDSHAKE_VERSION: Final = 1
+AUTHENTICATE_VERSION: Final = 2
+RENEWED_AT: Final = 0.8
+"""The part of a session after which new calls go over a new connection; those under way have the rest to end."""
+
+_SHOWN_CHARACTERS: Final = 200
+
+_Exchange = Callable[[bytes], Awaitable[bytes]]
+
+
+async def log_in(
+    link: PeerLink, login: ClientLogin, client_id: str, timeout_ms: int, nonce: Callable[[], str]
+) -> float | None:
+    """Log in; returns after how many seconds the link should be replaced, None for never.
+
+    Raises PeerUnavailable, also where the other broker refuses the login or cannot prove that it knows the credential.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_ms / 1000
+    lifetime_ms = 0
+
+    async def call(key: int, version: int, message: Any) -> Any:
+        body = bytes(message.encode(version=version))
+        return await link.call(key, version, body, client_id, deadline, timeout_ms, raw=False)
+
+    async def exchange(token: bytes) -> bytes:
+        nonlocal lifetime_ms
+        request = messages.request_class(SASL_AUTHENTICATE)(version=AUTHENTICATE_VERSION, auth_bytes=token)
+        answer = await call(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, request)
+        if answer.error_code:
+            raise AuthenticationFailed(f"error {answer.error_code}, {_shown(answer.error_message or '')}")
+        lifetime_ms = answer.session_lifetime_ms
+        return bytes(answer.auth_bytes)
+
+    handshake = messages.request_class(SASL_HANDSHAKE)(version=HANDSHAKE_VERSION, mechanism=login.mechanism)
+    try:
+        answer = await call(SASL_HANDSHAKE, HANDSHAKE_VERSION, handshake)
+        if answer.error_code:
+            listed = _shown(", ".join(answer.mechanisms))
+            raise AuthenticationFailed(f"its listener has {listed}, not {login.mechanism}")
+        await _authenticate(login, exchange, nonce)
+    except AuthenticationFailed as refusal:
+        reason = f"the login of user {login.user} by {login.mechanism} failed: {refusal}"
+        link.close(reason)
+        raise PeerUnavailable(link.broker_id, reason) from None
+    except BaseException:
+        link.close("the login was given up")
+        raise
+    return lifetime_ms / 1000 * RENEWED_AT if lifetime_ms > 0 else None
+
+
+def _shown(text: str) -> str:
+    """What the other side says, in a line of the log: bounded and escaped."""
+    return repr(text[:_SHOWN_CHARACTERS])
+
+
+async def _authenticate(login: ClientLogin, exchange: _Exchange, nonce: Callable[[], str]) -> None:
+    """Raises AuthenticationFailed."""
+    mechanism = SCRAM_MECHANISMS.get(login.mechanism)
+    if mechanism is None:
+        await exchange(plain_message(login.user, login.password))
+        return
+    client = ScramClient(mechanism, login.user, login.password, nonce())
+    challenge = await exchange(client.first())
+    # PBKDF2: milliseconds, so not on the loop
+    final = await asyncio.get_running_loop().run_in_executor(None, client.final, challenge)
+    client.check(await exchange(final))
+
+
+RECEIVE_BYTES: Final = 64 * 1024
+
+
+class TlsLink(asyncio.BufferedProtocol):
+    """The protocol of the socket, and the transport of its link. :meth:`shake_hands` first."""
+
+    def __init__(self, link: PeerLink, context: ssl.SSLContext, host: str, loop: asyncio.AbstractEventLoop) -> None:
+        """``host`` is the name or address that the other broker's certificate must have."""
+        self._link = link
+        self._engine = TlsEngine(context, server_side=False, server_name=host)
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._area = memoryview(bytearray(RECEIVE_BYTES))
+        self._open = False
+        self._arrived = bytearray()
+        self._ended = False
+        self._news = asyncio.Event()
+
+    async def shake_hands(self) -> None:
+        """Raises TlsFailure, after which the connection is closed. Cancelled, it closes the connection, too."""
+        assert self._transport is not None, "connected before"
+        try:
+            while not await self._loop.run_in_executor(None, self._engine.handshake):
+                self._flush()
+                await self._news.wait()
+                self._news.clear()
+                self._feed()
+        except BaseException as problem:
+            if isinstance(problem, TlsFailure):
+                self._flush()  # the alert
+            self._transport.close()
+            raise
+        self._flush()
+        self._open = True
+        self._link.connection_made(self)  # type: ignore[arg-type]
+        self._feed()
+        self._pass_on()
+
+    def _feed(self) -> None:
+        """Raises TlsFailure."""
+        arrived, self._arrived = self._arrived, bytearray()
+        self._engine.feed(arrived)
+        if self._ended:
+            self._engine.feed_eof()
+
+    def _flush(self) -> None:
+        assert self._transport is not None, "connected before"
+        if self._engine.outgoing_bytes and not self._transport.is_closing():
+            self._transport.write(self._engine.take())
+
+    def _pass_on(self) -> None:
+        """Decrypt what is at hand into the link's buffers."""
+        link = self._link
+        try:
+            while link.open:
+                buffer = link.get_buffer(-1)
+                count = self._engine.read_into(buffer)
+                if count:
+                    link.buffer_updated(count)
+                if count < len(buffer):
+                    break
+        except TlsFailure as failure:
+            link.close(str(failure))
+            return
+        if self._engine.state is not TlsState.OPEN:
+            link.close("closed the connection")
+        elif link.open:
+            self._flush()  # an answer to the other side's change of keys
+
+    # ---- called by the link
+
+    def write(self, data: bytes) -> None:
+        """Encrypt and send."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                count = self._engine.write(rest)
+                if not count:
+                    raise TlsFailure(TlsProblem.OTHER, "nothing can be encrypted")
+                rest = rest[count:]
+                self._flush()
+        except TlsFailure as failure:
+            self._link.close(str(failure))
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        assert self._transport is not None, "connected before"
+        self._transport.abort()
+
+    # ---- called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        """End the handshake, or the link."""
+        self._ended = True
+        self._news.set()
+        if self._open:
+            self._link.connection_lost(problem)
+
+    def pause_writing(self) -> None:
+        """Hold further calls of the link."""
+        self._link.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Release the link's held calls."""
+        self._link.resume_writing()
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """The buffer for the next bytes."""
+        return self._area
+
+    def buffer_updated(self, size: int) -> None:
+        """Handle ``size`` received bytes."""
+        if self._open:
+            try:
+                self._engine.feed(self._area[:size])
+            except TlsFailure as failure:
+                self._link.close(str(failure))
+            else:
+                self._pass_on()
+            return
+        self._arrived += self._area[:size]
+        if len(self._arrived) > HANDSHAKE_BYTES_MAX:
+            self.abort()  # a worker is at work, and the other side sends on
+        self._news.set()
+
 
 __all__ = ["PeerUnavailable", "Peers", "PeersPort"]
 
@@ -36,8 +249,6 @@ CONNECT_SECONDS = 5.0
 LOGIN_MS = 5_000
 
 LogIn = Callable[[PeerLink], Awaitable[float | None]]
-
-logger = logging.getLogger(__name__)
 
 
 class PeersPort(Protocol):

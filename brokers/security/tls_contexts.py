@@ -2,29 +2,199 @@
 
 A context is made anew as a whole, never changed: what is wrong in a new file leaves the old context as it is. TLS 1.2
 and 1.3 only, without compression and renegotiation.
+
+Certificates and keys are the PEM blocks of a setting or a file. Nothing here checks a signature; that is the TLS
+library's. PEM inside a setting may have spaces where a file has line ends, as Kafka allows it.
+
+Files are read whole, told apart by what ``stat`` says, and lent to the TLS library. It takes a key by path only. It
+gets the path of an anonymous file in memory, so that what was checked is what is loaded, and no key that stands in a
+setting reaches a disk.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import importlib
+import os
+import re
 import ssl
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from fleetlog.brokers.security.certificates import (
-    BadPem,
-    CertificateFacts,
-    PrivateKeyPem,
-    certificate_facts,
-    certificates_in_pem,
-    keys_in_pem,
-    pem_block,
+from fleetlog.brokers.security.principals import (
+    DER_OID,
+    DER_SEQUENCE,
+    BadPrincipal,
+    DerElement,
+    certificate_fields,
+    der_children,
+    der_elements,
+    subject_name,
 )
-from fleetlog.brokers.security.key_files import FileStamp, file_stamp, in_memory_file, is_world_readable, read_store
 from fleetlog.brokers.security.tls_settings import CertificateStore, ClientCertificates, TlsSettings, pem_command
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError
+
+_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----(.*?)-----END \1-----", re.DOTALL)
+_CERTIFICATE_LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE"})
+_UTC_TIME: Final = 0x17
+_GENERALIZED_TIME: Final = 0x18
+_EXTENSIONS: Final = 0xA3
+_ALTERNATIVE_NAMES: Final = bytes.fromhex("551d11")
+
+
+class BadPem(ValueError):
+    """Text that is no PEM, or a certificate that cannot be read; the message quotes nothing of it."""
+
+
+class CertificateFacts(NamedTuple):
+    """What a certificate says. Times are seconds since 1970; ``names`` are the DER of its alternative names."""
+
+    subject: str
+    not_before_s: float
+    not_after_s: float
+    names: frozenset[bytes]
+
+
+class PrivateKeyPem(NamedTuple):
+    """A private key as PEM, and whether it needs a password."""
+
+    pem: str
+    encrypted: bool
+
+    def __repr__(self) -> str:
+        return f"PrivateKeyPem(encrypted={self.encrypted})"
+
+
+def certificates_in_pem(text: str) -> list[bytes]:
+    """The DER of each certificate, in order. Raises BadPem where a block is no base64."""
+    return [_der(match[2]) for match in _BLOCK.finditer(text) if match[1] in _CERTIFICATE_LABELS]
+
+
+def keys_in_pem(text: str) -> list[PrivateKeyPem]:
+    """The private keys in order. Raises BadPem where a block is no base64."""
+    return [_key(match[1], match[2]) for match in _BLOCK.finditer(text) if match[1].endswith("PRIVATE KEY")]
+
+
+def pem_block(label: str, der: bytes) -> str:
+    """PEM with lines of 64 characters."""
+    body = base64.b64encode(der).decode()
+    lines = "\n".join(body[at : at + 64] for at in range(0, len(body), 64))
+    return f"-----BEGIN {label}-----\n{lines}\n-----END {label}-----\n"
+
+
+def _der(body: str) -> bytes:
+    try:
+        return base64.b64decode("".join(body.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadPem("a PEM block is damaged: between its BEGIN and END lines there must be base64 only") from None
+
+
+def _key(label: str, body: str) -> PrivateKeyPem:
+    if ":" not in body:
+        return PrivateKeyPem(pem_block(label, _der(body)), label.startswith("ENCRYPTED"))
+    # RFC 1421: headers, an empty line, base64. The password's cipher stands in the headers.
+    return PrivateKeyPem(f"-----BEGIN {label}-----{body}-----END {label}-----\n", "ENCRYPTED" in body)
+
+
+def certificate_facts(certificate: bytes) -> CertificateFacts:
+    """What a certificate's DER says. Raises BadPem."""
+    try:
+        fields = certificate_fields(certificate)
+        times = der_children(fields[3], DER_SEQUENCE)
+        if len(times) != 2:
+            raise BadPem("a certificate has no period of validity")
+        return CertificateFacts(
+            subject_name(fields[4].whole), _time_s(times[0]), _time_s(times[1]), _alternative_names(fields)
+        )
+    except BadPrincipal as error:
+        raise BadPem(f"a certificate cannot be read: {error}") from None
+
+
+def _time_s(element: DerElement) -> float:
+    text = element.content.decode("ascii", "replace")
+    if element.tag == _UTC_TIME and re.fullmatch(r"[0-9]{12}Z", text):
+        text = ("20" if text[:2] < "50" else "19") + text
+    elif element.tag != _GENERALIZED_TIME or not re.fullmatch(r"[0-9]{14}Z", text):
+        raise BadPem("a certificate has a period of validity that is not spelled as RFC 5280 demands")
+    try:
+        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise BadPem("a certificate has a date that does not exist") from None
+
+
+def _alternative_names(fields: list[DerElement]) -> frozenset[bytes]:
+    for holder in fields[5:]:
+        if holder.tag != _EXTENSIONS:
+            continue
+        for extension in [one for outer in der_elements(holder.content) for one in der_children(outer, DER_SEQUENCE)]:
+            parts = der_children(extension, DER_SEQUENCE)
+            if parts and parts[0].tag == DER_OID and parts[0].content == _ALTERNATIVE_NAMES:
+                lists = der_elements(parts[-1].content)
+                return frozenset(name.whole for one in lists for name in der_children(one, DER_SEQUENCE))
+    return frozenset()
+
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The longest store that is read: an operating system's list of authorities has a twentieth of it."""
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file is replaced or written; a file that is not there has none."""
+
+    mtime_ns: int
+    size: int
+    inode: int
+
+
+def file_stamp(path: str) -> FileStamp | None:
+    """The stamp of what the path leads to, through links; None where nothing is there or it may not be looked at."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return FileStamp(found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def is_world_readable(path: str) -> bool:
+    """Whether each user of the machine may read the file; False where it is not there."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IROTH)
+    except (OSError, ValueError):
+        return False
+
+
+def read_store(path: str) -> bytes:
+    """A file's bytes. Raises OSError, also for what is no regular file or longer than FILE_BYTES_MAX."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError:
+        raise OSError("the path contains a NUL") from None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is no regular file")
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(f"it has more than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+@contextmanager
+def in_memory_file(data: bytes) -> Iterator[str]:
+    """A path under which the bytes can be read until the end of the block."""
+    descriptor = os.memfd_create("fleetlog-tls", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
 
 _LEVEL: Final = "@SECLEVEL=2"  # no RSA key below 2,048 bits, no SHA-1
 _CHAIN_MAX: Final = 10

@@ -4,6 +4,9 @@ Requests of a connection are executed one at a time, as Kafka does; only a Produ
 replicas lets the next one start. Answers leave in the order of the requests, always. Reading stops while too much is in
 flight, so what a peer can make us hold is bounded: one frame, ``connection.outbox.max.bytes`` and one answer. What all
 of them hold together is bounded by the server, which closes the one that holds most.
+
+File parts that are next to leave and not in memory are read in by a worker of the disk. What the kernel counts of a TCP
+connection is asked of it: nothing is counted for it on the path of a request.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import socket
+import struct
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fleetlog._native import io
 from fleetlog.brokers.api.base import ClientConnection as Peer
 from fleetlog.brokers.log import SliceGone
 from fleetlog.brokers.model import Carried
-from fleetlog.brokers.server.connection_marks import ConnectionMarks, count_wait
+from fleetlog.brokers.server import disk
 from fleetlog.brokers.server.framing import (
     LENGTH_SIZE,
     RECEIVE_BYTES,
@@ -30,8 +35,6 @@ from fleetlog.brokers.server.framing import (
     Outbox,
     TlsHandshake,
 )
-from fleetlog.brokers.server.head_reads import HeadReads
-from fleetlog.brokers.server.kernel_figures import carried_by
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
 from fleetlog.brokers.server.slot import Slot
 from fleetlog.wire.apis import APIS
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from fleetlog.brokers.api.metering import Meter
-    from fleetlog.brokers.metrics import Counter, Metrics
+    from fleetlog.brokers.metrics import Counter, Histogram, Labelled, Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.server.disk import ReadAhead
     from fleetlog.brokers.server.login import ConnectionLogin
@@ -48,6 +51,100 @@ if TYPE_CHECKING:
     from fleetlog.brokers.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
+
+
+class ConnectionMarks:
+    """See the module. They are by themselves because a look at a connection's attributes becomes dearer when it has
+    more than 30 of them.
+
+    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left,
+    the newest one of ``unsent_key`` then. ``answered_key``: the API of the newest answer.
+    """
+
+    __slots__ = ("answered_key", "client_id", "queued_ms", "since_ms", "software", "unsent_key", "unsent_ms")
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+        self.software = ("unknown", "unknown")
+        self.client_id = ""
+        self.queued_ms: int | None = None
+        self.unsent_ms: int | None = None
+        self.unsent_key = self.answered_key = -1
+
+
+def count_wait(waits: Labelled[Histogram], key: int, since_ms: int, clock: Clock) -> None:
+    """Count a wait that is over, by the API with that key."""
+    api = APIS.get(key)
+    waits.labels("unknown" if api is None else api.name).observe((clock.mono_ms() - since_ms) / 1000)
+
+
+SMALL_SLICE = 64 * 1024
+READ_AHEAD_BYTES = 4 * 1024 * 1024
+
+
+class HeadReads:
+    """The reads of one outbox, one at a time."""
+
+    __slots__ = ("_missed", "_outbox", "_read_ahead", "pending")
+
+    def __init__(self, outbox: Outbox, read_ahead: disk.ReadAhead) -> None:
+        self._outbox = outbox
+        self._read_ahead = read_ahead
+        self._missed: tuple[int, int] | None = None
+        self.pending = False
+        """Whether a worker reads: until it is through the outbox keeps its file."""
+
+    def fetch(self, read_in: Callable[[OSError | None], None]) -> str | None:
+        """Have the head read in, and call ``read_in`` then, with None or the disk's error. Returns what is wrong with
+        the head, if something is.
+
+        If it was read in and is gone again already, memory is short, and a little is read here rather than for ever.
+        """
+        head = self._outbox.head_slice()
+        assert head is not None, "the disk was waited for, but no file part is next"
+        chunk, position, length = head
+        try:
+            place = (chunk.fileno(), position)
+        except SliceGone as error:
+            return f"send failed: {error}"
+        if self._missed == place:
+            self._missed = None
+            data = disk.read(*place, min(length, SMALL_SLICE))
+            if not data:
+                return "a log file is shorter than its index says"
+            self._outbox.read_in(data)
+            return None
+        self._missed = place
+        self.pending = True
+        self._read_ahead.fetch(*place, min(length, READ_AHEAD_BYTES), partial(self._through, read_in))
+        return None
+
+    def _through(self, read_in: Callable[[OSError | None], None], error: OSError | None) -> None:
+        self.pending = False
+        read_in(error)
+
+
+_INFO_BYTES: Final = 136
+_ROUND_TRIP, _BYTES = struct.Struct("=I"), struct.Struct("=QQ")
+_ROUND_TRIP_AT, _BYTES_AT = 68, 120
+"""Of ``struct tcp_info`` (linux/tcp.h): tcpi_rtt, and tcpi_bytes_acked with tcpi_bytes_received (Linux 4.1)."""
+
+
+def carried_by(descriptor: int) -> Carried:
+    """The figures of a connection that is open; -1 each where the kernel has none."""
+    try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        finally:
+            sock.detach()  # the connection goes on
+    except OSError:
+        return Carried()
+    if len(info) < _BYTES_AT + _BYTES.size:
+        return Carried()
+    sent, received = _BYTES.unpack_from(info, _BYTES_AT)
+    return Carried(received, sent, _ROUND_TRIP.unpack_from(info, _ROUND_TRIP_AT)[0])
+
 
 REQUESTS_PER_TURN = 16
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024

@@ -3,6 +3,11 @@
 Whatever a peer sends ends in one of three ways: an answer, an answer that says which error, or a closed connection with
 a line in the log that says why. Whatever a handler does wrong ends in an answer too, or a closed connection, and a
 stack trace.
+
+Long work is executed a slice of a few milliseconds at a time, with everything else in between. A handler that may have
+much to do is a generator: it yields wherever it may be interrupted, and returns its outcome. Most are through in their
+first slice and cost nothing. The others take turns: one slice of one of them in each turn of the loop, however many
+there are. Work whose connection has closed is given up where it stands.
 """
 
 from __future__ import annotations
@@ -13,20 +18,21 @@ import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.errors import LooseMessage
 from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
 from fleetlog.brokers.api.metering import Meter, TimedCoroutine, timed_work
 from fleetlog.brokers.api.rows import Cost, Row, api_table
+from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
 from fleetlog.brokers.server.login import LoginGate
-from fleetlog.brokers.server.long_work import Pacing, Work
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.slot import Slot
 from fleetlog.wire import api_keys, hot, messages, pieces
@@ -40,6 +46,82 @@ if TYPE_CHECKING:
     from fleetlog.brokers.server.limits import ByteBudget
 
 logger = logging.getLogger(__name__)
+
+
+SLICE_S = 0.003
+"""How long a slice lasts, about."""
+FIRST_SLICE_S = 0.001
+"""The same for the first one: it is in the turn in which the request arrived, perhaps with others."""
+
+Work = Generator[Any, None, Any]
+
+
+class _Job(NamedTuple):
+    work: Work
+    gone: Callable[[], bool]
+    done: Callable[[Any], None]
+    failed: Callable[[], None]
+
+
+class Pacing:
+    """The jobs that are under way."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
+        self._loop = loop
+        self._now = now
+        self._jobs: deque[_Job] = deque()
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def start(
+        self, work: Work, gone: Callable[[], bool], done: Callable[[Any], None], failed: Callable[[], None]
+    ) -> None:
+        """Do the work, now or in slices: ``done`` gets what it returns, ``failed`` is called where it raises.
+
+        Neither is called once ``gone()``: then nothing waits for the answer.
+        """
+        job = _Job(work, gone, done, failed)
+        if not self._slice(job, FIRST_SLICE_S):
+            self._jobs.append(job)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._jobs and not self._running:
+            self._running = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._running = False
+        if not self._jobs:
+            return
+        job = self._jobs.popleft()
+        if job.gone():
+            job.work.close()
+        elif not self._slice(job, SLICE_S):
+            self._jobs.append(job)
+        self._schedule()
+
+    def _slice(self, job: _Job, seconds: float) -> bool:
+        """Whether the job is through."""
+        end = self._now() + seconds
+        try:
+            while True:
+                if next(job.work) is PAUSE or self._now() >= end:
+                    return False
+        except StopIteration as ended:
+            job.done(ended.value)
+        except Exception:
+            job.failed()
+        return True
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for job in self._jobs:
+            job.work.close()
+        self._jobs.clear()
+
 
 _now = time.perf_counter
 SIZE_BYTES = 4

@@ -1,26 +1,47 @@
-"""The server: named listeners, the connections behind them, and the caps on both."""
+"""The server: named listeners, the connections behind them, and the caps on both.
+
+How fast connections may be created (KIP-612) is decided when they are accepted: above its address's rate a connection
+is not read, and closed a moment later, so that its client waits; other addresses are served. Above the rate of the
+listener or the broker the listener accepts no further one for a moment.
+
+When ``max.connections`` or ``max.connections.per.ip`` is reached, there is room for the connections of other brokers.
+Replication must not stop because clients have taken every connection, also where brokers and clients share a listener
+(Kafka exempts the listener of the brokers among themselves; so do we, if there is one). A broker is known by its first
+request: the client id in its header is that of a registered broker. The server looks at it without taking it out of the
+socket, so an admitted connection begins as any other; where it comes through TLS, it is looked at behind the handshake.
+What says nothing within two seconds, or something else, goes.
+
+Whether a client may name itself a broker is not checked before brokers authenticate; ``inter.broker.listener.name``
+with an address that clients can't reach is what keeps strangers out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import functools
 import logging
+import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from fleetlog.brokers.api.base import ClientConnection as Peer
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.metering import CREATED, Meter, Metering
+from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
 from fleetlog.brokers.model import Endpoint
+from fleetlog.brokers.security.connection_rates import ConnectionRates
 from fleetlog.brokers.security.quotas import QuotaImage
 from fleetlog.brokers.security.sasl import SaslListener
 from fleetlog.brokers.server.batching import ConnectionBatcher
 from fleetlog.brokers.server.connection import Connection
-from fleetlog.brokers.server.connection_figures import watch_connections
-from fleetlog.brokers.server.creation_rates import SERVE, CreationLimits, CreationVerdict
 from fleetlog.brokers.server.descriptors import Descriptors
 from fleetlog.brokers.server.disk import ReadAhead
 from fleetlog.brokers.server.dispatch import Dispatcher
@@ -28,17 +49,334 @@ from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logins
 from fleetlog.brokers.server.purgatory import Purgatory
-from fleetlog.brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
 from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
 from fleetlog.brokers.server.tls_listeners import CertificateWatch, TlsListener
 from fleetlog.brokers.server.tls_transport import TlsBlocks, TlsTransport
+from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.brokers.timers import Timer, Timers
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.timers import Timer
+    from fleetlog.brokers.metrics import Counter as Counted
+    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.model import Clock
 
 logger = logging.getLogger(__name__)
+
+
+SOFTWARE_MAX = 50
+"""Names and versions that metrics name: those with the most connections; the rest are other."""
+_PER_SLICE = 500
+WINDOW_MS = 60_000
+PROCESSOR = "networkProcessor"
+
+
+class CreationRates:
+    """Connections per second by listener, of the last minute or since the scrape before if that is longer ago."""
+
+    def __init__(self, created: Mapping[str, Counted], clock: Clock) -> None:
+        self._created = created
+        self._clock = clock
+        self._before: deque[tuple[int, dict[str, int]]] = deque([(clock.mono_ms(), {})])
+
+    def by_listener(self) -> dict[str, float]:
+        """As of now."""
+        now_ms, now = self._clock.mono_ms(), {name: one.value for name, one in self._created.items()}
+        while len(self._before) > 1 and self._before[1][0] <= now_ms - WINDOW_MS:
+            self._before.popleft()
+        then_ms, then = self._before[0]
+        if now_ms - self._before[-1][0] >= WINDOW_MS // 12:
+            self._before.append((now_ms, now))
+        return {name: 1000 * (count - then.get(name, 0)) / max(1, now_ms - then_ms) for name, count in now.items()}
+
+
+class ConnectionFigures:
+    """Counts the connections that are open when it is asked, and tells how fast they come."""
+
+    def __init__(
+        self, metrics: Metrics, connections: Mapping[int, Connection], listeners: Sequence[str], clock: Clock
+    ) -> None:
+        self._metrics = metrics
+        self._connections = connections
+        self._listeners = listeners
+        for listener in listeners:
+            metrics.created_connections.labels(listener)
+        self._rates = CreationRates(metrics.created_connections.children, clock)
+
+    def collect(self) -> Iterator[Metric | None]:
+        """By the broker's own names."""
+        yield from self._families(
+            "fleetlog_listener_connections", "fleetlog_client_connections", "fleetlog_tls_connections"
+        )
+
+    def collect_for_kafka(self) -> Iterator[Metric | None]:
+        """By the names of Kafka's dashboards. One loop is all network processors."""
+        name = "kafka_server_socket_server_metrics"
+        yield from self._families(
+            f"{name}_connection_count", f"{name}_connections_software", f"{name}_connections_tls_info", kafka=True
+        )
+        rates = GaugeMetricFamily(
+            f"{name}_connection_creation_rate", "Connections per second, of the last minute.",
+            labels=["listener", PROCESSOR],
+        )  # fmt: skip
+        for listener, rate in self._rates.by_listener().items():
+            rates.add_metric([listener, "0"], rate)
+        yield rates
+        counts: Counter[tuple[str, str]] = Counter()
+        for (listener, _, result), number in self._metrics.authentications.items():
+            counts[listener, result] += number
+        for result, word in (("success", "successful"), ("failure", "failed")):
+            family = CounterMetricFamily(
+                f"{name}_{word}_authentication", "Logins by SASL, and TLS handshakes where there is no SASL.",
+                labels=["listener", PROCESSOR],
+            )  # fmt: skip
+            for listener in self._listeners:
+                family.add_metric([listener, "0"], counts[listener, result])
+            yield family
+
+    def _families(
+        self, by_listener: str, by_software: str, by_tls: str, *, kafka: bool = False
+    ) -> Iterator[Metric | None]:
+        listeners: Counter[str] = Counter(dict.fromkeys(self._listeners, 0))
+        software: Counter[tuple[str, str, str]] = Counter()
+        ciphers: Counter[tuple[str, str, str]] = Counter()
+        for some in in_slices(self._connections.values(), _PER_SLICE):
+            listeners.update([one.peer.listener for one in some])
+            software.update([(*one.software, one.peer.listener) for one in some])
+            ciphers.update([(*one.tls, one.peer.listener) for one in some if isinstance(one, TlsConnection)])
+            yield None
+        more, zero = ([PROCESSOR], ("0",)) if kafka else ([], ())
+        family = GaugeMetricFamily(by_listener, "Open connections by listener.", labels=["listener", *more])
+        for listener, count in listeners.items():
+            family.add_metric([listener, *zero], count)
+        yield family
+        labels = ("clientSoftwareName", "clientSoftwareVersion") if kafka else ("software", "version")
+        family = GaugeMetricFamily(by_software, "Open connections by client.", labels=[*labels, "listener", *more])
+        named = software.most_common(SOFTWARE_MAX)
+        for key, count in named:
+            family.add_metric([*key, *zero], count)
+        rest = software.total() - sum(count for _, count in named)
+        if rest:
+            family.add_metric(["other", "other", "other", *zero], rest)
+        yield family
+        family = GaugeMetricFamily(
+            by_tls, "Open connections with TLS.", labels=["cipher", "protocol", "listener", *more]
+        )  # fmt: skip
+        for key, count in ciphers.items():
+            family.add_metric([*key, *zero], count)
+        yield family
+
+
+def watch_connections(
+    metrics: Metrics, connections: Mapping[int, Connection], listeners: Sequence[str], clock: Clock
+) -> None:
+    """Add the figures to the broker's pages."""
+    figures = ConnectionFigures(metrics, connections, listeners, clock)
+    metrics.register(BROKER_PAGE, figures.collect)
+    metrics.register(KAFKA_PAGE, figures.collect_for_kafka)
+
+
+SETTING: Final = "max.connection.creation.rate"
+NO_LIMIT: Final = 2**31 - 1
+HELD_MAX: Final = 1_000
+"""Connections that wait for their end at once; more are closed at once."""
+
+
+class CreationVerdict(NamedTuple):
+    """``refused``: the connection is not served. ``wait_ms``: the listener accepts no other one for so long."""
+
+    refused: Callable[[], None] | None = None
+    wait_ms: int = 0
+
+
+SERVE: Final = CreationVerdict()
+
+
+class CreationLimits:
+    """The rates of one broker. Raises ConfigError for a rate of a listener that is no number."""
+
+    def __init__(self, config: BrokerConfig, listeners: Iterable[str], timers: Timers) -> None:
+        self._timers = timers
+        self._held: set[socket.socket] = set()
+        rates = {name: _rate_of(config, name) for name in listeners}
+        self._rates = ConnectionRates(
+            listener_rates={name: rate for name, rate in rates.items() if rate is not None},
+            samples=config.quota_window_num,
+            window_ms=config.quota_window_size_seconds * 1000,
+        )
+
+    def look(
+        self, sock: socket.socket, listener: str, host: str, image: QuotaImage, broker_rate: int, now_ms: int
+    ) -> CreationVerdict:
+        """Counts a connection that was accepted; ``broker_rate`` is the dynamic setting."""
+        self._rates.broker_rate = broker_rate if broker_rate < NO_LIMIT else None
+        accepted = self._rates.accept(image, listener, host, now_ms)
+        if accepted.close_after_ms:
+            return CreationVerdict(partial(self._hold, sock, accepted.close_after_ms))
+        return CreationVerdict(None, accepted.wait_ms) if accepted.wait_ms else SERVE
+
+    def _hold(self, sock: socket.socket, close_after_ms: int) -> None:
+        if len(self._held) >= HELD_MAX:
+            sock.close()
+            return
+        self._held.add(sock)
+        self._timers.later(close_after_ms, partial(self._release, sock))
+
+    def _release(self, sock: socket.socket) -> None:
+        self._held.discard(sock)
+        sock.close()
+
+    def close(self) -> None:
+        """Close what is held."""
+        for sock in list(self._held):
+            self._release(sock)
+
+
+def _rate_of(config: BrokerConfig, listener: str) -> int | None:
+    text = config.of_listener(listener).get(SETTING)
+    if text is None:
+        return None
+    try:
+        rate = int(text)
+    except ValueError:
+        rate = -1
+    if not 0 <= rate <= NO_LIMIT:
+        name = f"listener.name.{listener.lower()}.{SETTING}"
+        raise ConfigError(name, text, f"must be a whole number from 0 to {NO_LIMIT}: connections per second")
+    return None if rate == NO_LIMIT else rate
+
+
+CONNECTIONS_PER_BROKER = 8
+"""A broker has one for its requests and one to replicate; the rest is for those of its previous process."""
+MAX_WAITING = 64
+PATIENCE_MS = 2_000
+_HEAD_BYTES = 64
+_CLIENT_ID_AT = 14
+"""Behind the frame's size, API key, version, correlation id and the client id's length."""
+_BROKER = re.compile(rb"(?:broker|replica)-(\d{1,10})")
+
+
+class FirstBytes(Protocol):
+    """A connection whose first bytes can be looked at."""
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back when there is something to look at."""
+        ...
+
+    def remove_reader(self, fd: int) -> object:
+        """Call back no more."""
+        ...
+
+    def peek(self, limit: int) -> bytes:
+        """So many first bytes at most, which stay where they are. Raises OSError, BlockingIOError for none yet."""
+        ...
+
+
+class PlainFirstBytes:
+    """Those of a socket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = loop
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back when there is something to look at."""
+        self._loop.add_reader(fd, callback)
+
+    def remove_reader(self, fd: int) -> None:
+        """Call back no more."""
+        self._loop.remove_reader(fd)
+
+    def peek(self, limit: int) -> bytes:
+        """So many first bytes at most."""
+        return self._sock.recv(limit, socket.MSG_PEEK)
+
+
+class _Waiting(NamedTuple):
+    fd: int
+    first: FirstBytes
+    admit: Callable[[], None]
+    refuse: Callable[[], None]
+    timer: Timer
+
+
+class Reserve:
+    """See the module. ``brokers`` gives the ids of the other registered brokers. Loop thread only."""
+
+    def __init__(self, timers: Timers, brokers: Callable[[], set[int]]) -> None:
+        self._timers = timers
+        self._brokers = brokers
+        self._waiting: dict[int, _Waiting] = {}
+        self._broker_of: dict[int, int] = {}
+        self._used: Counter[int] = Counter()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are other brokers at all."""
+        return bool(self._brokers())
+
+    def consider(
+        self, number: int, fd: int, first: FirstBytes, admit: Callable[[], None], refuse: Callable[[], None]
+    ) -> None:
+        """Wait for the first request on a non-blocking socket, then call one of the two.
+
+        ``number`` names the connection from now on, ``fd`` is its socket's. Of those that wait the one that has waited
+        longest makes room.
+        """
+        if not self._brokers():
+            refuse()
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._refuse(next(iter(self._waiting)))
+        timer = self._timers.later(PATIENCE_MS, functools.partial(self._refuse, number))
+        self._waiting[number] = _Waiting(fd, first, admit, refuse, timer)
+        first.add_reader(fd, functools.partial(self._look, number))
+
+    def leave(self, number: int) -> bool:
+        """A connection is closed; whether it was one from here."""
+        broker_id = self._broker_of.pop(number, None)
+        if broker_id is None:
+            return False
+        self._used[broker_id] -= 1
+        return True
+
+    def close(self) -> None:
+        """Refuse all that wait."""
+        for number in list(self._waiting):
+            self._refuse(number)
+
+    def _look(self, number: int) -> None:
+        try:
+            head = self._waiting[number].first.peek(_HEAD_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            head = b""
+        broker_id = _broker_in(head)
+        if broker_id not in self._brokers() or self._used[broker_id] >= CONNECTIONS_PER_BROKER:
+            self._refuse(number)
+            return
+        self._broker_of[number] = broker_id
+        self._used[broker_id] += 1
+        self._end(number).admit()
+
+    def _refuse(self, number: int) -> None:
+        self._end(number).refuse()
+
+    def _end(self, number: int) -> _Waiting:
+        waiting = self._waiting.pop(number)
+        waiting.timer.cancel()
+        waiting.first.remove_reader(waiting.fd)
+        return waiting
+
+
+def _broker_in(head: bytes) -> int:
+    """The broker whose request begins so; -1 for none. Brokers send a header at once, in one piece."""
+    length = int.from_bytes(head[_CLIENT_ID_AT - 2 : _CLIENT_ID_AT], "big")
+    match = _BROKER.fullmatch(head[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
+    return int(match[1]) if match is not None else -1
+
 
 ACCEPTS_PER_TURN = 64
 SWEEP_MS = 1_000

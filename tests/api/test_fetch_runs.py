@@ -20,7 +20,7 @@ from fleetlog.brokers.api.fetch_sessions import NO_SESSION, FetchSession, Sessio
 from fleetlog.brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
 from fleetlog.brokers.model import BrokerId
 from fleetlog.brokers.server import dispatch
-from fleetlog.brokers.server.connection_marks import ConnectionMarks
+from fleetlog.brokers.server.connection import ConnectionMarks
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.slot import Slot

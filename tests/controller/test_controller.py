@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fleetlog.brokers.controller import plans, topic_commands
-from fleetlog.brokers.controller.absent import REMEMBERED_MS, read_known
 from fleetlog.brokers.controller.requests import NewPartitions, NewTopic
+from fleetlog.brokers.controller.topic_commands import REMEMBERED_MS, read_known
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.image import MetadataImage
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerInfo, TopicPartition

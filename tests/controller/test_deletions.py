@@ -12,7 +12,7 @@ import pytest
 
 from fleetlog.brokers.controller import plans
 from fleetlog.brokers.controller.log_end_probes import LogEndProbes
-from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.requests import NewTopic
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage

@@ -18,7 +18,7 @@ from fleetlog.brokers.api.replicas import handle_controlled_shutdown, handle_rep
 from fleetlog.brokers.controller.elections import RECOVERING, released
 from fleetlog.brokers.controller.leader_commands import imbalanced
 from fleetlog.brokers.controller.log_end_probes import LogEndProbes
-from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.requests import NewTopic
 from fleetlog.brokers.metadata.config_writes import alter_config
 from fleetlog.brokers.metadata.image import MetadataDelta, MetadataImage

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fleetlog.brokers.controller import move_commands, plans, remaining
+from fleetlog.brokers.controller import move_commands, plans
 from fleetlog.brokers.controller.requests import NewPartitions, NewTopic
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TopicPartition
@@ -314,7 +314,7 @@ async def test_an_answer_counts_only_for_a_while(connect: str, monkeypatch: pyte
         ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
         assert (error, "Replicas [5] are to keep" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
         nodes.alive[5].silent, nodes.alive[2].silent = False, True
-        monkeypatch.setattr(remaining, "FRESH_SECONDS", 0.2)
+        monkeypatch.setattr(move_commands, "FRESH_SECONDS", 0.2)
         await asyncio.sleep(0.3)
         ((error, text),) = (await boss.controller.alter_reassignments({T0: None})).values()
         assert (error, "Replicas [2" in (text or "")) == (ErrorCode.REQUEST_TIMED_OUT, True)
@@ -345,9 +345,9 @@ async def test_what_joins_while_brokers_are_asked_is_asked_about_again(
     async with Nodes(connect) as nodes:
         boss = await fleet(nodes, 2, 3, 4, topic=on(2, 3))
         assert await boss.controller.alter_reassignments({T0: [4, 1]}) == {T0: OK}
-        real, asked = remaining.RemainingReplicas.ask, []
+        real, asked = move_commands.RemainingReplicas.ask, []
 
-        async def ask(self: remaining.RemainingReplicas, staying: remaining.Staying) -> list[TopicPartition]:
+        async def ask(self: move_commands.RemainingReplicas, staying: move_commands.Staying) -> list[TopicPartition]:
             asked.append(staying)
             found = await real(self, staying)
             if len(asked) == 1:
@@ -355,7 +355,7 @@ async def test_what_joins_while_brokers_are_asked_is_asked_about_again(
                 await nodes.agree(lambda node: 4 in node.state("t", 0).isr)
             return found
 
-        monkeypatch.setattr(remaining.RemainingReplicas, "ask", ask)
+        monkeypatch.setattr(move_commands.RemainingReplicas, "ask", ask)
         assert await boss.controller.alter_reassignments({T0: None}) == {T0: OK}
         assert asked[0] == {}
         assert {T0: (2, 3)} in asked
@@ -365,8 +365,7 @@ async def test_what_joins_while_brokers_are_asked_is_asked_about_again(
 @on_loop
 async def test_what_is_asked_at_once_is_bounded(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers must be fresh when the last of their partitions is written."""
-    for module in (remaining, move_commands):
-        monkeypatch.setattr(module, "PARTITIONS_PER_ROUND", 3)
+    monkeypatch.setattr(move_commands, "PARTITIONS_PER_ROUND", 3)
     async with Nodes(connect) as nodes:
         boss = await fleet(nodes, 2, 3, topic=NewTopic("t", assignments=dict.fromkeys(range(10), (2, 3, 1))))
         tps = [TopicPartition("t", i) for i in range(10)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleetlog._native.batch import Record, encode_batch
-from fleetlog.brokers.coordinators.loading import Loader
+from fleetlog.brokers.coordinators.shard_host import Loader
 from fleetlog.brokers.log import Log, Origin
 from fleetlog.txn.commands import CoordinatorRecord, Now
 from fleetlog.wire.errors import ErrorCode

@@ -144,7 +144,7 @@ async def test_a_controller_that_is_elected_between_two_looks_is_looked_for_agai
 
 @on_loop
 async def test_the_controller_prunes_but_keeps_the_newest(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlog.brokers.controller.active.KEEP_CHANGES", 3)
+    monkeypatch.setattr("fleetlog.brokers.controller.controller.KEEP_CHANGES", 3)
     async with Nodes(connect) as nodes:
         boss = await nodes.start(1)
         await nodes.controller()

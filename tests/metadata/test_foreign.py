@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fleetlog.brokers.controller.requests import NewTopic
-from fleetlog.brokers.metadata import foreign, znodes
+from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.cache import foreign_controller, foreign_registration
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.coordination.registration import Advertisement, ListenerAddress, broker_path, encode_registration
 from fleetlog.wire.errors import ErrorCode
@@ -35,15 +36,15 @@ def controller(epoch: int) -> bytes:
 
 def test_what_shows_them() -> None:
     ours = encode_registration(Advertisement(7, [ListenerAddress("PLAINTEXT", "h", 1)]), 1, 12, 6000)
-    assert foreign.registration("/brokers/ids/7", ours) is None
-    told = foreign.registration("/brokers/ids/7", KAFKA_BROKER)
+    assert foreign_registration("/brokers/ids/7", ours) is None
+    told = foreign_registration("/brokers/ids/7", KAFKA_BROKER)
     assert told is not None
     assert told.startswith("/brokers/ids/7 was not written by fleetlog")
     assert "path of its own" in told
-    assert foreign.registration("/brokers/ids/7", b"{]") is None, "that is another error"
-    assert foreign.controller(controller(-1)) is None
-    assert foreign.controller(b"{]") is None
-    assert "KRaft" in (foreign.controller(controller(0)) or "")
+    assert foreign_registration("/brokers/ids/7", b"{]") is None, "that is another error"
+    assert foreign_controller(controller(-1)) is None
+    assert foreign_controller(b"{]") is None
+    assert "KRaft" in (foreign_controller(controller(0)) or "")
 
 
 @pytest.mark.zookeeper

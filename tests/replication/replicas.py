@@ -10,7 +10,7 @@ from fleetlog.brokers.log import OffsetOutOfRange
 from fleetlog.brokers.log.accepted_positions import accepted_as_of
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.fetch_plan import Counts, FetchPlan, LackingReplica, Limits
-from fleetlog.brokers.replication.follower_role import FollowerRole
+from fleetlog.brokers.replication.partition import FollowerRole
 from fleetlog.brokers.topic_figures import TopicFigures
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart

@@ -8,7 +8,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.brokers.replication.backlog import PER_TURN, Backlog
+from fleetlog.brokers.replication.replicas import PER_TURN, Backlog
 from fleetlog.wire.errors import ErrorCode as E
 from tests.server import work
 from tests.support import loopwatch

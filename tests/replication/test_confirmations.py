@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.replication.confirmations import Confirmations
+from fleetlog.brokers.replication.partition import Confirmations
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, THIRD, Trio

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.security.certificates import BadPem, certificate_facts, certificates_in_pem
 from fleetlog.brokers.security.principals import PrincipalMapper
-from fleetlog.brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context, server_context
+from fleetlog.brokers.security.tls_contexts import (
+    BadPem,
+    CertificateFiles,
+    TlsContext,
+    certificate_facts,
+    certificates_in_pem,
+    client_context,
+    server_context,
+)
 from fleetlog.brokers.security.tls_settings import TlsSettings
 from fleetlog.brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority, Pair, openssl

@@ -20,8 +20,7 @@ from fleetlog.brokers.metadata.cache import effective_config
 from fleetlog.brokers.security.plain import PlainServer, verifier
 from fleetlog.brokers.security.sasl import FRAME_BYTES_MAX, SaslListener
 from fleetlog.brokers.server.limits import ConnectionCaps
-from fleetlog.brokers.server.listener import Server
-from fleetlog.brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING, Server
 from fleetlog.wire import hot
 from tests.support.harness import RunningServer
 

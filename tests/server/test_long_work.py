@@ -15,9 +15,8 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.unpacking import PAUSE
-from fleetlog.brokers.server.dispatch import Reply
+from fleetlog.brokers.server.dispatch import FIRST_SLICE_S, SLICE_S, Pacing, Reply
 from fleetlog.brokers.server.framing import Blocks, FrameError, Framer
-from fleetlog.brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
 from fleetlog.wire.apis import APIS, LARGE_KEYS
 from tests.support.harness import RunningServer
 

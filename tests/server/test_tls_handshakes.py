@@ -20,7 +20,7 @@ from fleetlog.brokers.api.audit import Audit
 from fleetlog.brokers.security.audit import AuditSettings, EventSource, EventType
 from fleetlog.brokers.security.tls import TlsEngine
 from fleetlog.brokers.server import tls_handshakes, tls_listeners
-from fleetlog.brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING
 from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_transport import TlsTransport
 from tests.server.memory import rss_mib

@@ -14,7 +14,7 @@ from fleetlog.brokers.api import fetch, offsets, produce
 from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import FetchSession
 from fleetlog.brokers.controller import elections, reassignment
-from fleetlog.brokers.controller.remaining import RemainingReplicas
+from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.writes import StateWrites
 from fleetlog.brokers.coordinators.shard_host import ShardHost
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -32,11 +32,10 @@ from fleetlog.brokers.metadata.acl_cache import AclCache
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
 from fleetlog.brokers.replication import continuity, inventory_keeper, isr
-from fleetlog.brokers.replication.confirmations import Confirmations
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
 from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
-from fleetlog.brokers.replication.partition import Partition
+from fleetlog.brokers.replication.partition import Confirmations, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.security.acl_rules import AclRules
 from fleetlog.brokers.security.sasl import LoginAdmission, SaslLogin

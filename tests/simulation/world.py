@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetlog.brokers.controller import active, controller, move_commands
+from fleetlog.brokers.controller import controller, move_commands
 from fleetlog.brokers.log.failures import DiskError, LogOffline
 from fleetlog.brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
@@ -454,10 +454,10 @@ def _quiet(world: World) -> Iterator[None]:
 
     handler, root = _ErrorLog(world), logging.getLogger()
     level, handlers, original = root.level, root.handlers[:], uuid.uuid4
-    every_s, kept = controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES
+    every_s, kept = controller.PRUNE_EVERY_SECONDS, controller.KEEP_CHANGES
     moves, move_commands.MOVES_PER_TURN = move_commands.MOVES_PER_TURN, 1  # a few of them shall be as slow as hundreds
     if world.keeps_changes:
-        controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = 0.25, world.keeps_changes
+        controller.PRUNE_EVERY_SECONDS, controller.KEEP_CHANGES = 0.25, world.keeps_changes
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO if world.verbose else logging.ERROR)
     uuid.uuid4 = world.fleet.new_id
@@ -465,7 +465,7 @@ def _quiet(world: World) -> Iterator[None]:
         yield
     finally:
         uuid.uuid4 = original
-        controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = every_s, kept
+        controller.PRUNE_EVERY_SECONDS, controller.KEEP_CHANGES = every_s, kept
         move_commands.MOVES_PER_TURN = moves
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.controller import auto_creation, controller, remaining
+from fleetlog.brokers.controller import controller, move_commands
 from fleetlog.brokers.controller.controller import Controller
 from fleetlog.brokers.metadata import config_writes, features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
@@ -255,10 +255,10 @@ class Nodes:
         self._patience = pytest.MonkeyPatch()
 
     async def __aenter__(self) -> Nodes:
-        for module in (controller, auto_creation, config_writes, features):
+        for module in (controller, config_writes, features):
             self._patience.setattr(module, "METADATA_WAIT_MS", PATIENCE_MS)
-        self._patience.setattr(auto_creation, "AUTO_CREATE_MS", PATIENCE_MS)
-        self._patience.setattr(remaining, "FRESH_SECONDS", PATIENCE_MS / 1000)
+        self._patience.setattr(controller, "AUTO_CREATE_MS", PATIENCE_MS)
+        self._patience.setattr(move_commands, "FRESH_SECONDS", PATIENCE_MS / 1000)
         return self
 
     async def __aexit__(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetlog.brokers.config import load_config
-from fleetlog.brokers.server.creation_rates import CreationLimits
+from fleetlog.brokers.server.listener import CreationLimits
 from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.wire import messages as m
 from fleetlog.wire.errors import ErrorCode
