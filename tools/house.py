@@ -110,7 +110,7 @@ def assignments_of_found() -> Iterator[str]:
 
 
 def protocols_of_one() -> Iterator[str]:
-    """Protocols that a single class of product and tests implements, as far as its methods' names say."""
+    """Protocols that a single class implements, none of the tests': as far as its methods' names say."""
     classes = defaultdict(set)
     for path in (*product(), *sorted((ROOT / "tests").rglob("*.py"))):
         for node in ast.walk(tree_of(path)):
@@ -127,7 +127,7 @@ def protocols_of_one() -> Iterator[str]:
             if isinstance(node, ast.ClassDef) and _is_protocol(node):
                 methods = {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
                 implementers = [where for where, names in classes.items() if methods and methods <= names]
-                if len(implementers) == 1:
+                if len(implementers) == 1 and not implementers[0][0].startswith("tests/"):
                     yield f"{name_of(path)} {node.name} <- {'/'.join(implementers[0])}"
 
 

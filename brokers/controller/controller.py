@@ -54,9 +54,8 @@ from fleetlog.brokers.model import (
     TopicPartition,
 )
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
-from fleetlog.brokers.replication import ends
-from fleetlog.brokers.replication.ends import Replicas
 from fleetlog.brokers.replication.isr import LiveBrokers, counts, members
+from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.security.audit_settings import audit_topic_configs
 from fleetlog.coordination.changes import Pruner
 from fleetlog.coordination.election import ControllerElection, ControllerMoved, Leadership
@@ -82,7 +81,7 @@ class ActiveController:
         broker_id: int,
         clock: Clock,
         new_id: Callable[[], uuid.UUID],
-        replicas: ends.Replicas | None,
+        replicas: ReplicaManager | None,
     ) -> None:
         self.context = context
         self.probes = LogEndProbes(context, self.settle, peers, broker_id, replicas)
@@ -379,7 +378,7 @@ class Controller:
         broker_id: int,
         clock: Clock,
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,
-        replicas: Replicas | None = None,
+        replicas: ReplicaManager | None = None,
     ) -> None:
         self._store = store
         self._metadata = metadata

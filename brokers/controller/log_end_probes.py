@@ -22,6 +22,7 @@ from fleetlog.brokers.model import INTERNAL_TOPICS, NO_LOG, BrokerId, LogEnd, Pa
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.ends import ReplicaEnd
+from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class LogEndProbes:
         settle: Settle,
         peers: PeersPort,
         broker_id: int,
-        own: ends.Replicas | None,
+        own: ReplicaManager | None,
     ) -> None:
         self._context = context
         self._settle = settle

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sized
-from typing import Protocol
+from collections.abc import Mapping
 
 from fleetlog._native.batch import BatchHeader, parse_header
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.files import Buffer
 from fleetlog.brokers.log.producers import Origin, VerificationGuard
-from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS
+from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS, Rejected
+from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
-
-
-class Order(Protocol):
-    """What a partition knows of batches that were refused: those behind them are refused by the same error."""
-
-    @property
-    def refused(self) -> Sized:
-        """Batches of this partition that others may follow."""
-        ...
-
-    @property
-    def refused_early(self) -> Sized:
-        """Those that were refused before their partition was led here, in whichever partition."""
-        ...
-
-    def overtaken(self, header: BatchHeader) -> ErrorCode:
-        """The error of a batch that has to be appended before this one, NONE if there is none.
-
-        Asked for a producer that the log does not know: it would take any sequence for the first.
-        """
-        ...
-
-    def answer(self, header: BatchHeader, error: ErrorCode) -> ErrorCode:
-        """What to answer for a batch whose append ended with ``error``; remembered for those behind it."""
-        ...
 
 
 class Terms:
@@ -109,6 +84,25 @@ def guards_of(records: Buffer, guard: object | None) -> Mapping[int, Verificatio
         return {parse_header(records).producer_id: guard}
     except CorruptBatch:
         return {}
+
+
+def check_request(records: Buffer, terms: Terms) -> BatchHeader | Rejected:
+    """The header of what a client sent for a partition: exactly one batch, of a kind that its request allows."""
+    if not records:
+        return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
+    try:
+        header = parse_header(records)
+    except CorruptBatch as wrong:
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
+    if header.size > len(records):
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, "the record batch is cut off")
+    if header.size < len(records):
+        return Rejected(ErrorCode.INVALID_RECORD, "exactly one record batch per partition")
+    if header.codec == compression.ZSTD and not terms.zstd:
+        return Rejected(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, None)
+    if header.is_transactional and not terms.transactional:
+        return Rejected(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
+    return header
 
 
 COORDINATOR = Terms(Origin.COORDINATOR)

@@ -28,7 +28,7 @@ from fleetlog._native.batch import (
 from fleetlog._native.compact import Gathered, PagePositions
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import TopicConfig
-from fleetlog.brokers.log.admission import COORDINATOR, Order, Terms
+from fleetlog.brokers.log.admission import COORDINATOR, Terms, check_request
 from fleetlog.brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
 from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.files import Buffer
@@ -37,6 +37,7 @@ from fleetlog.brokers.log.markers import NO_MARKERS, Marker
 from fleetlog.brokers.log.producer_entries import ProducerEntry
 from fleetlog.brokers.log.producer_snapshots import snapshot_path
 from fleetlog.brokers.log.producers import Duplicate, Refusal, admitted_of
+from fleetlog.brokers.log.rejected import BatchOrder
 from fleetlog.brokers.log.segment import MAX_POSITION, Segment
 from fleetlog.brokers.log.state import AppendInfo, LogState, guarded
 from fleetlog.brokers.log.validation import (
@@ -44,7 +45,6 @@ from fleetlog.brokers.log.validation import (
     Checked,
     Rejected,
     check_for_leader,
-    check_request,
     read_marker,
     takes_as_they_are,
 )
@@ -215,7 +215,7 @@ class Appender:
         leader_epoch: int,
         now_ms: int,
         terms: Terms = COORDINATOR,
-        order: Order | None = None,
+        order: BatchOrder | None = None,
         refusal: ErrorCode = _NONE,
     ) -> Appended:
         """Append batches as the leader: offsets and leader epoch are assigned here. Each succeeds or fails by itself.
@@ -322,7 +322,7 @@ class Appender:
     # ---- a closer look
 
     def _look_closer(
-        self, batch: Buffer, leader_epoch: int, now_ms: int, terms: Terms, order: Order | None, refusal: ErrorCode
+        self, batch: Buffer, leader_epoch: int, now_ms: int, terms: Terms, order: BatchOrder | None, refusal: ErrorCode
     ) -> Admitted | AppendInfo | None:
         """Validate, then append; None if the batch's transaction must be verified first."""
         if not terms.client or not terms.whole_request:

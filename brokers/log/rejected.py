@@ -136,7 +136,7 @@ class BeforeLeading:
 
 
 class BatchOrder:
-    """Both for one partition, as its appends ask (``brokers.log.admission`` ``Order``)."""
+    """Both for one partition, as its appends ask."""
 
     __slots__ = ("_clock", "_early", "_places", "refused", "refused_early", "rejected")
 

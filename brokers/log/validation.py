@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fleetlog._native.batch import (
     HEADER_SIZE,
@@ -121,39 +121,6 @@ def split_batches(records: Buffer) -> list[tuple[int, BatchHeader]]:
         found.append((position, header))
         position += header.size
     return found
-
-
-class RequestTerms(Protocol):
-    """What a client's request allows its batches."""
-
-    @property
-    def transactional(self) -> bool:
-        """Whether it has a transactional id."""
-        ...
-
-    @property
-    def zstd(self) -> bool:
-        """Whether its version knows that codec."""
-        ...
-
-
-def check_request(records: Buffer, terms: RequestTerms) -> BatchHeader | Rejected:
-    """The header of what a client sent for a partition: exactly one batch, of a kind that its request allows."""
-    if not records:
-        return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
-    try:
-        header = parse_header(records)
-    except CorruptBatch as wrong:
-        return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
-    if header.size > len(records):
-        return Rejected(ErrorCode.CORRUPT_MESSAGE, "the record batch is cut off")
-    if header.size < len(records):
-        return Rejected(ErrorCode.INVALID_RECORD, "exactly one record batch per partition")
-    if header.codec == compression.ZSTD and not terms.zstd:
-        return Rejected(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, None)
-    if header.is_transactional and not terms.transactional:
-        return Rejected(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
-    return header
 
 
 def check_for_leader(

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog.brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.replicas import ReplicaManager
 
 WAIVE_VERSION = 1
 PARTITIONS_PER_REQUEST = 2_000
@@ -35,22 +36,6 @@ EPOCHS_TOLD = 32
 """The newest leader epochs of each log in an answer: they compare the logs of replicas that left the in-sync set."""
 DRAIN_S = 0.25
 """How long a leader that waives its lease waits for followers that lack records it has acknowledged."""
-
-
-class Replicas(Protocol):
-    """The replicas of this broker, for :func:`own_ends` and :func:`waive`."""
-
-    def get(self, tp: TopicPartition) -> Partition | None:
-        """The replica, whatever its role."""
-        ...
-
-    def without_log(self, tp: TopicPartition) -> ErrorCode:
-        """Why there is no replica: LOG_DIR_NOT_FOUND if its log was here and is gone."""
-        ...
-
-    def waive_lease(self, tp: TopicPartition) -> Partition | None:
-        """Waive the leader's lease on the partition; returns the replica if this broker leads it."""
-        ...
 
 
 class ReplicaEnd(NamedTuple):
@@ -69,7 +54,7 @@ class ReplicaEnd(NamedTuple):
     topic_id: uuid.UUID | None = None
 
 
-def own_end(tp: TopicPartition, state: PartitionState, replicas: Replicas) -> ReplicaEnd:
+def own_end(tp: TopicPartition, state: PartitionState, replicas: ReplicaManager) -> ReplicaEnd:
     """This broker's answer for one partition; ``state`` is that of the metadata cache, which replicas apply at once."""
     partition = replicas.get(tp)
     if partition is None:
@@ -86,7 +71,7 @@ def own_end(tp: TopicPartition, state: PartitionState, replicas: Replicas) -> Re
 def own_ends(
     asked: Mapping[uuid.UUID, Sequence[int]],
     metadata: MetadataCache,
-    replicas: Replicas,
+    replicas: ReplicaManager,
     unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID,
 ) -> dict[uuid.UUID, dict[int, ReplicaEnd]]:
     """This broker's answers, by topic id and partition index; ``unknown`` for ids that it does not know."""
@@ -105,7 +90,7 @@ def own_ends(
 
 
 async def waive(
-    asked: Mapping[uuid.UUID, Sequence[int]], metadata: MetadataCache, replicas: Replicas
+    asked: Mapping[uuid.UUID, Sequence[int]], metadata: MetadataCache, replicas: ReplicaManager
 ) -> dict[uuid.UUID, dict[int, ReplicaEnd]]:
     """As :func:`own_ends`, after the leaders among these partitions have waived their leases.
 

@@ -23,6 +23,7 @@ from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.log import ProducerState
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.peers.calls import PeersPort
 
@@ -96,7 +97,7 @@ async def admit(
     services: VerifyingServices,
     transactional_id: str,
     producer: tuple[int, int],
-    places: Mapping[TopicPartition, tuple[ProducersPort, int]],
+    places: Mapping[TopicPartition, tuple[ProducerState, int]],
     *,
     add: bool,
 ) -> dict[TopicPartition, Admission]:
@@ -133,14 +134,6 @@ async def admit(
             await asyncio.sleep(pause_ms / 1000)
             pause_ms *= 2
     return admitted
-
-
-class ProducersPort(Protocol):
-    """The part of ``brokers.log`` ProducerState that creates guards."""
-
-    def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> object | None:
-        """A guard for the time of a verification; None if the transaction is already ongoing on the partition."""
-        ...
 
 
 class _Waiting:
