@@ -26,10 +26,10 @@ def choose(kernel: str) -> ModuleType:
     REASONS[kernel] = "pure: FLEETLOG_NATIVE=pure"
     if CHOICE != "pure":
         try:
-            found = importlib.import_module(f"fleetlog._native.{kernel}_cy")
-            _refuse_stale(kernel, found)
-            REASONS[kernel] = f"cython: {found.__file__}"
-            return found
+            module = importlib.import_module(f"fleetlog._native.{kernel}_cy")
+            _refuse_stale(kernel, module)
+            REASONS[kernel] = f"cython: {module.__file__}"
+            return module
         except ImportError as error:
             REASONS[kernel] = f"pure: {error}"
             if CHOICE == "cython":
@@ -45,8 +45,8 @@ def names_of(kernel: str) -> dict[str, object]:
 
     Types that a compiled twin doesn't define are the pure one's.
     """
-    pure, found = importlib.import_module(f"fleetlog._native.{kernel}_py"), choose(kernel)
-    return {name: getattr(found, name, getattr(pure, name)) for name in pure.__all__}
+    pure, chosen = importlib.import_module(f"fleetlog._native.{kernel}_py"), choose(kernel)
+    return {name: getattr(chosen, name, getattr(pure, name)) for name in pure.__all__}
 
 
 class StaleKernelError(Exception):

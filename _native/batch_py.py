@@ -160,9 +160,9 @@ def validate_batch(buf: Buffer, position: int = 0) -> BatchHeader:
     payload = header.size - HEADER_SIZE
     if header.codec == 0 and header.record_count > payload // _MIN_RECORD_SIZE:
         raise CorruptBatch(f"{header.record_count} records cannot fit into {payload} bytes", position)
-    found = crc32c(memoryview(buf)[position + _CRC_FROM : position + header.size])
-    if found != header.crc:
-        raise CorruptBatch(f"checksum {found:#010x} is not the header's {header.crc:#010x}", position)
+    checksum = crc32c(memoryview(buf)[position + _CRC_FROM : position + header.size])
+    if checksum != header.crc:
+        raise CorruptBatch(f"checksum {checksum:#010x} is not the header's {header.crc:#010x}", position)
     return header
 
 
@@ -172,15 +172,15 @@ def scan(buf: Buffer, start: int = 0, end: int = -1) -> list[tuple[int, BatchHea
     A batch cut off by ``end`` ends the list; bytes that are not a header raise CorruptBatch. Checksums are not checked.
     """
     stop = len(buf) if end < 0 else min(end, len(buf))
-    found = []
+    batches = []
     position = start
     while stop - position >= HEADER_SIZE:
         header = parse_header(buf, position)
         if header.size > stop - position:
             break
-        found.append((position, header))
+        batches.append((position, header))
         position += header.size
-    return found
+    return batches
 
 
 def walk(buf: Buffer, limit: int, offset: int) -> tuple[int, int, int, int, int, int]:
@@ -378,13 +378,13 @@ def admit(
         if size > max_bytes or size > room:
             break
         largest = None if walked is None else walked[len(admitted)]
-        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences, largest)
-        if found is None:
+        admitted_batch = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences, largest)
+        if admitted_batch is None:
             break
-        admitted.append(found)
-        produced += found.producer_id != -1
+        admitted.append(admitted_batch)
+        produced += admitted_batch.producer_id != -1
         room -= size
-        base_offset = found.last_offset + 1
+        base_offset = admitted_batch.last_offset + 1
     return admitted, produced
 
 
@@ -653,10 +653,10 @@ def _begin_record(reader: _RecordReader) -> int:
 
 
 def _timestamp(reader: _RecordReader, header: BatchHeader) -> int:
-    found = header.base_timestamp + reader.signed(64)
-    if not -_INT64_MAX - 1 <= found <= _INT64_MAX:
+    timestamp = header.base_timestamp + reader.signed(64)
+    if not -_INT64_MAX - 1 <= timestamp <= _INT64_MAX:
         raise CorruptBatch("a timestamp does not fit into 64 bits", reader.pos)
-    return found
+    return timestamp
 
 
 def _offset_delta(reader: _RecordReader, header: BatchHeader) -> int:

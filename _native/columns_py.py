@@ -222,7 +222,7 @@ def _pairs(headers: Headers, first: int, last: int) -> list[tuple[tuple[str, byt
     lists = Runs(headers.validity, headers.offsets, b"")
     bounds = _bounds(lists, last, INT32_MAX)
     names, values = _bounds(headers.names, bounds[-1]), _bounds(headers.values, bounds[-1])
-    found = []
+    rows = []
     for row in range(first, last):
         pairs: list[tuple[str, bytes | None]] = []
         for n in range(bounds[row], bounds[row + 1]) if _valid(lists, row) else ():
@@ -236,8 +236,8 @@ def _pairs(headers: Headers, first: int, last: int) -> list[tuple[tuple[str, byt
             except UnicodeDecodeError:
                 raise ValueError("a header name is not UTF-8") from None
             pairs.append((name, value))
-        found.append(tuple(pairs))
-    return found
+        rows.append(tuple(pairs))
+    return rows
 
 
 def _runs(values: Sequence[bytes | None]) -> Runs:

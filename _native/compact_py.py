@@ -127,7 +127,7 @@ def _spans(view: memoryview, header: BatchHeader) -> list[_Span]:
     """All records of a payload. Raises CorruptBatch."""
     validate_records(view, header)
     reader = _RecordReader(view)
-    found = []
+    spans = []
     for _ in range(header.record_count):
         start = reader.pos
         length = reader.signed(32)
@@ -139,8 +139,8 @@ def _spans(view: memoryview, header: BatchHeader) -> list[_Span]:
         key = reader.span()
         has_value = reader.span() is not None
         reader.pos = end
-        found.append(_Span(start, rest, end, key, has_value, timestamp, offset))
-    return found
+        spans.append(_Span(start, rest, end, key, has_value, timestamp, offset))
+    return spans
 
 
 def collect_keys(payload: Buffer, header: BatchHeader, keys: KeyMap, start: int) -> int:
@@ -273,11 +273,11 @@ def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[Po
     """
     validate_records(payload, header)
     wanted = name.decode()
-    found = []
+    positions = []
     for record in decode_records(payload, header):
         values = [value for known, value in record.headers if known == wanted]
-        found.append(_parse_position(values[0]) if len(values) == 1 else None)
-    return found
+        positions.append(_parse_position(values[0]) if len(values) == 1 else None)
+    return positions
 
 
 def page_positions(positions: Iterable[Position]) -> list[PagePositions]:
@@ -303,10 +303,10 @@ def gather_positions(payload: Buffer, header: BatchHeader, name: bytes, most: in
     :func:`read_positions` says more. Raises CorruptBatch. ``payload`` is decompressed.
     """
     largest, _ = validate_records(payload, header)
-    found = read_positions(payload, header, name)
-    pages = page_positions(one for one in found if one is not None)
+    positions = read_positions(payload, header, name)
+    pages = page_positions(one for one in positions if one is not None)
     distinct = sum(page.bits.bit_count() + len(page.more) for page in pages)
-    return Gathered(pages, largest) if distinct == len(found) and len(pages) <= most else None
+    return Gathered(pages, largest) if distinct == len(positions) and len(pages) <= most else None
 
 
 def leave_out(payload: Buffer, header: BatchHeader, gone: set[int]) -> Kept:

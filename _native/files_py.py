@@ -143,8 +143,8 @@ class FileSlice:
     def fileno(self) -> int:
         """The descriptor for sendfile or pread, valid until ``release``. Ask again before each use: SliceGone."""
         self._check()
-        found: int = self.file.fileno()
-        return found
+        descriptor: int = self.file.fileno()
+        return descriptor
 
     def part(self, position: int, length: int) -> FilePart:
         """Bytes of the slice as the sending kernel wants them. Ask again before each use: SliceGone."""

@@ -237,11 +237,11 @@ class DiskWorker:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
-        found: list[tuple[Any, int]] = []
+        done: list[tuple[Any, int]] = []
         while not self._done.empty():
-            found.append(self._done.get())
-        self.pending -= len(found)
-        return found
+            done.append(self._done.get())
+        self.pending -= len(done)
+        return done
 
     def close(self) -> None:
         """Finish the queued reads, end the thread and close the eventfd; completions not taken are lost."""

@@ -27,13 +27,13 @@ def own_directory(name: str) -> Path:
     try:
         own.mkdir(mode=0o700)
     except FileExistsError:
-        found = own.lstat()
-        if not stat.S_ISDIR(found.st_mode):
+        status = own.lstat()
+        if not stat.S_ISDIR(status.st_mode):
             raise _refused(own, "it is no folder") from None
-        if found.st_uid != os.getuid():
-            raise _refused(own, f"it belongs to user {found.st_uid}") from None
-        if found.st_mode & _OF_OTHERS:
-            raise _refused(own, f"others may enter it (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)") from None
+        if status.st_uid != os.getuid():
+            raise _refused(own, f"it belongs to user {status.st_uid}") from None
+        if status.st_mode & _OF_OTHERS:
+            raise _refused(own, f"others may enter it (mode {stat.S_IMODE(status.st_mode):o}, 700 is needed)") from None
     directory = own / name
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory

@@ -302,14 +302,14 @@ def _fetch_parts(reader: Reader, version: int, flexible: bool) -> list[FetchPart
 
 
 def _forgotten(reader: Reader, version: int, flexible: bool) -> list[tuple[str | uuid.UUID, list[int]]]:
-    found: list[tuple[str | uuid.UUID, list[int]]] = []
+    forgotten: list[tuple[str | uuid.UUID, list[int]]] = []
     for _ in range(reader.count(flexible, 3)):
         topic = reader.topic_id() if version >= _FETCH_TOPIC_IDS else reader.name(flexible)
         count = reader.count(flexible, 4)
-        found.append((topic, list(struct.unpack(f">{count}i", reader.take(4 * count)))))
+        forgotten.append((topic, list(struct.unpack(f">{count}i", reader.take(4 * count)))))
         if flexible:
             reader.skip_tags()
-    return found
+    return forgotten
 
 
 # ---- writing ----------------------------------------------------------------------------------------------------

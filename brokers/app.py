@@ -212,7 +212,7 @@ class Broker:
             except (StoreError, BadZnode) as error:
                 raise StartError(f"the secret of SCRAM logins cannot be had from ZooKeeper: {error}") from error
         await self._client_configs.start()
-        found = {}
+        by_name = {}
         for name, one in logins.listeners.items():
             verify = None
             if one.oidc is not None:
@@ -222,8 +222,8 @@ class Broker:
                 except KeysUnavailable as error:
                     raise StartError(f"listener {name}: {error}; see sasl.oauthbearer.jwks.endpoint.url") from error
                 verify = issuer.verify
-            found[name] = sasl_listener(one, users, fake_key, verify)
-        return found
+            by_name[name] = sasl_listener(one, users, fake_key, verify)
+        return by_name
 
     def _bind(self) -> tuple[Endpoint, ...]:
         """Bind the listeners; returns the advertised endpoints."""
@@ -242,10 +242,10 @@ class Broker:
         """The addresses of the host that other brokers connect to: from those, they see connections of this one."""
         host = next(endpoint.host for endpoint in advertised if endpoint.listener == listener)
         try:
-            found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            resolved = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except OSError:
             return ()
-        return tuple(dict.fromkeys(str(address[4][0]) for address in found))
+        return tuple(dict.fromkeys(str(address[4][0]) for address in resolved))
 
     def _listen(self) -> None:
         try:
@@ -417,13 +417,13 @@ def _unusable(path: Path) -> str | None:
 
 
 def _untakable(config: BrokerConfig) -> list[str]:
-    found = []
+    untakable = []
     server = Server(config)
     try:
         server.bind(config.listener_endpoints())
         server.listen()
     except OSError as error:
-        found.append(str(cannot_listen("listeners", error)))
+        untakable.append(str(cannot_listen("listeners", error)))
     finally:
         server.close()
     if config.admin_listener:
@@ -431,8 +431,8 @@ def _untakable(config: BrokerConfig) -> list[str]:
         try:
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         except OSError as error:
-            found.append(str(cannot_listen("admin.listener", error, config.admin_listener)))
-    return found
+            untakable.append(str(cannot_listen("admin.listener", error, config.admin_listener)))
+    return untakable
 
 
 async def _reach_zookeeper(config: BrokerConfig) -> None:

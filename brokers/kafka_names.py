@@ -112,7 +112,7 @@ class RecentTimes:
 
 def quantiles_of(counts: list[int]) -> list[float]:
     """``QUANTILES`` of the seconds that a histogram's counts stand for, in milliseconds."""
-    total, found = sum(counts), []
+    total, quantiles = sum(counts), []
     for quantile in QUANTILES:
         left, value = quantile * total, 0.0
         for index, count in enumerate(counts):
@@ -122,8 +122,8 @@ def quantiles_of(counts: list[int]) -> list[float]:
                 value = low + (high - low) * left / count
                 break
             left -= count
-        found.append(value * 1000)
-    return found
+        quantiles.append(value * 1000)
+    return quantiles
 
 
 class KafkaPage:
@@ -219,8 +219,8 @@ class KafkaPage:
                         labels=["request", "quantile"],
                     )  # fmt: skip
                 if any(histogram.counts):
-                    found = self._recent.quantiles((part, request), histogram, now_ms)
-                    for quantile, value in zip(_QUANTILE_LABELS, found, strict=True):
+                    values = self._recent.quantiles((part, request), histogram, now_ms)
+                    for quantile, value in zip(_QUANTILE_LABELS, values, strict=True):
                         families[part].add_metric([request, quantile], value)
 
         for api, histogram in list(metrics.request_seconds.children.items()):

@@ -43,10 +43,10 @@ def level_name(number: int) -> str:
 
 def loggers() -> dict[str, str]:
     """Every logger, and every room of loggers, with the level in force, by name; the root is ``root``."""
-    found = {ROOT: level_name(logging.root.level)}
+    levels = {ROOT: level_name(logging.root.level)}
     for name in sorted(logging.root.manager.loggerDict):
-        found[name] = level_name(_in_force(name))
-    return found
+        levels[name] = level_name(_in_force(name))
+    return levels
 
 
 def _in_force(name: str) -> int:

@@ -202,9 +202,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def without_effect(values: Mapping[str, str | None], table: Mapping[str, Setting]) -> list[str]:
     """Names, sorted, of the values that change nothing here: of an inert or unknown setting, and not its default."""
-    found = []
+    ignored = []
     for name, value in values.items():
         row = table.get(name)
         if row is None or (row.inert and value != row.format(row.default)):
-            found.append(name)
-    return sorted(found)
+            ignored.append(name)
+    return sorted(ignored)

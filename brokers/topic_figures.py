@@ -79,12 +79,12 @@ class TopicTable:
 
     def of(self, topic: str) -> TopicFigures:
         """The numbers of a topic that has a replica here; keep them rather than ask again."""
-        found = self._named.get(topic)
-        if found is None:
+        figures = self._named.get(topic)
+        if figures is None:
             if len(self._named) >= self._most or topic == OTHER_TOPICS:
                 return self.others
-            found = self._named[topic] = TopicFigures()
-        return found
+            figures = self._named[topic] = TopicFigures()
+        return figures
 
     def known(self, topic: str | None) -> TopicFigures:
         """Those of a topic that a client named: of one without a replica here, the others'."""
@@ -112,15 +112,15 @@ class TopicTable:
         """The families, a slice of topics at a time, and the broker's sums."""
         families = [RowFamily(f"fleetlog_topic_{name}_total", "counter", doc) for _, name, doc in COUNTED_BY_TOPIC]
         read = attrgetter(*(attribute for attribute, _, _ in COUNTED_BY_TOPIC))
-        found, records, size = Rows(("topic",), families), 0, 0
+        rows, records, size = Rows(("topic",), families), 0, 0
         sizes: list[Iterable[int]] = []
         for some in in_slices(self.all().items(), SLICE):
-            found.rows += [((topic,), read(figures)) for topic, figures in some]
+            rows.rows += [((topic,), read(figures)) for topic, figures in some]
             records += sum(figures.records_in for _, figures in some)
             size += sum(figures.bytes_in for _, figures in some)
             sizes.append([*map(sum, zip(*(figures.sizes for _, figures in some), strict=True))])
             yield None
-        yield found
+        yield rows
         yield CounterMetricFamily("fleetlog_appended_records", "Records appended by producers.", records)
         yield CounterMetricFamily("fleetlog_appended_bytes", "Bytes appended by producers.", size)
         counts = list(accumulate(map(sum, zip(*sizes, strict=True))))

@@ -14,10 +14,10 @@ _HARMLESS = (str, int, float, BaseException, type(None))
 
 def client_log(name: str) -> logging.Logger:
     """The logger of that name for kazoo: errors alone, since it warns at every attempt to connect."""
-    found = logging.getLogger(name)
-    found.setLevel(logging.ERROR)
-    found.addFilter(_without_contents)
-    return found
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(_without_contents)
+    return logger
 
 
 def _without_contents(record: logging.LogRecord) -> bool:

@@ -75,10 +75,10 @@ def find_classpath() -> str:
     if spec is None or spec.origin is None:
         raise EnsembleError(f"ZooKeeper's jars come with the pyspark wheel: {how_to_install('spark')}")
     jars = Path(spec.origin).parent / "jars"
-    found = sorted(str(jar) for jar in jars.glob("*.jar") if jar.name.startswith(_JAR_STEMS))
-    if not any(Path(jar).name.startswith("zookeeper-3.") for jar in found):
+    classpath = sorted(str(jar) for jar in jars.glob("*.jar") if jar.name.startswith(_JAR_STEMS))
+    if not any(Path(jar).name.startswith("zookeeper-3.") for jar in classpath):
         raise EnsembleError(f"no ZooKeeper jar in {jars}; a complete pyspark wheel has one")
-    return ":".join(found)
+    return ":".join(classpath)
 
 
 class ZooKeeperNode:

@@ -75,8 +75,8 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
         if not decrypted:
             return super().select(readable, writable, failed, timeout)
-        found = super().select(readable, writable, failed, 0)
-        return (list({*decrypted, *found[0]}), *found[1:])
+        ready = super().select(readable, writable, failed, 0)
+        return (list({*decrypted, *ready[0]}), *ready[1:])
 
     def _drain(self) -> None:
         self._woken = False  # before the first pop: a callback queued from here on wakes the loop again

@@ -45,7 +45,7 @@ class GetMany:
 
     def deserialize(self, answer: bytes, offset: int) -> list[tuple[bytes, Stat] | None]:
         """Decode the response's body. Raises kazoo's exception of the first error other than a missing znode."""
-        found: list[tuple[bytes, Stat] | None] = []
+        rows: list[tuple[bytes, Stat] | None] = []
         try:
             while True:
                 kind, done, _ = _HEADER.unpack_from(answer, offset)
@@ -57,14 +57,14 @@ class GetMany:
                 if kind == _ERROR:
                     if number != NoNodeError.code:
                         raise EXCEPTIONS[number]
-                    found.append(None)
+                    rows.append(None)
                     continue
                 end = offset + max(0, number)
                 czxid, mzxid, _, _, version, _, _, owner, _, children, _ = _STAT.unpack_from(answer, end)
-                found.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children)))
+                rows.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children)))
                 offset = end + _STAT.size
         except struct.error:
             raise MarshallingError("no answer to a multiRead: ZooKeeper is older than 3.6") from None
-        if len(found) != len(self.paths):
-            raise MarshallingError(f"{len(found)} answers to a multiRead of {len(self.paths)}")
-        return found
+        if len(rows) != len(self.paths):
+            raise MarshallingError(f"{len(rows)} answers to a multiRead of {len(self.paths)}")
+        return rows

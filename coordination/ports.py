@@ -70,10 +70,10 @@ def free_ports(count: int) -> list[int]:
     They are below those that the kernel gives to outgoing connections: one of these could have a server's port while
     the server is restarted. Raises OSError where there are none.
     """
-    found: list[int] = []
-    while len(found) < count:
-        found += free_row(1)
-    return found
+    ports: list[int] = []
+    while len(ports) < count:
+        ports += free_row(1)
+    return ports
 
 
 def free_row(count: int) -> list[int]:

@@ -335,8 +335,8 @@ class ZookeeperStore:
             client._call(request, answer)
             return answer
 
-        found: list[tuple[bytes, Stat] | None] = await self._read(paths[0], issue)
-        return found
+        rows: list[tuple[bytes, Stat] | None] = await self._read(paths[0], issue)
+        return rows
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Names of the children, sorted; raises NoNode."""

@@ -45,11 +45,11 @@ class StoredBlock(NamedTuple):
 def decode_block(data: bytes) -> StoredBlock:
     """Parse the znode; raises BlockError."""
     try:
-        found = json.loads(data)
-        block = Block(int(found["block_start"]), int(found["block_end"]))
-        broker_id = int(found["broker"])
-        version = int(found["version"])
-        stamp = str(found.get("stamp", ""))
+        document = json.loads(data)
+        block = Block(int(document["block_start"]), int(document["block_end"]))
+        broker_id = int(document["broker"])
+        version = int(document["version"])
+        stamp = str(document.get("stamp", ""))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BlockError(f"not a producer id block: {data[:200]!r}") from error
     if version < 1 or block.first < 0 or block.last < block.first:

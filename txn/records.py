@@ -177,15 +177,15 @@ def _number(data: bytes | None, default: int) -> int:
 
 
 def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartition]:
-    found: set[TopicPartition] = set()
+    partitions: set[TopicPartition] = set()
     for _ in range(reader.length(flexible)):
         topic = reader.text(reader.varint() - 1 if flexible else reader.int16())
         count = reader.length(flexible)
         indexes = reader.unpack(struct.Struct(f">{count}i"))
-        found.update(TopicPartition(topic, index) for index in indexes)
+        partitions.update(TopicPartition(topic, index) for index in indexes)
         if flexible:
             _decode_tags(reader)
-    return frozenset(found)
+    return frozenset(partitions)
 
 
 def _decode_tags(reader: _Reader) -> dict[int, bytes]:

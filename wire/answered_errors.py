@@ -25,8 +25,8 @@ def _coded(struct: Any, version: int) -> Coded | None:
     key = id(struct), version
     if key not in _KNOWN:
         fields = struct.untagged_fields(version)
-        found = ((field.name, _coded(field.array_of, version)) for field in fields if field.is_struct_array())
-        arrays = tuple((name, inner) for name, inner in found if inner is not None)
+        nested = ((field.name, _coded(field.array_of, version)) for field in fields if field.is_struct_array())
+        arrays = tuple((name, inner) for name, inner in nested if inner is not None)
         own = any(field.name == _FIELD for field in fields)
         _KNOWN[key] = Coded(own, arrays) if own or arrays else None
     return _KNOWN[key]

@@ -62,6 +62,6 @@ def defer(name: str, *, classes: bool = False) -> None:
     if classes:
         for folder in spec.submodule_search_locations or ():
             for file in Path(folder).glob("[a-z]*.py"):
-                for found in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
-                    setattr(package, found, _Later(f"{name}.{file.stem}", found))
+                for class_name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
+                    setattr(package, class_name, _Later(f"{name}.{file.stem}", class_name))
     sys.modules[name] = package

@@ -114,7 +114,7 @@ class ControllerContext:
             state = self.metadata.partition(tp)
             if state is not None:
                 states.setdefault(tp.topic, {})[tp.partition] = state
-        news = [StatesChanged(name, self.metadata.topics[name].id, found) for name, found in states.items()]
+        news = [StatesChanged(name, self.metadata.topics[name].id, partitions) for name, partitions in states.items()]
         self.image.apply(news, MetadataDelta())
 
     async def look_again(self, *, whole: bool) -> None:

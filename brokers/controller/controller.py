@@ -222,24 +222,24 @@ class AutoCreation:
         Internal topics get their own settings. NONE means that the metadata cache has the topic. While
         ``auto.create.topics.max.pending`` creations are in flight, further ones answer REQUEST_TIMED_OUT.
         """
-        found: dict[str, ErrorCode] = {}
+        errors: dict[str, ErrorCode] = {}
         tasks: dict[str, asyncio.Task[ErrorCode]] = {}
         most = self._metadata.static.auto_create_topics_max_pending
         for name in dict.fromkeys(names):
             if name in self._metadata.topics:
-                found[name] = ErrorCode.NONE
+                errors[name] = ErrorCode.NONE
             elif check_name(name) is not None:
-                found[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
+                errors[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
             elif len(self._creating) >= most and name not in self._creating and name not in PROTECTED_TOPICS:
-                found[name] = ErrorCode.REQUEST_TIMED_OUT
+                errors[name] = ErrorCode.REQUEST_TIMED_OUT
             else:
                 tasks[name] = self._creation(name)
         if tasks:
             await asyncio.wait(tasks.values(), timeout=timeout_ms / 1000)
         for name, task in tasks.items():
             done = task.done() and not task.cancelled()
-            found[name] = task.result() if done else ErrorCode.REQUEST_TIMED_OUT
-        return found
+            errors[name] = task.result() if done else ErrorCode.REQUEST_TIMED_OUT
+        return errors
 
     def _creation(self, name: str) -> asyncio.Task[ErrorCode]:
         task = self._creating.get(name)

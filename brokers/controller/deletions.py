@@ -76,9 +76,9 @@ class UnconfirmedDeletions(Container[str]):
     async def _read_marks(self) -> None:
         names = await self._marked()
         paths = [znodes.deleted_topic_path(name) for name in names]
-        for name, path, found in zip(names, paths, await read_many(self._context.store, paths), strict=True):
-            if found is not None:
-                self.add(name, znodes.decode_delete_mark(path, found[0]))
+        for name, path, row in zip(names, paths, await read_many(self._context.store, paths), strict=True):
+            if row is not None:
+                self.add(name, znodes.decode_delete_mark(path, row[0]))
 
     async def _marked(self) -> list[str]:
         return await children_or_none(self._context.store, znodes.DELETED_TOPICS)
@@ -164,10 +164,10 @@ class UnconfirmedDeletions(Container[str]):
         if not asked:
             return
         try:
-            answering, found = await ends.ask(self._peers, broker_id, {topic_id: [0] for topic_id in asked})
+            answering, ends_by_topic = await ends.ask(self._peers, broker_id, {topic_id: [0] for topic_id in asked})
         except PeerUnavailable as problem:
             log.debug("broker %d can't confirm the deletion of %d topics: %s", broker_id, len(asked), problem)
             return
-        for topic_id, answers in found.items():
+        for topic_id, answers in ends_by_topic.items():
             if topic_id in asked and all(one.error is ErrorCode.UNKNOWN_TOPIC_ID for one in answers.values()):
                 asked[topic_id].confirmed[broker_id] = answering

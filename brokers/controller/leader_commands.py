@@ -198,10 +198,10 @@ class LeaderCommands:
                 continue
             if self._probes.may_move(tp, state):
                 writes.add(tp, self._moved(tp, state, state.replicas[0]))
-        found: list[MultiWrite] = writes.done()
-        if found:
+        multis: list[MultiWrite] = writes.done()
+        if multis:
             log.info("controller: rebalancing leaders to preferred replicas")
-        await context.perform(found)
+        await context.perform(multis)
 
 
 def imbalanced(states: Mapping[TopicPartition, PartitionState], percentage: int) -> list[TopicPartition]:

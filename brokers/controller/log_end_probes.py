@@ -115,10 +115,10 @@ class LogEndProbes:
         for tp, state in plans.partitions(self._context.image, partitions):
             if state.leader >= 0 and not self.may_move(tp, state):
                 asked.setdefault(BrokerId(state.leader), {})[tp] = state
-        found = await asyncio.gather(*(self.ask_one(b, known, waive_lease=True) for b, known in asked.items()))
+        replies = await asyncio.gather(*(self.ask_one(b, known, waive_lease=True) for b, known in asked.items()))
         live_brokers = self._context.live_brokers
         news: list[TopicPartition] = []
-        for (broker_id, known), (incarnation, answers) in zip(asked.items(), found, strict=True):
+        for (broker_id, known), (incarnation, answers) in zip(asked.items(), replies, strict=True):
             if broker_id not in live_brokers or live_brokers[broker_id].incarnation != incarnation:
                 continue
             for tp, state in known.items():
@@ -201,7 +201,7 @@ class LogEndProbes:
 
     def _questions(self) -> Questions:
         live_brokers = self._context.live_brokers
-        found: Questions = {}
+        questions: Questions = {}
         for tp, state in plans.partitions(self._context.image):
             if state.leader >= 0 or state.partition_epoch == NO_STATE_EPOCH:
                 continue
@@ -209,14 +209,14 @@ class LogEndProbes:
             if self.must_wait(tp, state) and state.last_known_leader in live_brokers:
                 asked.add(BrokerId(state.last_known_leader))
             for broker_id in sorted(asked):
-                found.setdefault(broker_id, {})[tp] = state.leader_epoch
-        return found
+                questions.setdefault(broker_id, {})[tp] = state.leader_epoch
+        return questions
 
     async def _ask(self, questions: Questions) -> dict[BrokerId, tuple[int, Ends]]:
         """The incarnation and the answers of each broker."""
         asked = list(questions)
-        found = await asyncio.gather(*(self.ask_one(broker_id, questions[broker_id]) for broker_id in asked))
-        return dict(zip(asked, found, strict=True))
+        replies = await asyncio.gather(*(self.ask_one(broker_id, questions[broker_id]) for broker_id in asked))
+        return dict(zip(asked, replies, strict=True))
 
     async def ask_one(
         self, broker_id: BrokerId, partitions: Collection[TopicPartition], *, waive_lease: bool = False
@@ -233,14 +233,14 @@ class LogEndProbes:
         if broker_id == self._broker_id and self._own is not None:
             live_broker = self._context.live_brokers.get(broker_id)
             incarnation = live_broker.incarnation if live_broker is not None else -1
-            found = (
+            by_topic = (
                 await ends.waive(asked, metadata, self._own)
                 if waive_lease
                 else ends.own_ends(asked, metadata, self._own)
             )
         else:
             try:
-                incarnation, found = await ends.ask(self._peers, broker_id, asked, waive_lease=waive_lease)
+                incarnation, by_topic = await ends.ask(self._peers, broker_id, asked, waive_lease=waive_lease)
             except PeerUnavailable as problem:
                 if broker_id not in self._silent:
                     log.info(
@@ -251,7 +251,7 @@ class LogEndProbes:
         self._silent.discard(broker_id)
         return incarnation, {
             TopicPartition(names[topic_id], index): end._replace(topic_id=topic_id)
-            for topic_id, answers in found.items()
+            for topic_id, answers in by_topic.items()
             if topic_id in names
             for index, end in answers.items()
         }
@@ -262,7 +262,7 @@ class LogEndProbes:
         """Elect by the answers; True if one of them led to a change. Raises NotController."""
         live_brokers = self._context.live_brokers
         present = {
-            b: found for b, (i, found) in answers.items() if b in live_brokers and live_brokers[b].incarnation == i
+            b: ends for b, (i, ends) in answers.items() if b in live_brokers and live_brokers[b].incarnation == i
         }
         heard = self._note_heard(present)
         writes, chosen = self._elections(present)
@@ -278,8 +278,8 @@ class LogEndProbes:
 
     def _note_heard(self, answers: Mapping[BrokerId, Ends]) -> list[TopicPartition]:
         news = []
-        for broker_id, found in answers.items():
-            for tp, answer in found.items():
+        for broker_id, reported in answers.items():
+            for tp, answer in reported.items():
                 state = self._context.image.partition(tp)
                 if state is None or state.last_known_leader != broker_id or not self.is_present(tp, answer):
                     continue
@@ -293,8 +293,8 @@ class LogEndProbes:
     def _elections(self, answers: Mapping[BrokerId, Ends]) -> tuple[list[MultiWrite], Chosen]:
         context, live_brokers = self._context, self._context.live_brokers
         known: dict[TopicPartition, dict[BrokerId, LogEnd | None]] = {}
-        for broker_id, found in answers.items():
-            for tp, answer in found.items():
+        for broker_id, reported in answers.items():
+            for tp, answer in reported.items():
                 state = context.image.partition(tp)
                 # a broker in an earlier leader epoch may still append what that epoch's leader sends
                 if state is not None and self.is_present(tp, answer) and _has_ceased(answer, state):

@@ -92,8 +92,8 @@ class RemainingReplicas:
         for tp, replicas in staying.items():
             for broker_id in replicas:
                 asked.setdefault(broker_id, []).append(tp)
-        found = await asyncio.gather(*(self._probes.ask_one(b, partitions) for b, partitions in asked.items()))
-        for (broker_id, partitions), (incarnation, answers) in zip(asked.items(), found, strict=True):
+        replies = await asyncio.gather(*(self._probes.ask_one(b, partitions) for b, partitions in asked.items()))
+        for (broker_id, partitions), (incarnation, answers) in zip(asked.items(), replies, strict=True):
             for tp in partitions:
                 answer = answers.get(tp)
                 known = self._confirmed.get((tp, broker_id))
@@ -144,18 +144,18 @@ class RemainingReplicas:
 
     async def _next(self, still_staying: Callable[[TopicPartition], tuple[BrokerId, ...]]) -> Staying:
         """What to ask now: the new partitions, then those that were asked longest ago. They wait from now on."""
-        found: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+        staying: dict[TopicPartition, tuple[BrokerId, ...]] = {}
         for number, tp in enumerate([*self._new, *self._waiting]):
             if number % MOVES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            if len(found) == PARTITIONS_PER_ROUND:
+            if len(staying) == PARTITIONS_PER_ROUND:
                 break
             self._new.pop(tp, None)
             unconfirmed = self._waiting.pop(tp, [])
             if replicas := still_staying(tp):
-                found[tp] = replicas
+                staying[tp] = replicas
                 self._waiting[tp] = unconfirmed
-        return found
+        return staying
 
     def _report(self) -> None:
         """Log for which brokers moves wait, when these change."""
@@ -211,11 +211,11 @@ class MoveCommands:
             tried: set[TopicPartition] = set()
             for _ in range(WAIVE_ROUNDS):
                 unanswered = await self._ask(wanted, portion)
-                found = await self._order({tp: wanted[tp] for tp in portion}, tried)
-                results |= found
+                results_of_portion = await self._order({tp: wanted[tp] for tp in portion}, tried)
+                results |= results_of_portion
                 # some changed while their brokers were asked
-                again = [tp for tp in portion if found[tp][0] is SILENT and tp not in unanswered]
-                portion = [tp for tp in again if found[tp] != KEPT_CHANGING]
+                again = [tp for tp in portion if results_of_portion[tp][0] is SILENT and tp not in unanswered]
+                portion = [tp for tp in again if results_of_portion[tp] != KEPT_CHANGING]
                 if not portion:
                     break
         return results
@@ -281,9 +281,9 @@ class MoveCommands:
                 log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
                 writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                 planned.append(tp)
-        found = self._done(writes)
+        multis = self._done(writes)
         tried.update(planned)
-        await context.perform(found)
+        await context.perform(multis)
         return results
 
     async def _present(
@@ -332,10 +332,10 @@ class MoveCommands:
                     writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                     if step.assigned is not None:
                         done.append((tp, step.assigned))
-            found = self._done(writes)
-            if not found:
+            multis = self._done(writes)
+            if not multis:
                 return
-            await context.perform(found)
+            await context.perform(multis)
             for tp, assigned in done:
                 log.info("%s: reassignment completed: replicas are %s", tp, list(assigned.replicas))
 

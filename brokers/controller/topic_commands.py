@@ -63,17 +63,17 @@ async def read_known(store: Store, image: MetadataImage, now_ms: int) -> list[Br
     holding: set[int] | None = None
     known = []
     ids = sorted(int(name) for name in await children_or_none(store, INCARNATIONS) if name.isdigit())
-    for broker_id, found in zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True):
-        if found is None or found[1].version == 0:
+    for broker_id, row in zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True):
+        if row is None or row[1].version == 0:
             continue  # it never registered
-        record = _record(found[0])
+        record = _record(row[0])
         registered_ms = record.get("timestamp")
         if not isinstance(registered_ms, int) or now_ms - registered_ms > REMEMBERED_MS:
             if holding is None:
                 holding = {b for topic in image.topics.values() for state in topic.partitions for b in state.replicas}
             if broker_id not in holding:
                 continue
-        known.append(_broker(broker_id, found[1].version, record))
+        known.append(_broker(broker_id, row[1].version, record))
     return known
 
 
@@ -342,8 +342,8 @@ class TopicCommands:
         store = self._context.store
         tail: list[Operation] = []
         partitions: list[Operation] = []
-        found = await read_or_none(store, znodes.topic_path(name))
-        if found is not None:
+        row = await read_or_none(store, znodes.topic_path(name))
+        if row is not None:
             for child in await children_or_none(store, znodes.partitions_path(name)):
                 tp = TopicPartition(name, int(child))
                 if await store.exists(znodes.state_path(tp)) is not None:
@@ -351,7 +351,7 @@ class TopicCommands:
                 partitions.append(Delete(znodes.partition_path(tp)))
             if await store.exists(znodes.partitions_path(name)) is not None:
                 tail.append(Delete(znodes.partitions_path(name)))
-            tail.append(Delete(znodes.topic_path(name), found[1]))
+            tail.append(Delete(znodes.topic_path(name), row[1]))
             if await store.exists(znodes.config_path(znodes.CONFIG_TOPICS, name)) is not None:
                 tail.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, name)))
         return plans.finish_deletion(name, partitions, tail)

@@ -213,4 +213,4 @@ def size_of_topic(topic: TopicZnode) -> int:
 
 
 def _named(replicas: Mapping[int, tuple[BrokerId, ...]]) -> dict[int, tuple[BrokerId, ...]]:
-    return {index: found for index, found in replicas.items() if found}
+    return {index: brokers for index, brokers in replicas.items() if brokers}

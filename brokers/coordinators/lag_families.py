@@ -120,14 +120,14 @@ class _Page:
 
     def blocks(self) -> tuple[bytes, ...]:
         """The text of all families that have samples."""
-        found: list[bytes] = []
+        blocks: list[bytes] = []
         for name, rows in self._rows.items():
             made = self._blocks[name]
             if rows or made:
                 kind = "counter" if name.endswith("_total") else "gauge"
                 head = f"# HELP {name} {_FAMILIES[name]}\n# TYPE {name} {kind}\n".encode()
-                found += [head, *made, "".join(rows).encode()]
-        return tuple(found)
+                blocks += [head, *made, "".join(rows).encode()]
+        return tuple(blocks)
 
 
 class _Summary(NamedTuple):

@@ -118,18 +118,18 @@ class LagWatch:
         """Compute once."""
         committed = await self._committed()
         positions = await self._positions(committed.values())
-        found: dict[str, GroupLag] = {}
+        judged: dict[str, GroupLag] = {}
         groups = self._present()
         for group_id, group in groups.items():
             if group_id in committed:
-                found[group_id] = await self._judged(group, committed[group_id], positions)
+                judged[group_id] = await self._judged(group, committed[group_id], positions)
             elif group_id in self.groups:
-                found[group_id] = self.groups[group_id]
+                judged[group_id] = self.groups[group_id]
         for group_id in list(self._windows):
             if group_id not in groups:
                 del self._windows[group_id]
             await self._turn()
-        self.groups = found
+        self.groups = judged
         for listener in self._after_round:
             await listener()
 
@@ -141,16 +141,16 @@ class LagWatch:
 
     def _present(self) -> dict[str, Group]:
         """The groups of the shards that this broker may speak for."""
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for host in self._runtime.hosts():
             refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
             if host.state is ShardState.ACTIVE and refused is ErrorCode.NONE:
-                found.update(host.shard.groups)
-        return found
+                groups.update(host.shard.groups)
+        return groups
 
     async def _committed(self) -> dict[str, Committed]:
         """What the groups have committed, as far as a round goes."""
-        found: dict[str, Committed] = {}
+        by_group: dict[str, Committed] = {}
         groups, rows = self._present(), 0
         order = [*(name for name in self._later if name in groups), *groups]
         self._later = []
@@ -159,9 +159,9 @@ class LagWatch:
                 self._later.append(group_id)
                 continue
             rows += len(groups[group_id].offsets)
-            found[group_id] = await self._of_present_topics(list(groups[group_id].offsets.items()))
+            by_group[group_id] = await self._of_present_topics(list(groups[group_id].offsets.items()))
             await self._turn()
-        return found
+        return by_group
 
     async def _of_present_topics(self, committed: Committed) -> Committed:
         """Without what was committed for topics that have been deleted."""
@@ -188,21 +188,21 @@ class LagWatch:
                 by_leader.setdefault(state.leader, {})[pair] = None
         answers = await asyncio.gather(*(self._ask(leader, list(asked)) for leader, asked in by_leader.items()))
         self.complete = None not in answers
-        found: dict[Asked, LogPosition] = {}
+        positions: dict[Asked, LogPosition] = {}
         for answer in answers:
-            found.update(answer or {})
+            positions.update(answer or {})
         for pair, waiting_since_ms in since.items():
             await self._turn()
-            ends = found.get((pair[0], NO_OFFSET))
+            ends = positions.get((pair[0], NO_OFFSET))
             if ends is not None and ends.start <= pair[1]:
-                found[pair] = ends._replace(waiting_since_ms=waiting_since_ms)
+                positions[pair] = ends._replace(waiting_since_ms=waiting_since_ms)
         waiting: dict[Asked, int] = {}
-        for pair, one in found.items():
+        for pair, one in positions.items():
             await self._turn()
             if one.waiting_since_ms >= 0:
                 waiting[pair] = one.waiting_since_ms
         self._since = waiting
-        return found
+        return positions
 
     async def _ask(self, leader: int, asked: list[Asked]) -> dict[Asked, LogPosition] | None:
         if leader != self._broker_id:
@@ -211,32 +211,32 @@ class LagWatch:
             except PeerUnavailable as problem:
                 log.debug("lag: %s", problem)
                 return None
-        found: dict[Asked, LogPosition] = {}
+        positions: dict[Asked, LogPosition] = {}
         for tp, offset in asked:
             await self._turn()
             position = own_position(tp, offset, self._replicas)
             if isinstance(position, LogPosition):
-                found[tp, offset] = position
-        return found
+                positions[tp, offset] = position
+        return positions
 
     async def _judged(self, group: Group, committed: Committed, positions: dict[Asked, LogPosition]) -> GroupLag:
         windows = self._windows.get(group.id, {})
         before = self.groups.get(group.id)
         kept: dict[TopicPartition, PartitionWindow] = {}
-        found: dict[TopicPartition, PartitionLag] = {}
+        lags: dict[TopicPartition, PartitionLag] = {}
         for tp, (sequence, commit) in committed:
             await self._turn()
             window = kept[tp] = windows.get(tp) or PartitionWindow()
             position = positions.get((tp, commit.offset))
             if position is not None:
                 now_ms, at_ms = self._clock.wall_ms(), commit.commit_timestamp_ms
-                found[tp] = window.look(sequence, commit.offset, at_ms, position, now_ms, self._interval_ms)
+                lags[tp] = window.look(sequence, commit.offset, at_ms, position, now_ms, self._interval_ms)
             elif before is not None and tp in before.partitions and self._metadata.partition(tp) is not None:
-                found[tp] = before.partitions[tp]
+                lags[tp] = before.partitions[tp]
         self._windows[group.id] = kept
         return GroupLag(
             group.id, group.state.value, group.protocol_type or "", group.protocol or "", len(group.members),
-            await self._assignments(group), group.commits, found, self._clock.mono_ms(), group.rebalances,
+            await self._assignments(group), group.commits, lags, self._clock.mono_ms(), group.rebalances,
         )  # fmt: skip
 
     async def _assignments(self, group: Group) -> list[dict[str, int]]:
@@ -245,13 +245,13 @@ class LagWatch:
             return []
         every: list[dict[str, int]] = []
         for member in list(group.members.values()):
-            found: dict[str, int] = {}
+            counts: dict[str, int] = {}
             try:
                 for topic, count in assigned_counts(member.assignment):
                     await self._turn()
-                    found[topic] = found.get(topic, 0) + count
+                    counts[topic] = counts.get(topic, 0) + count
             except AssignmentUnreadable:
-                found = {}
-            every.append(found)
+                counts = {}
+            every.append(counts)
             await self._turn()
         return every

@@ -115,8 +115,8 @@ def fetch(group: Group | None, request: FetchRequest) -> tuple[FetchedOffset, ..
         if partition in unstable:
             answers.append(FetchedOffset(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT))
             continue
-        found = group.offsets.get(partition)
-        answers.append(FetchedOffset(partition, found[1] if found else None))
+        committed = group.offsets.get(partition)
+        answers.append(FetchedOffset(partition, committed[1] if committed else None))
     return tuple(answers)
 
 
@@ -161,13 +161,13 @@ def delete_topic_offsets(group: Group, topics: Mapping[str, Container[bytes]], t
 
     A partition keeps its offsets if one of them is of another topic of the name.
     """
-    found: dict[TopicPartition, bool] = {}
+    doomed: dict[TopicPartition, bool] = {}
     for offsets in (group.offsets, *group.pending_offsets.values()):
         for partition, (_, committed) in offsets.items():
             if partition.topic in topics:
                 gone = committed.topic_id is None or committed.topic_id in topics[partition.topic]
-                found[partition] = gone and found.get(partition, True)
-    turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(found) if found[partition]]
+                doomed[partition] = gone and doomed.get(partition, True)
+    turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(doomed) if doomed[partition]]
 
 
 def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:

@@ -336,12 +336,12 @@ class GroupShard:
         every = list(self.groups.values())
         for begin in range(0, len(every), METRIC_ROWS):
             some = every[begin : begin + METRIC_ROWS]
-            found: Counter[str] = Counter(
+            counts: Counter[str] = Counter(
                 f"groups_{one.state.value}" for one in some if one.state is not GroupState.DEAD
             )
-            found["members"] = sum(len(one.members) for one in some)
-            found["offsets"] = sum(len(one.offsets) for one in some)
-            yield found
+            counts["members"] = sum(len(one.members) for one in some)
+            counts["offsets"] = sum(len(one.offsets) for one in some)
+            yield counts
 
     def longest_rebalances_ms(self, now_ms: int) -> Iterator[int]:
         """Of one part of the groups after the other, how long the oldest rebalance under way has taken; 0: none."""

@@ -181,11 +181,11 @@ class CleaningJob:
         enough = min(budget_bytes, SLICE_BYTES)
         try:
             while self.handled_bytes < enough:
-                found = next(self.steps)
-                if isinstance(found, Rewritten):
-                    self.ready = found
+                step = next(self.steps)
+                if isinstance(step, Rewritten):
+                    self.ready = step
                     return
-                self.handled_bytes += found
+                self.handled_bytes += step
         except (StopIteration, *KNOWN_ENDS):
             raise
         except Exception:

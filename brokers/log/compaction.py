@@ -152,8 +152,8 @@ class Compaction:
         for base, end in plan.segments:
             if end <= plan.dirty_from:
                 continue
-            for data, found in self._chunks(base, end):
-                for at, header in found:
+            for data, headers in self._chunks(base, end):
+                for at, header in headers:
                     if header.is_control or header.last_offset < plan.dirty_from or met.is_aborted(header):
                         continue
                     full = collect_keys(self._payload(data, at, header), header, keys, plan.dirty_from)
@@ -167,17 +167,17 @@ class Compaction:
         segment = Segment(self.disk, self.plan.directory, base, create=False, now_ms=self.plan.now_ms)
         expected, reached = base, 0
         try:
-            for position, data, found in segment.chunks():
+            for position, data, headers in segment.chunks():
                 if self.stopped:
                     raise Overtaken
-                for at, header in found:
+                for at, header in headers:
                     validate_batch(data, at)
                     if header.base_offset < expected or header.last_offset >= end:
                         raise CorruptBatch(f"offset {header.base_offset} where {expected} to {end} is expected", at)
                     expected = header.last_offset + 1
-                last_at, last = found[-1]
+                last_at, last = headers[-1]
                 reached = position + last_at + last.size
-                yield data, found
+                yield data, headers
             if reached != segment.size:
                 raise CorruptBatch("a closed segment ends in half a batch", reached)
         finally:
@@ -224,9 +224,9 @@ class Compaction:
             cleaned.reset_indexes()
             changed, before = len(group) > 1, 0
             for first, end in group:
-                for data, found in self._chunks(first, end):
+                for data, headers in self._chunks(first, end):
                     written = cleaned.size
-                    changed = self._filter(cleaned, data, found, group_end) or changed
+                    changed = self._filter(cleaned, data, headers, group_end) or changed
                     before += len(data)
                     yield len(data) + cleaned.size - written
             self.figures.bytes_before += before

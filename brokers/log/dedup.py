@@ -90,7 +90,7 @@ def all_new(sets: PositionSets, batches: Sequence[Buffer], now_ms: int) -> list[
 
     Their records are sound; the batches may not be. The sets stay as they are.
     """
-    found: list[Gathered] = []
+    gathered_all: list[Gathered] = []
 
     def gathered() -> Iterator[list[PagePositions]]:
         """Up to the first batch that is not as most are: without codec and flags, and each position once."""
@@ -104,10 +104,10 @@ def all_new(sets: PositionSets, batches: Sequence[Buffer], now_ms: int) -> list[
                 return
             if one is None:
                 return
-            found.append(one)
+            gathered_all.append(one)
             yield one.pages
 
-    return found[: sets.takes(gathered(), now_ms)]
+    return gathered_all[: sets.takes(gathered(), now_ms)]
 
 
 def keep_new(
@@ -145,14 +145,14 @@ def keep_new(
         return Kept(buffer, list(headers), list(places), list(zip(offsets, pages, strict=True)))
     if not sets.known:
         return Rejected(ErrorCode.KAFKA_STORAGE_ERROR, "what was accepted before this log's first record is not known")
-    found: list[list[Position]] = []
+    by_batch: list[list[Position]] = []
     for payload, header in zip(payloads, headers, strict=True):
         mine = read_positions(payload, header, SOURCE_HEADER)
         missing = [index for index, position in enumerate(mine) if position is None]
         if missing:
             return _without_position(missing, header, explain)
-        found.append([position for position in mine if position is not None])
-    positions = [position for mine in found for position in mine]
+        by_batch.append([position for position in mine if position is not None])
+    positions = [position for mine in by_batch for position in mine]
     sifted = sets.sift(positions, now_ms)
     if isinstance(sifted, BelowFloor):
         return _below_floor(sifted, sets)
@@ -164,9 +164,9 @@ def keep_new(
             "sources",
         )
     if not sifted.duplicates:
-        fresh = [(header.base_offset, page_positions(mine)) for header, mine in zip(headers, found, strict=True)]
+        fresh = [(header.base_offset, page_positions(mine)) for header, mine in zip(headers, by_batch, strict=True)]
         return Kept(buffer, list(headers), list(places), fresh, going=sifted.going)
-    kept = _rewritten(buffer, places, headers, payloads, found, set(sifted.duplicates), stamped)
+    kept = _rewritten(buffer, places, headers, payloads, by_batch, set(sifted.duplicates), stamped)
     repeated = {(positions[index][0], positions[index][1] >> PAGE_BITS) for index in sifted.duplicates}
     return kept._replace(repeated=frozenset(repeated), going=sifted.going)
 
@@ -240,6 +240,6 @@ def accept(sets: PositionSets | None, kept: Kept, now_ms: int) -> None:
 
 def note(sets: PositionSets, records: Buffer, at: int, header: BatchHeader, now_ms: int) -> None:
     """The batch at ``at`` is in the log, and was not appended now. Raises CorruptBatch or CodecError."""
-    found = positions_of(records, at, header)
-    if found:
-        sets.accept(found, header.base_offset, now_ms, exact=False)
+    positions = positions_of(records, at, header)
+    if positions:
+        sets.accept(positions, header.base_offset, now_ms, exact=False)

@@ -60,10 +60,10 @@ class Room:
 
     def returned(self, now_ms: int) -> list[TopicPartition]:
         """There is room: those that were refused, of which none is any more."""
-        found = list(self.crowded)
+        partitions = list(self.crowded)
         self.crowded.clear()
         self._calm_from_ms = now_ms + CALM_MS
-        return found
+        return partitions
 
 
 PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
@@ -165,10 +165,10 @@ class TopicIds:
         data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
         if data is None:
             return None
-        found = self._known.get(data)
-        if found is None:
+        topic_id = self._known.get(data)
+        if topic_id is None:
             try:
-                found = self._known[data] = checkpoints.decode_partition_metadata(data)
+                topic_id = self._known[data] = checkpoints.decode_partition_metadata(data)
             except checkpoints.DamagedFile as wrong:
                 logger.warning("%s: %s; ignored", directory, wrong)
-        return found
+        return topic_id

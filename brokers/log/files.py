@@ -66,23 +66,23 @@ class Mappings(Generic[F]):
     def window(self, file: F, fd: int, position: int) -> Mapping | None:
         """The window that holds ``position`` and at least ``STRIDE`` bytes from there; None if it cannot be mapped."""
         key = (file, position // STRIDE)
-        found = self._recent.get(key)
-        if found is None:
-            found = self._older.pop(key, None) or self._map(key, fd)
-            if found is not None:
-                self._recent[key] = found
-        return found
+        mapping = self._recent.get(key)
+        if mapping is None:
+            mapping = self._older.pop(key, None) or self._map(key, fd)
+            if mapping is not None:
+                self._recent[key] = mapping
+        return mapping
 
     def _map(self, key: tuple[F, int], fd: int) -> Mapping | None:
         while len(self) >= self._limit:
             self._unmap(self._older or self._recent)
         file, number = key
         try:
-            found = Mapping(fd, number * STRIDE, WINDOW)
+            mapping = Mapping(fd, number * STRIDE, WINDOW)
         except OSError:
             return None
         self._of.setdefault(file, []).append(number)
-        return found
+        return mapping
 
     def _unmap(self, windows: dict[tuple[F, int], Mapping]) -> None:
         file, number = key = next(iter(windows))
@@ -526,8 +526,8 @@ class RealDisk:
         with _Translate(path):
             if create:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            found = os.stat(path)
-            return self.file_class(self, path, found.st_size, found.st_blocks * _BLOCK)
+            status = os.stat(path)
+            return self.file_class(self, path, status.st_size, status.st_blocks * _BLOCK)
 
     def names(self, path: str) -> list[str]:
         with _Translate(path):
@@ -585,8 +585,8 @@ class RealDisk:
 
     def space(self, path: str) -> tuple[int, int]:
         with _Translate(path):
-            found = os.statvfs(path)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            volume = os.statvfs(path)
+        return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
 
     def rename(self, path: str, to: str) -> None:
         with _Translate(path):

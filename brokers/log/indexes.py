@@ -155,18 +155,18 @@ class _IndexFile:
         power cut may find the log at its recovery point, and believes the file without a scan. Entries that are only
         missing at its end are those of what was not flushed.
         """
-        found = self._disk.read(self.path)
-        if (found is not None or not data) and data.startswith(found or b""):
-            self._written = len(found or b"")
+        present = self._disk.read(self.path)
+        if (present is not None or not data) and data.startswith(present or b""):
+            self._written = len(present or b"")
         else:
             self.close()
             self._file = None
             try:
                 self._disk.replace(self.path, bytes(data), durable=durable)
             except DiskFull:
-                if found is None:
+                if present is None:
                     raise
-                self._overwrite(found, data, durable=durable)
+                self._overwrite(present, data, durable=durable)
             self._written = len(data)
         self._anew = False
 

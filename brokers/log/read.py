@@ -109,14 +109,14 @@ class LogReader:
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """The aborted transactions with records in [start, end), in order of their markers."""
-        found: list[AbortedTransaction] = []
+        aborted: list[AbortedTransaction] = []
         for segment in self._log.segments.from_offset(start):
             for entry in segment.txn_index:
                 if entry.last_offset >= start and entry.first_offset < end:
-                    found.append(AbortedTransaction(entry.producer_id, entry.first_offset))
+                    aborted.append(AbortedTransaction(entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= end:
-                    return found
-        return found
+                    return aborted
+        return aborted
 
     def aborted_entries(self) -> list[AbortedTxn]:
         """All entries of all transaction indexes."""
@@ -138,9 +138,9 @@ class LogReader:
         """
         offset = self._log.log_start_offset
         while True:
-            found, behind = self._search_from(offset, timestamp, spend)
+            position, behind = self._search_from(offset, timestamp, spend)
             if behind is None:
-                return found
+                return position
             offset = behind
             yield
 
@@ -164,9 +164,9 @@ class LogReader:
                     if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
                         continue
                     records = self._records(data, at, header, spend)
-                    found = find_timestamp(records, header, timestamp, begin)
-                    if found is not None:
-                        return (*found, header.partition_leader_epoch), None
+                    match = find_timestamp(records, header, timestamp, begin)
+                    if match is not None:
+                        return (*match, header.partition_leader_epoch), None
                 return None, batches[-1][1].last_offset + 1
         return None, None
 
@@ -224,5 +224,5 @@ class LogReader:
         if not header.record_count:
             return header.last_offset, header.max_timestamp, header.partition_leader_epoch
         records = self._records(best.log.read(position, header.size), 0, header, spend)
-        found = find_timestamp(records, header, largest, max(header.base_offset, self._log.log_start_offset))
-        return *(found or (header.last_offset, largest)), header.partition_leader_epoch
+        match = find_timestamp(records, header, largest, max(header.base_offset, self._log.log_start_offset))
+        return *(match or (header.last_offset, largest)), header.partition_leader_epoch

@@ -290,9 +290,9 @@ class Segment:
 
         Raises CorruptBatch at bytes that are no batch; a torn last batch ends the iteration.
         """
-        for start, chunk, found in self.chunks(position, end):
+        for start, chunk, batches in self.chunks(position, end):
             del chunk
-            for at, header in found:
+            for at, header in batches:
                 yield start + at, header
 
     def chunks(self, position: int = 0, end: int = -1) -> Iterator[tuple[int, bytes, list[tuple[int, BatchHeader]]]]:
@@ -301,8 +301,8 @@ class Segment:
         wanted = _SCAN_BYTES
         while position < end:
             data = self.log.read(position, min(wanted, end - position))
-            found = _scan_until_damage(data)
-            if not found:
+            headers = _scan_until_damage(data)
+            if not headers:
                 if len(data) < HEADER_SIZE:
                     return
                 needed = parse_header(data).size
@@ -310,8 +310,8 @@ class Segment:
                     return
                 wanted = needed
                 continue
-            yield position, data, found
-            last_position, last = found[-1]
+            yield position, data, headers
+            last_position, last = headers[-1]
             position += last_position + last.size
             wanted = _SCAN_BYTES
 
@@ -345,10 +345,10 @@ class Segment:
     def _walk_from(self, entry: OffsetEntry, limit: int, offset: int = _INT64_MAX) -> _Walked | None:
         """``_walk`` from the batch that the index names; None if that one is not there."""
         try:
-            found = self._walk(entry.position, limit, offset)
+            walked = self._walk(entry.position, limit, offset)
         except CorruptBatch:
             return None
-        return found if found.first == entry.offset else None
+        return walked if walked.first == entry.offset else None
 
     def _walk(self, position: int, limit: int, offset: int = _INT64_MAX) -> _Walked:
         """Step from header to header up to the first batch that ends beyond ``limit`` or reaches ``offset``.
@@ -392,13 +392,13 @@ class Segment:
         """
         indexed = self.offset_index.floor_position(limit)
         if indexed.position > start:
-            found = self._walk_from(indexed, limit)
-            if found is not None:
-                return found.position, found.passed if found.passed >= 0 else found.base_offset
-        found = self._walk(start, limit)
-        if found.passed < 0:
-            return min(start + found.size, self.log.size), found.last_offset + 1
-        return found.position, found.passed
+            walked = self._walk_from(indexed, limit)
+            if walked is not None:
+                return walked.position, walked.passed if walked.passed >= 0 else walked.base_offset
+        walked = self._walk(start, limit)
+        if walked.passed < 0:
+            return min(start + walked.size, self.log.size), walked.last_offset + 1
+        return walked.position, walked.passed
 
     def take(
         self, offset: int, end_offset: int, beyond: int, room: int, active: bool, one: bool
@@ -414,11 +414,11 @@ class Segment:
         if start is None:
             start = self.position_of(offset)
         if end_offset < beyond:
-            found = hints.get(end_offset)
-            if found is None:
-                found = self.position_of(end_offset)
-            if found is not None:
-                limit = found
+            hint = hints.get(end_offset)
+            if hint is None:
+                hint = self.position_of(end_offset)
+            if hint is not None:
+                limit = hint
         if start is None or start >= limit:
             return (None, offset, True) if limit < size else (None, beyond if beyond > offset else offset, False)
         end, behind = limit, end_offset

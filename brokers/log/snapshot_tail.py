@@ -40,7 +40,7 @@ def decode_tail(data: bytes | memoryview) -> dict[int, list[tuple[int, int, int,
     """Remembered batches by producer id; none where the tail is absent or foreign. ValueError for half of one."""
     if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         return {}
-    found: dict[int, list[tuple[int, int, int, int]]] = {}
+    batches: dict[int, list[tuple[int, int, int, int]]] = {}
     try:
         _, producers = _HEAD.unpack_from(data)
         position = _HEAD.size
@@ -48,10 +48,10 @@ def decode_tail(data: bytes | memoryview) -> dict[int, list[tuple[int, int, int,
             producer_id, count = _PRODUCER.unpack_from(data, position)
             position += _PRODUCER.size
             end = position + count * _BATCH.size
-            found[producer_id] = list(_BATCH.iter_unpack(data[position:end]))
+            batches[producer_id] = list(_BATCH.iter_unpack(data[position:end]))
             position = end
     except struct.error as wrong:
         raise ValueError(f"the remembered batches are cut off: {wrong}") from wrong
     if position != len(data):
         raise ValueError(f"the remembered batches end at {position} of {len(data)} bytes")
-    return found
+    return batches

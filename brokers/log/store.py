@@ -101,7 +101,9 @@ class StartProgress:
             self.figures.bytes_left += size
 
     def _left_to_read(self, path: str, recovery_point: int) -> int:
-        bases = sorted(int(found[1]) for name in self._disk.names(path) if (found := _SEGMENT.fullmatch(name)))
+        bases = sorted(
+            int(name_parts[1]) for name in self._disk.names(path) if (name_parts := _SEGMENT.fullmatch(name))
+        )
         first = max((base for base in bases if base <= recovery_point), default=-1)
         files = (f"{path}/{base:020d}{LOG_SUFFIX}" for base in bases if base >= first)
         return sum(self._disk.size(file) or 0 for file in files)
@@ -432,7 +434,7 @@ class LogStore:
             self._disk.sync_file_system(directory.path)
             for log in logs:
                 log.recovery_point = log.log_end_offset
-        rivals = [log for found in self._rivals.values() for log, home in found if home is directory]
+        rivals = [log for of_partition in self._rivals.values() for log, home in of_partition if home is directory]
         for log in (*logs, *rivals):
             log.abandon()
         if not clean:
@@ -644,7 +646,7 @@ class LogStore:
 
     def with_room_again(self, now_ms: int) -> list[Log]:
         """The logs whose directories have room again, each named once; ``now_ms`` of the monotonic clock."""
-        found: list[Log] = []
+        logs: list[Log] = []
         for directory in self.directories:
             if directory.offline or not directory.room.due(now_ms):
                 continue
@@ -655,10 +657,10 @@ class LogStore:
                 continue
             if enough:
                 logger.info("log directory %s has room again", directory.path)
-                found += [self._logs[tp] for tp in directory.room.returned(now_ms)]
-        for log in found:
+                logs += [self._logs[tp] for tp in directory.room.returned(now_ms)]
+        for log in logs:
             log.crowded = False
-        return found
+        return logs
 
     @property
     def offline_directories(self) -> list[str]:

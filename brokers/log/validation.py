@@ -114,13 +114,13 @@ def read_marker(batch: Buffer, position: int, header: BatchHeader) -> Marker | N
 
 def split_batches(records: Buffer) -> list[tuple[int, BatchHeader]]:
     """Validate each batch of a run, checksum included. Raises CorruptBatch, also for a torn last batch."""
-    found = []
+    batches = []
     position, end = 0, len(records)
     while position < end:
         header = validate_batch(records, position)
-        found.append((position, header))
+        batches.append((position, header))
         position += header.size
-    return found
+    return batches
 
 
 def check_for_leader(
@@ -149,11 +149,11 @@ def check_for_leader(
     if wrong_magic is not None:
         return wrong_magic
     try:
-        found = split_batches(records)
+        batches = split_batches(records)
         checked = []
         changed = False
-        for position, header in found:
-            rejected = _check_header(header, origin, config, len(found))
+        for position, header in batches:
+            rejected = _check_header(header, origin, config, len(batches))
             if rejected is not None:
                 return rejected
             payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]

@@ -93,9 +93,9 @@ def verify_partition(
     partition = partition_of(directory)
     if partition is None:
         raise ValueError(f"{directory} is not a partition's directory (TOPIC-PARTITION)")
-    found = Verified(partition, str(directory))
-    _Verifier(directory, found, records, progress).run()
-    return found
+    report = Verified(partition, str(directory))
+    _Verifier(directory, report, records, progress).run()
+    return report
 
 
 class _Verifier:
@@ -149,19 +149,21 @@ class _Verifier:
 
     def _segment(self, base: int, *, newest: bool) -> None:
         file = self._directory / (file_stem(base) + LOG_SUFFIX)
-        found = self._found
+        report = self._found
         try:
             stream = file.open("rb")
         except FileNotFoundError:
             self._vanished = True
             return
         with stream:
-            found.segments += 1
-            if base < found.end:
-                found.add(file, base, f"the segment begins at {base}, below the end of the one before it, {found.end}")
-            elif base > found.end and not self._holes_allowed and not self._vanished:
-                found.add(file, base, f"offsets {found.end} to {base - 1} are in no segment")
-            found.end = max(found.end, base)
+            report.segments += 1
+            if base < report.end:
+                report.add(
+                    file, base, f"the segment begins at {base}, below the end of the one before it, {report.end}"
+                )
+            elif base > report.end and not self._holes_allowed and not self._vanished:
+                report.add(file, base, f"offsets {report.end} to {base - 1} are in no segment")
+            report.end = max(report.end, base)
             self._vanished = False
             size = file.stat().st_size
             if not size:
@@ -170,8 +172,8 @@ class _Verifier:
                 self._batches(file, base, view, newest)
 
     def _batches(self, file: Path, base: int, view: memoryview, newest: bool) -> None:
-        found = self._found
-        indexes = _Indexes(file, base, found)
+        report = self._found
+        indexes = _Indexes(file, base, report)
         self._indexed = {(entry.producer_id, entry.last_offset) for entry in indexes.aborted}
         position = reported = 0
         damaged = ""
@@ -191,33 +193,35 @@ class _Verifier:
                 self._progress(position - reported)
                 reported = position
         self._progress(len(view) - reported)
-        found.size += position
+        report.size += position
         left = len(view) - position
         if damaged:
-            found.add(file, found.end, f"position {position}: {damaged}; {left} bytes from there on were not read")
+            report.add(file, report.end, f"position {position}: {damaged}; {left} bytes from there on were not read")
         elif newest:
-            found.unfinished = left if any(view[position : position + HEADER_SIZE]) else 0
+            report.unfinished = left if any(view[position : position + HEADER_SIZE]) else 0
         elif left:
-            found.add(file, found.end, f"position {position}: {left} bytes are not a batch, and newer segments follow")
+            report.add(
+                file, report.end, f"position {position}: {left} bytes are not a batch, and newer segments follow"
+            )
         if not damaged:
             indexes.ended(newest)
 
     def _batch(self, file: Path, base: int, view: memoryview, position: int, header: BatchHeader, newest: bool) -> None:
-        found = self._found
+        report = self._found
         first, last = header.base_offset, header.last_offset
-        found.batches += 1
-        if first < max(found.end, base) or last < first:
-            found.add(file, first, f"position {position}: batch {first} to {last}, where offset {found.end} is next")
-        elif first > found.end and not self._holes_allowed:
-            found.add(file, first, f"position {position}: offsets {found.end} to {first - 1} are missing")
+        report.batches += 1
+        if first < max(report.end, base) or last < first:
+            report.add(file, first, f"position {position}: batch {first} to {last}, where offset {report.end} is next")
+        elif first > report.end and not self._holes_allowed:
+            report.add(file, first, f"position {position}: offsets {report.end} to {first - 1} are missing")
         self._epoch_of(file, header)
         if header.producer_id != NO_PRODUCER_ID and header.is_transactional:
             self._transactional(file, view, position, header, newest)
         if self._records:
             wrong = _wrong_records(view, position, header)
             if wrong:
-                found.add(file, first, f"position {position}: {wrong}")
-        found.end = max(found.end, last + 1)
+                report.add(file, first, f"position {position}: {wrong}")
+        report.end = max(report.end, last + 1)
 
     def _epoch_of(self, file: Path, header: BatchHeader) -> None:
         epoch, first = header.partition_leader_epoch, header.base_offset

@@ -113,16 +113,16 @@ class AclCache:
             for sequence in sequences
             if sequence > self._seen[root]
         ]
-        found = set()
+        patterns = set()
         for path, node in zip(paths, await read_many(self._store, paths), strict=True):
             try:
                 if node is None:
                     return None
-                found.add(changed_pattern(path, node[0]))
+                patterns.add(changed_pattern(path, node[0]))
             except BadDocument as problem:
                 log.warning("reading all ACLs again: %s", problem)
                 return None
-        return found
+        return patterns
 
     # ------------------------------------------------------------ reading ACLs
 
@@ -158,11 +158,11 @@ class AclCache:
     async def _read_entries(self, patterns: list[ResourcePattern]) -> dict[ResourcePattern, Entries]:
         """The entries of each pattern; none where the znode is gone."""
         paths = [acl_path(pattern) for pattern in patterns]
-        found: dict[ResourcePattern, Entries] = {}
+        entries: dict[ResourcePattern, Entries] = {}
         nodes = await read_many(self._store, paths, ACLS_PER_READ)
         for pattern, path, node in zip(patterns, paths, nodes, strict=True):
-            found[pattern] = frozenset() if node is None else entries_to_decide_by(path, node[0], _complain)
-        return found
+            entries[pattern] = frozenset() if node is None else entries_to_decide_by(path, node[0], _complain)
+        return entries
 
 
 def _complain(problem: BadDocument) -> None:

@@ -189,17 +189,17 @@ class MetadataCache:
 
     def config_entities(self, kind: str) -> list[str]:
         """Names of the entities of that kind that have a dynamic configuration, sorted."""
-        return sorted(entity for found, entity in self._image.configs if found == kind)
+        return sorted(entity for entity_kind, entity in self._image.configs if entity_kind == kind)
 
     def topic_config(self, name: str) -> TopicConfig:
         """The topic's complete configuration; the broker's (dynamic) defaults for an unknown topic."""
-        found = self._topic_configs.get(name)
-        if found is None:
+        config = self._topic_configs.get(name)
+        if config is None:
             topic = self.topics.get(name)
-            found = self._parse_topic_config(name, topic.configs if topic is not None else {})
+            config = self._parse_topic_config(name, topic.configs if topic is not None else {})
             if topic is not None:
-                self._topic_configs[name] = found
-        return found
+                self._topic_configs[name] = config
+        return config
 
     def _parse_topic_config(self, name: str, overrides: Mapping[str, str]) -> TopicConfig:
         config = self.effective.topic_defaults()
@@ -364,8 +364,8 @@ class MetadataCache:
 
     async def _read_brokers(self) -> dict[int, BrokerInfo]:
         ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self._watcher.watch)]
-        found = await gather_bounded(sorted(ids), self._read_broker)
-        return {broker.id: broker for broker in found if broker is not None}
+        brokers = await gather_bounded(sorted(ids), self._read_broker)
+        return {broker.id: broker for broker in brokers if broker is not None}
 
     async def _read_broker(self, broker_id: int) -> BrokerInfo | None:
         path = broker_path(broker_id)

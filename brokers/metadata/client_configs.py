@@ -73,7 +73,7 @@ class ClientConfigs:
 
     async def _read_all(self) -> dict[str, dict[str, str]]:
         """Everything below the three roots; the client ids of a user are listed only where it has children."""
-        found: dict[str, dict[str, str]] = {}
+        configs: dict[str, dict[str, str]] = {}
         for kind in KINDS:
             names = await children_or_none(self._store, f"{znodes.CONFIG}/{kind}")
             paths = [path for path in (f"{kind}/{name}" for name in names) if _is_entity(path)]
@@ -81,11 +81,11 @@ class ClientConfigs:
             parents = []
             for path, row in zip(paths, rows, strict=True):
                 if row is not None:
-                    found[path] = _config_of(path, row[0])
+                    configs[path] = _config_of(path, row[0])
                     if kind == USERS and row[1].child_count:
                         parents.append(f"{path}/{CLIENTS}")
-            found |= await self._read([one for some in await self._listed(parents) for one in some])
-        return found
+            configs |= await self._read([one for some in await self._listed(parents) for one in some])
+        return configs
 
     async def _listed(self, parents: Sequence[str]) -> list[list[str]]:
         async def children(parent: str) -> list[str]:

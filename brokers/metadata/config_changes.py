@@ -84,9 +84,9 @@ class ConfigChanges:
 
     async def _changed(self, names: Sequence[str]) -> set[str] | None:
         """The entities that entries name; None: one of them cannot be read, and all must be."""
-        found = await read_many(self._store, [f"{CHANGES}/{name}" for name in names])
+        rows = await read_many(self._store, [f"{CHANGES}/{name}" for name in names])
         changed = set()
-        for name, row in zip(names, found, strict=True):
+        for name, row in zip(names, rows, strict=True):
             try:
                 document: dict[str, Any] = load_document(name, row[0]) if row is not None else {}
                 changed.add(str(document["entity_path"]))

@@ -39,17 +39,17 @@ async def alter_config(store: Store, metadata: MetadataCache, kind: str, entity:
     """
     path = znodes.config_path(kind, entity)
     for _ in range(ATTEMPTS):
-        found = await read_or_none(store, path)
-        present = {} if found is None else znodes.decode_config(path, found[0])
+        row = await read_or_none(store, path)
+        present = {} if row is None else znodes.decode_config(path, row[0])
         wanted = alteration(present)
-        if found is not None and wanted == present:
-            await _shown(metadata, kind, entity, found[1])
+        if row is not None and wanted == present:
+            await _shown(metadata, kind, entity, row[1])
             return
-        version = 0 if found is None else found[1] + 1
+        version = 0 if row is None else row[1] + 1
         write: Operation = (
             Create(path, znodes.encode_config(wanted))
-            if found is None
-            else SetData(path, znodes.encode_config(wanted), found[1])
+            if row is None
+            else SetData(path, znodes.encode_config(wanted), row[1])
         )
         change = ConfigChanged(kind, entity, version, wanted)
         try:

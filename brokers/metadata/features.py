@@ -78,7 +78,7 @@ async def update_features(
         assert registrations is not None, "it is never deleted"
         ids = sorted(int(name) for name in await children_or_none(store, INCARNATIONS) if name.isdigit())
         known = zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True)
-        checks = [Check(incarnation_path(b), found[1].version) for b, found in known if found is not None]
+        checks = [Check(incarnation_path(b), row[1].version) for b, row in known if row is not None]
         supported = await _supported(store)
         data, stat = await store.get(znodes.FEATURE)
         levels = znodes.decode_features(data)
@@ -123,7 +123,7 @@ async def _supported(store: Store) -> dict[int, Mapping[str, tuple[int, int]]]:
     """What the registered brokers support, by broker id."""
     ids = sorted(int(name) for name in await children_or_none(store, BROKER_IDS) if name.isdigit())
     rows = zip(ids, await read_many(store, [broker_path(b) for b in ids]), strict=True)
-    return {broker_id: _named(found[0]) for broker_id, found in rows if found is not None}
+    return {broker_id: _named(row[0]) for broker_id, row in rows if row is not None}
 
 
 def _named(data: bytes) -> Mapping[str, tuple[int, int]]:

@@ -66,7 +66,7 @@ async def gather_bounded(
 async def read_many(store: Store, paths: Sequence[str], at_once: int = MAX_GET_MANY) -> list[tuple[bytes, Stat] | None]:
     """Data and Stat of each path in order, None where the znode is gone."""
     runs = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]
-    return [found for run in await gather_bounded(runs, store.get_many, BULK_READS_IN_FLIGHT) for found in run]
+    return [row for run in await gather_bounded(runs, store.get_many, BULK_READS_IN_FLIGHT) for row in run]
 
 
 async def read_or_none(store: Store, path: str) -> tuple[bytes, int] | None:
@@ -93,9 +93,9 @@ async def list_changes(store: Store, watch: Watch | None = None) -> list[int]:
 
 async def read_changes(store: Store, sequences: Sequence[int]) -> list[list[Change]] | None:
     """The entries with these numbers, in order; None if one was pruned or is unreadable: reload then."""
-    found = await read_many(store, [znodes.change_path(s) for s in sequences], CHANGES_PER_READ)
+    rows = await read_many(store, [znodes.change_path(s) for s in sequences], CHANGES_PER_READ)
     entries: list[list[Change]] = []
-    for sequence, entry in zip(sequences, found, strict=True):
+    for sequence, entry in zip(sequences, rows, strict=True):
         if entry is None:
             return None
         try:
@@ -158,18 +158,18 @@ async def _read_deletions(store: Store, deleting: list[str]) -> set[uuid.UUID]:
 
 async def _read_topics(store: Store, names: list[str]) -> list[Change]:
     topics: dict[str, tuple[TopicZnode, int]] = {}
-    for name, found in zip(names, await read_many(store, [znodes.topic_path(n) for n in names]), strict=True):
-        if found is not None:
-            data, stat = found
+    for name, row in zip(names, await read_many(store, [znodes.topic_path(n) for n in names]), strict=True):
+        if row is not None:
+            data, stat = row
             topics[name] = znodes.decode_topic(znodes.topic_path(name), data), stat.version
     partitions = [
         TopicPartition(name, index) for name, (topic, _) in topics.items() for index in range(len(topic.assignment))
     ]
     paths = [znodes.state_path(tp) for tp in partitions]
     states: dict[str, dict[int, PartitionState]] = {name: {} for name in topics}
-    for tp, path, found in zip(partitions, paths, await read_many(store, paths), strict=True):
-        if found is not None:
-            data, stat = found
+    for tp, path, row in zip(partitions, paths, await read_many(store, paths), strict=True):
+        if row is not None:
+            data, stat = row
             replicas = topics[tp.topic][0].assignment[tp.partition]
             states[tp.topic][tp.partition] = znodes.decode_state(path, data, replicas, stat.version)
     changes: list[Change] = []
@@ -181,7 +181,7 @@ async def _read_topics(store: Store, names: list[str]) -> list[Change]:
 async def _read_configs(store: Store, entities: list[tuple[str, str]]) -> list[Change]:
     paths = [znodes.config_path(kind, entity) for kind, entity in entities]
     return [
-        ConfigChanged(kind, entity, found[1].version, znodes.decode_config(path, found[0]))
-        for (kind, entity), path, found in zip(entities, paths, await read_many(store, paths), strict=True)
-        if found is not None
+        ConfigChanged(kind, entity, row[1].version, znodes.decode_config(path, row[0]))
+        for (kind, entity), path, row in zip(entities, paths, await read_many(store, paths), strict=True)
+        if row is not None
     ]

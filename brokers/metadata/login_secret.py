@@ -24,11 +24,11 @@ _RETRY_S: Final = 0.05
 async def login_secret(store: Store, new_secret: Callable[[int], bytes]) -> bytes:
     """The secret; ``new_secret(size)`` makes one where there is none yet. Raises the store's exceptions, BadZnode."""
     while True:
-        found = await read_or_none(store, LOGIN_SECRET)
-        if found is not None:
-            if len(found[0]) != SECRET_BYTES:
+        row = await read_or_none(store, LOGIN_SECRET)
+        if row is not None:
+            if len(row[0]) != SECRET_BYTES:
                 raise BadZnode(LOGIN_SECRET, f"is not {SECRET_BYTES} bytes: delete it, and a broker makes a new one")
-            return found[0]
+            return row[0]
         try:
             await store.create(LOGIN_SECRET, new_secret(SECRET_BYTES), parents=True)
         except NodeExists:

@@ -85,15 +85,15 @@ async def write_quotas(
     path = f"{znodes.CONFIG}/{entity_name}"
     await ensure(store, CHANGES)
     for _ in range(_ATTEMPTS):
-        found = await read_or_none(store, path)
-        present = {} if found is None else decode_entity(path, found[0])
+        row = await read_or_none(store, path)
+        present = {} if row is None else decode_entity(path, row[0])
         config = altered_config(entity, present, alterations)
         if config == present:
             return
-        if found is None:
+        if row is None:
             await ensure(store, path.rpartition("/")[0])
         data = znodes.encode_config(config)
-        write: Operation = Create(path, data) if found is None else SetData(path, data, found[1])
+        write: Operation = Create(path, data) if row is None else SetData(path, data, row[1])
         try:
             await store.multi([write, change_notice(entity_name)])
         except (MultiFailed, UnknownOutcome):  # another writer was first, or the next read decides

@@ -62,22 +62,22 @@ class TreeGuard:
 
     async def check(self) -> None:
         """Compare the tree's numbers with those seen, and note higher ones. Raises TreeBehind (after a pause)."""
-        found, wrong = await self._look()
+        marks, wrong = await self._look()
         if wrong is not None:
             await self._store.sync(znodes.CHANGES)  # the server that answered may lag behind the others
-            found, wrong = await self._look()
+            marks, wrong = await self._look()
         self.proven = wrong is not None or self._logs_ahead is not None
         if wrong is None and not self._trusted:
-            wrong = await self._others(found.generation)
+            wrong = await self._others(marks.generation)
         if wrong is not None:
             self.refuse(wrong)
             await asyncio.sleep(PAUSE_S)
             raise TreeBehind(f"ZooKeeper is older than what this broker has seen: {wrong}")
-        if found.generation > self.marks.generation:
-            log.warning("ZooKeeper was repaired: generation %d", found.generation)
+        if marks.generation > self.marks.generation:
+            log.warning("ZooKeeper was repaired: generation %d", marks.generation)
             self.repaired = True
-            found = found._replace(producer_id=max(found.producer_id, self.marks.producer_id))
-        self.marks = newest((self.marks, found))
+            marks = marks._replace(producer_id=max(marks.producer_id, self.marks.producer_id))
+        self.marks = newest((self.marks, marks))
         self._trusted = True
         if self.behind is not None and self._logs_ahead is None:
             log.warning("ZooKeeper is not older any more than what this broker has seen")
@@ -109,8 +109,8 @@ class TreeGuard:
 
     async def _look(self) -> tuple[ClusterMarks, str | None]:
         seen = self.marks  # more may be seen while the tree is read
-        found = await read_marks(self._store, self._broker_id)
-        return found, lower(seen, found)
+        marks = await read_marks(self._store, self._broker_id)
+        return marks, lower(seen, marks)
 
     async def _others(self, generation: int) -> str | None:
         """Whether other brokers have found this tree behind: this one may have been away when it was newer.

@@ -62,8 +62,8 @@ async def read_users(store: Store, users: Sequence[str] | None = None) -> dict[s
         names = await children_or_none(store, USERS)
         users = [name for name in map(_user_of, names) if name is not None]
     users = [user for user in users if user not in UNSTORABLE]
-    found = await read_many(store, [user_path(user) for user in users])
-    return {user: _config_of(user, row[0]) for user, row in zip(users, found, strict=True) if row is not None}
+    rows = await read_many(store, [user_path(user) for user in users])
+    return {user: _config_of(user, row[0]) for user, row in zip(users, rows, strict=True) if row is not None}
 
 
 def _user_of(child: str) -> str | None:
@@ -107,15 +107,15 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
     notice = change_notice(f"{CONFIG_USERS}/{sanitised(user)}")
     unknown = False
     for _ in range(_ATTEMPTS):
-        found = await read_or_none(store, path)
-        present = {} if found is None else decode_entity(path, found[0])
+        row = await read_or_none(store, path)
+        present = {} if row is None else decode_entity(path, row[0])
         result = alter_users({user: present}, gone, new)[user]
         if unknown and result.error is ErrorCode.RESOURCE_NOT_FOUND:
             return AlteredUser(ErrorCode.NONE, None, None)  # the attempt whose answer was lost did it
         if result.config is None:
             return result
         data = znodes.encode_config(result.config)
-        write: Operation = Create(path, data) if found is None else SetData(path, data, found[1])
+        write: Operation = Create(path, data) if row is None else SetData(path, data, row[1])
         try:
             await store.multi([write, notice])
         except (MultiFailed, UnknownOutcome) as error:  # another writer was first, or the next read decides

@@ -188,11 +188,11 @@ def encode_topic(topic: TopicZnode) -> bytes:
 
 
 def _by_index(replicas: Mapping[int, tuple[BrokerId, ...]]) -> dict[str, list[BrokerId]]:
-    return {str(index): list(found) for index, found in sorted(replicas.items()) if found}
+    return {str(index): list(ids) for index, ids in sorted(replicas.items()) if ids}
 
 
 def _replica_lists(document: Mapping[str, Any] | None) -> dict[int, tuple[BrokerId, ...]]:
-    return {int(index): tuple(BrokerId(int(b)) for b in found) for index, found in (document or {}).items() if found}
+    return {int(index): tuple(BrokerId(int(b)) for b in ids) for index, ids in (document or {}).items() if ids}
 
 
 def decode_topic(path: str, data: bytes) -> TopicZnode:

@@ -68,19 +68,19 @@ def own_accepted(
 
 async def ask_accepted(peers: PeersPort, broker_id: int, lacking: Lacking, now_ms: int) -> memoryview | ErrorCode:
     """The leader's positions, or why there are none now. Raises PeerUnavailable."""
-    found = bytearray()
+    received = bytearray()
     size = checksum = -1
-    while size != len(found):
-        answer = await _ask(peers, broker_id, lacking, len(found), now_ms)
+    while size != len(received):
+        answer = await _ask(peers, broker_id, lacking, len(received), now_ms)
         if answer.error_code:
             return ErrorCode(answer.error_code) if answer.error_code in _CODES else ErrorCode.UNKNOWN_SERVER_ERROR
         if size >= 0 and (size, checksum) != (answer.size, answer.checksum):
             return ErrorCode.OFFSET_NOT_AVAILABLE  # the leader's log went on: from the beginning
         size, checksum = answer.size, answer.checksum
-        if not answer.positions and len(found) != size:
+        if not answer.positions and len(received) != size:
             return ErrorCode.CORRUPT_MESSAGE
-        found += answer.positions
-    return memoryview(bytes(found)) if crc32c(found) == checksum else ErrorCode.CORRUPT_MESSAGE
+        received += answer.positions
+    return memoryview(bytes(received)) if crc32c(received) == checksum else ErrorCode.CORRUPT_MESSAGE
 
 
 _CODES = frozenset(map(int, ErrorCode))

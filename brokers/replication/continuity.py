@@ -24,10 +24,10 @@ def intact_since(
     """
     if missing:
         return None
-    found = [stop for stop in stops.values() if stop is not None and not _is_stale(stop, last)]
-    if not found or len(found) < len(stops) or any(stop.intact_since < 0 for stop in found):
+    clean_stops = [stop for stop in stops.values() if stop is not None and not _is_stale(stop, last)]
+    if not clean_stops or len(clean_stops) < len(stops) or any(stop.intact_since < 0 for stop in clean_stops):
         return None
-    return max(stop.intact_since for stop in found)
+    return max(stop.intact_since for stop in clean_stops)
 
 
 def stale_directories(broker_id: int, stops: Mapping[str, CleanStop | None], last: LastRegistration) -> list[str]:

@@ -75,10 +75,10 @@ def own_ends(
     unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID,
 ) -> dict[uuid.UUID, dict[int, ReplicaEnd]]:
     """This broker's answers, by topic id and partition index; ``unknown`` for ids that it does not know."""
-    found: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
+    ends: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
     for topic_id, indexes in asked.items():
         name = metadata.topic_names.get(topic_id)
-        answers = found.setdefault(topic_id, {})
+        answers = ends.setdefault(topic_id, {})
         for index in indexes:
             tp = TopicPartition(name or "", index)
             state = metadata.partition(tp) if name is not None else None
@@ -86,7 +86,7 @@ def own_ends(
                 answers[index] = ReplicaEnd(unknown if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 answers[index] = own_end(tp, state, replicas)
-    return found
+    return ends
 
 
 async def waive(
@@ -99,8 +99,8 @@ async def waive(
     led: list[Partition] = []
     for topic_id, indexes in asked.items():
         name = metadata.topic_names.get(topic_id)
-        found = [replicas.waive_lease(TopicPartition(name, index)) for index in indexes] if name is not None else []
-        led += [one for one in found if one is not None]
+        waived = [replicas.waive_lease(TopicPartition(name, index)) for index in indexes] if name is not None else []
+        led += [one for one in waived if one is not None]
     await drained(led)
     return own_ends(asked, metadata, replicas)
 
@@ -135,7 +135,7 @@ async def ask(
 
     With ``waive_lease`` it waives its leases on those that it leads (``BrokerInfo.waives_leases``).
     """
-    found: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
+    ends: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
     incarnation = -1
     pairs = ((topic_id, index) for topic_id, indexes in asked.items() for index in indexes)
     for chunk in in_chunks(pairs, PARTITIONS_PER_REQUEST):
@@ -145,14 +145,14 @@ async def ask(
             raise PeerUnavailable(broker_id, f"log end probe failed with error {response.error_code}")
         incarnation = response.incarnation
         for topic in response.topics:
-            answers = found.setdefault(topic.topic_id, {})
+            answers = ends.setdefault(topic.topic_id, {})
             answers.update((one.partition_index, _end_from(one)) for one in topic.partitions)
-    return incarnation, found
+    return incarnation, ends
 
 
 def _request(asked: Mapping[uuid.UUID, Sequence[int]], version: int) -> Any:
     topic = messages.ReplicaEndsRequest.TopicEnds
-    topics = [topic(version=version, topic_id=topic_id, partitions=list(found)) for topic_id, found in asked.items()]
+    topics = [topic(version=version, topic_id=topic_id, partitions=list(parts)) for topic_id, parts in asked.items()]
     waived = {"waive_lease": True} if version >= WAIVE_VERSION else {}
     return messages.ReplicaEndsRequest(version=version, topics=topics, **waived)
 

@@ -519,12 +519,12 @@ class FetchPlan:
 
         The caller answers each with ``range_found`` or ``range_failed`` before the next request.
         """
-        found = []
+        questions = []
         for key in self._out_of_range:
             entry = self._entries.get(key)
             if entry is not None and entry.asked is not None:
-                found.append((entry.partition.tp, entry.asked.leader_epoch))
-        return found
+                questions.append((entry.partition.tp, entry.asked.leader_epoch))
+        return questions
 
     def range_found(self, tp: TopicPartition, leader_start: int, leader_end: int, now_ms: int) -> None:
         """Take the leader's log range: from ``leader_start`` up to ``leader_end``."""
@@ -575,9 +575,9 @@ class FetchPlan:
 
     def _questioned(self, tp: TopicPartition) -> list[tuple[Key, _Entry]]:
         asked = [(key, self._entries[key]) for key in self._out_of_range if key in self._entries]
-        found = [(key, entry) for key, entry in asked if entry.partition.tp == tp and entry.asked is not None]
+        entries = [(key, entry) for key, entry in asked if entry.partition.tp == tp and entry.asked is not None]
         self._out_of_range = [key for key, entry in asked if entry.partition.tp != tp]
-        return found
+        return entries
 
 
 def _code(error: int) -> ErrorCode:

@@ -100,9 +100,9 @@ class ReplicaFetchers:
 
     def unfollow(self, tp: TopicPartition) -> None:
         """Stop fetching the partition: this broker leads it, or it was deleted, or it has no leader."""
-        found = self._followed.pop(tp, None)
-        if found is not None:
-            fetcher, key = found
+        followed = self._followed.pop(tp, None)
+        if followed is not None:
+            fetcher, key = followed
             fetcher.plan.unfollow(key)
 
     def leaders(self) -> dict[int, int]:

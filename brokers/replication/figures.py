@@ -91,24 +91,24 @@ def states_in_slices(topics: Iterable[TopicInfo]) -> Iterator[list[PartitionStat
 
 def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric | None]:
     """How far followers are behind the partitions that this broker leads, by the follower's broker id."""
-    found: dict[int, list[float]] = {}
+    by_broker: dict[int, list[float]] = {}
     for some in in_weighed_slices(replicas.all(), lambda one: _weight(one) * max(1, len(one.state.replicas) - 1)):
         now_ms = clock.mono_ms()
         for partition in some:
             if not partition.is_leader or partition.deleted or partition.log.offline:
                 continue
             for broker_id, offset, late_ms in partition.followers.behind(now_ms):
-                row = found.setdefault(broker_id, [0, 0, 0.0])
+                row = by_broker.setdefault(broker_id, [0, 0, 0.0])
                 row[0] += partition.log.log_end_offset - max(offset, partition.log.log_start_offset)
                 row[1] += bytes_from(partition.log, offset)
                 row[2] = max(row[2], late_ms / 1000)
             for broker_id in partition.state.replicas:
                 if broker_id != partition.state.leader:
-                    found.setdefault(broker_id, [0, 0, 0.0])
+                    by_broker.setdefault(broker_id, [0, 0, 0.0])
         yield None
     for index, (name, doc) in enumerate(_FOLLOWER_GAUGES):
         family = GaugeMetricFamily(f"fleetlog_follower_lag_{name}", doc, labels=["follower"])
-        for broker_id, row in sorted(found.items()):
+        for broker_id, row in sorted(by_broker.items()):
             family.add_metric([str(broker_id)], row[index])
         yield family
 
@@ -165,7 +165,7 @@ PARTITION_FAMILIES = tuple(
 
 def partition_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
     """The families of the partitions' page."""
-    found = Rows(PARTITION_LABELS, PARTITION_FAMILIES)
+    rows = Rows(PARTITION_LABELS, PARTITION_FAMILIES)
     for some in looks(replicas):
         for look in some:
             led = (look.in_sync, look.wanted, int(look.under_minimum)) if look.leads else (None, None, None)
@@ -173,9 +173,9 @@ def partition_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
                 look.start, look.end, look.high_watermark, look.last_stable, look.size_bytes, look.segments,
                 int(look.leads), *led,
             )  # fmt: skip
-            found.rows.append(((look.topic, str(look.partition)), numbers))
+            rows.rows.append(((look.topic, str(look.partition)), numbers))
         yield None
-    yield found
+    yield rows
 
 
 def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> Iterator[Metric | Rows | None]:
@@ -246,12 +246,12 @@ DEDUP_GAUGES = tuple(
 
 def dedup_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
     """The replicas of topics that drop duplicates."""
-    found = Rows(("partition",), DEDUP_GAUGES)
+    rows = Rows(("partition",), DEDUP_GAUGES)
     for some in in_slices(replicas.all(), LONG_SLICE):
         for partition in some:
             sets = partition.log.producers.positions
             if sets is not None:
                 numbers = (sets.cost, len(sets.sources), sets.dropped, sets.refused)
-                found.rows.append(((str(partition.tp),), numbers))
+                rows.rows.append(((str(partition.tp),), numbers))
         yield None
-    yield found
+    yield rows

@@ -171,7 +171,7 @@ class RoomKeeper:
         for replica in led:
             for broker_id in self._replicas.successors(replica.state):
                 asked.setdefault(broker_id, []).append(replica.tp)
-        answers = await asyncio.gather(*(self._ask(broker_id, found) for broker_id, found in asked.items()))
+        answers = await asyncio.gather(*(self._ask(broker_id, tps) for broker_id, tps in asked.items()))
         roomy: dict[TopicPartition, set[int]] = {}
         for broker_id, named in zip(asked, answers, strict=True):
             for tp in named:
@@ -184,7 +184,7 @@ class RoomKeeper:
         topics: dict[str, list[int]] = {}
         for tp in asked:
             topics.setdefault(tp.topic, []).append(tp.partition)
-        rows = [request.DescribableLogDirTopic(topic=name, partitions=found) for name, found in topics.items()]
+        rows = [request.DescribableLogDirTopic(topic=name, partitions=indexes) for name, indexes in topics.items()]
         message = request(version=VERSION, topics=rows)
         try:
             answer = await self._peers.call(broker_id, DESCRIBE_LOG_DIRS, VERSION, message, ASK_MS)

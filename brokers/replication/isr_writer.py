@@ -159,8 +159,8 @@ class ZooKeeperIsrWriter:
             operations.append(SetData(znodes.state_path(tp), znodes.encode_state(proposal.state), proposal.base_epoch))
             topics.setdefault(tp.topic, []).append(proposal)
         changes: list[Change] = [
-            StatesChanged(name, found[0].partition.topic_id, {p.partition.tp.partition: p.state for p in found})
-            for name, found in topics.items()
+            StatesChanged(name, proposed[0].partition.topic_id, {p.partition.tp.partition: p.state for p in proposed})
+            for name, proposed in topics.items()
         ]
         operations.append(entry(znodes.encode_changes(changes, f"broker {self._broker_id}")))
         return len(live_brokers), operations
@@ -196,14 +196,14 @@ class ZooKeeperIsrWriter:
         undecided: list[_Proposal] = []
         for proposal in batch:
             try:
-                found = await self._read(proposal)
+                row = await self._read(proposal)
             except SessionExpired:
                 return []  # the next leader reads the outcome from the partition's state
-            if found is None:
+            if row is None:
                 proposal.partition.proposal_refused(proposal.state)
-            elif found[1] == proposal.base_epoch:
+            elif row[1] == proposal.base_epoch:
                 undecided.append(proposal)
-            elif found == (znodes.encode_state(proposal.state), proposal.state.partition_epoch):
+            elif row == (znodes.encode_state(proposal.state), proposal.state.partition_epoch):
                 proposal.partition.proposal_written(proposal.state)
             # else another write came first or last: the metadata cache brings its state
         return undecided

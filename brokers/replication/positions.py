@@ -54,7 +54,7 @@ def _position(partition: Partition, offset: int) -> LogPosition:
 
 async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]) -> dict[Asked, LogPosition]:
     """A leader's answers, without those that it could not give. Raises PeerUnavailable, also for a refusal."""
-    found: dict[Asked, LogPosition] = {}
+    positions: dict[Asked, LogPosition] = {}
     for chunk in in_chunks(((tp.topic, (tp.partition, offset)) for tp, offset in asked), PAIRS_PER_REQUEST):
         request = messages.LogPositionsRequest
         topics = [
@@ -67,8 +67,8 @@ async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]
         answer = await peers.call(broker_id, api_keys.LOG_POSITIONS, 0, request(version=0, topics=topics), ASK_MS)
         if answer.error_code:
             raise PeerUnavailable(broker_id, f"log positions: error {answer.error_code}")
-        found.update(_rows(answer))
-    return found
+        positions.update(_rows(answer))
+    return positions
 
 
 def _rows(answer: Any) -> Iterator[tuple[Asked, LogPosition]]:

@@ -297,12 +297,12 @@ class ReplicaManager:
 
     def successors(self, state: PartitionState) -> list[int]:
         """The other members of the in-sync set that are alive and may be elected."""
-        found: list[int] = []
+        successors: list[int] = []
         for broker_id, incarnation in isr.members(state):
             broker = self.broker(broker_id)
             if broker_id != self._broker_id and broker is not None and broker.live_broker.continues(incarnation):
-                found.append(broker_id)
-        return found
+                successors.append(broker_id)
+        return successors
 
     def faults(self) -> list[str]:
         """Replicas that must not do what would lose committed records, as texts that say what to do; some of many."""
@@ -311,23 +311,23 @@ class ReplicaManager:
 
     def troubles(self) -> list[str]:
         """Problems of this broker's replicas and log directories, as texts for the health check; empty if none."""
-        found = self.faults()
+        troubles = self.faults()
         for directory in self._logs.directories:
             if directory.offline:
-                found.append(
+                troubles.append(
                     f"log directory {directory.path} is offline: its disk failed; repair it and restart the broker"
                 )
             elif directory.room.crowded:
-                found.append(
+                troubles.append(
                     f"log directory {directory.path} has no room:"
                     f" {len(directory.room.crowded)} replica(s) cannot append"
                 )
         if self._unopened:
             named = ", ".join(map(str, heapq.nsmallest(UNOPENED_NAMED, self._unopened)))
-            found.append(
+            troubles.append(
                 f"no log of {len(self._unopened)} replica(s) assigned to this broker ({named}, ...); see the log"
             )
-        return found + self._logs.verify.troubles()
+        return troubles + self._logs.verify.troubles()
 
     def stand_back(self, partition: Partition) -> None:
         """Stop following with a log without room, and leave the in-sync set: without new records the leader would keep

@@ -28,14 +28,14 @@ def held_back(topics: Iterable[TopicInfo], broker_id: int, min_isr: Callable[[st
     Not those that need all their replicas (one replica, or min.insync.replicas of them): their writes stop with any
     broker, whenever it stops. ``min_isr`` gives min.insync.replicas of a topic.
     """
-    found = []
+    held = []
     for tp, state in _replicas(topics, broker_id):
         if broker_id not in state.isr:
             continue
         needed = max(1, min_isr(tp.topic))
         if len(state.replicas) > needed and len(state.isr) - 1 < needed:
-            found.append(tp)
-    return found
+            held.append(tp)
+    return held
 
 
 def _replicas(topics: Iterable[TopicInfo], broker_id: int) -> Iterator[tuple[TopicPartition, PartitionState]]:

@@ -235,18 +235,18 @@ class _Hosts:
         """A range that cannot be read, which another program may have written, has no address."""
         self._hosts.setdefault(host, set()).add(operation)
         try:
-            found = range_of(host)
+            addresses = range_of(host)
         except BadRange:
             return
-        if found is not None:
-            same_length = self._ranges.setdefault((found.version, found.bits), {})
-            same_length.setdefault(found.first, set()).add(operation)
+        if addresses is not None:
+            same_length = self._ranges.setdefault((addresses.version, addresses.bits), {})
+            same_length.setdefault(addresses.first, set()).add(operation)
 
     def has_one_of(self, operations: frozenset[AclOperation], host: str) -> bool:
         """Whether one of the operations is among those of the client's address."""
         for name in (WILDCARD, host):
-            found = self._hosts.get(name)
-            if found is not None and not operations.isdisjoint(found):
+            allowed = self._hosts.get(name)
+            if allowed is not None and not operations.isdisjoint(allowed):
                 return True
         address = address_of(host) if self._ranges else None
         if address is None:
@@ -276,8 +276,8 @@ def _rules_of(entries: Entries) -> _Rules:
 
 def _one_applies(rules: Mapping[str, _Hosts], principal: str, host: str, operations: frozenset[AclOperation]) -> bool:
     for name in (principal, EVERYBODY):
-        found = rules.get(name)
-        if found is not None and found.has_one_of(operations, host):
+        rule = rules.get(name)
+        if rule is not None and rule.has_one_of(operations, host):
             return True
     return False
 
@@ -296,18 +296,18 @@ class _Index(NamedTuple):
     lengths: tuple[int, ...]
 
     def covering(self, name: str) -> list[_Rules]:
-        found = []
+        covering = []
         for literal in (name, WILDCARD) if name != WILDCARD else (WILDCARD,):
             rules = self.literals.get(literal)
             if rules is not None:
-                found.append(rules)
+                covering.append(rules)
         for length in self.lengths:
             if length > len(name):
                 break
             rules = self.prefixes.get(name[:length])
             if rules is not None:
-                found.append(rules)
-        return found
+                covering.append(rules)
+        return covering
 
 
 _EMPTY_INDEX: Final = _Index({}, {}, ())
@@ -338,7 +338,7 @@ class AclImage:
     __slots__ = ("_indexes", "entries", "version")
 
     def __init__(self, entries: Mapping[ResourcePattern, Entries] | None = None, version: int = 0) -> None:
-        self.entries: Mapping[ResourcePattern, Entries] = {p: found for p, found in (entries or {}).items() if found}
+        self.entries: Mapping[ResourcePattern, Entries] = {p: rules for p, rules in (entries or {}).items() if rules}
         self.version = version
         self._indexes = _indexes_after({}, self.entries)
 
@@ -346,8 +346,8 @@ class AclImage:
         """The image in which these patterns have these entries and no others; a pattern without entries goes."""
         image = AclImage.__new__(AclImage)
         entries = {**self.entries, **changes}
-        for pattern, found in changes.items():
-            if not found:
+        for pattern, present in changes.items():
+            if not present:
                 del entries[pattern]
         image.entries = entries
         image.version = self.version + 1
@@ -402,12 +402,12 @@ class AclImage:
 
     def matching(self, asked: AclFilter) -> dict[ResourcePattern, list[AccessControlEntry]]:
         """The ACLs that a filter asks for, sorted."""
-        found = {}
+        entries_by_pattern = {}
         for pattern in sorted(p for p in self.entries if asked.matches_pattern(p)):
             entries = sorted(entry for entry in self.entries[pattern] if asked.matches_entry(entry))
             if entries:
-                found[pattern] = entries
-        return found
+                entries_by_pattern[pattern] = entries
+        return entries_by_pattern
 
 
 def entries_with(entries: Entries, created: Iterable[AccessControlEntry]) -> Entries:

@@ -293,8 +293,8 @@ class AuditTrail:
     def _flush_oldest(self) -> bool:
         """Whether there was room for its event."""
         key = next(iter(self._aggregates))
-        found = self._aggregates[key]
-        event = self._activity(found.first, found.count, found.first_wall_ms, found.last_wall_ms)
+        aggregate = self._aggregates[key]
+        event = self._activity(aggregate.first, aggregate.count, aggregate.first_wall_ms, aggregate.last_wall_ms)
         if not self._put(event, counted=True):
             return False
         del self._aggregates[key]
@@ -323,14 +323,14 @@ class AuditTrail:
 
     def pending(self, bytes_max: int) -> list[bytes]:
         """The oldest events, about so many bytes and at least one, if there is any; they stay until written."""
-        found: list[bytes] = []
+        encoded: list[bytes] = []
         size = 0
         for data in self._queue:
             size += len(data)
-            if found and size > bytes_max:
+            if encoded and size > bytes_max:
                 break
-            found.append(data)
-        return found
+            encoded.append(data)
+        return encoded
 
     def mark_written(self, count: int) -> None:
         """So many of the oldest events are in the topic."""

@@ -34,13 +34,13 @@ class AuthorizerSettings(NamedTuple):
 def without_authorizer(config: BrokerConfig) -> str | None:
     """A warning about settings that need an authorizer where there is none, as Kafka starts with them; None: none."""
     given = dict(config.given)
-    found = [name for name in ("super.users", "allow.everyone.if.no.acl.found") if given.get(name, "").strip()]
-    if broker_principals(config) and "super.users" in found:
-        found.remove("super.users")
-    if not found or AuthorizerSettings.of(config) is not None:
+    ineffective = [name for name in ("super.users", "allow.everyone.if.no.acl.found") if given.get(name, "").strip()]
+    if broker_principals(config) and "super.users" in ineffective:
+        ineffective.remove("super.users")
+    if not ineffective or AuthorizerSettings.of(config) is not None:
         return None
     return (
-        f"no requests are authorized: {' and '.join(found)} have no effect without authorizer.class.name; "
+        f"no requests are authorized: {' and '.join(ineffective)} have no effect without authorizer.class.name; "
         "set it to kafka.security.authorizer.AclAuthorizer, or remove them"
     )
 

@@ -44,14 +44,14 @@ def range_of(host: str) -> HostRange | None:
     if "/" not in host:
         return None
     version = 6 if ":" in host else 4
-    found = (_IPV6_RANGE if version == 6 else _IPV4_RANGE).fullmatch(host)
-    if found is None:
+    match = (_IPV6_RANGE if version == 6 else _IPV4_RANGE).fullmatch(host)
+    if match is None:
         raise BadRange(f"Invalid CIDR notation '{host}': write an address and a number of bits, as in 10.0.0.0/8.")
-    bits = int(found[2])
+    bits = int(match[2])
     if bits > _WIDTHS[version]:
         raise BadRange(f"Invalid CIDR notation '{host}': an IPv{version} address has {_WIDTHS[version]} bits.")
     try:
-        plain = ".".join(str(int(part)) for part in found[1].split(".")) if version == 4 else found[1]
+        plain = ".".join(str(int(part)) for part in match[1].split(".")) if version == 4 else match[1]
         address = ipaddress.ip_address(plain)
     except ValueError as problem:
         raise BadRange(f"Invalid CIDR notation '{host}': {problem}.") from None
@@ -80,12 +80,12 @@ def host_as_acls_have_it(address: str) -> str:
     if ":" not in address:
         return address
     try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
+        ipv6 = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return ":".join(f"{int(group, 16):x}" for group in found.exploded.split(":"))
+    if ipv6.ipv4_mapped is not None:
+        return str(ipv6.ipv4_mapped)
+    return ":".join(f"{int(group, 16):x}" for group in ipv6.exploded.split(":"))
 
 
 def why_no_client_has(host: str, listening: Iterable[str]) -> str | None:

@@ -46,8 +46,8 @@ class JaasLine:
     @property
     def passwords(self) -> dict[str, str]:
         """The users that a broker accepts with PLAIN: options ``user_<name>="<password>"``."""
-        found = self.options.items()
-        return {name.removeprefix(_USER_PREFIX): text for name, text in found if name.startswith(_USER_PREFIX)}
+        options = self.options.items()
+        return {name.removeprefix(_USER_PREFIX): text for name, text in options if name.startswith(_USER_PREFIX)}
 
     @property
     def login(self) -> tuple[str, str] | None:
@@ -64,7 +64,7 @@ class _Token(str):
 
 
 def _tokens(text: str) -> list[_Token]:
-    found, at = [], _SPACE.match(text, 0).end()  # type: ignore[union-attr]  # matches nothing at least
+    tokens, at = [], _SPACE.match(text, 0).end()  # type: ignore[union-attr]  # matches nothing at least
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
@@ -72,9 +72,9 @@ def _tokens(text: str) -> list[_Token]:
         kind = str(match.lastgroup)
         token = _Token(match[kind] if kind in {"mark", "word"} else _unescaped(match[kind]))
         token.mark = kind == "mark"
-        found.append(token)
+        tokens.append(token)
         at = _SPACE.match(text, match.end()).end()  # type: ignore[union-attr]
-    return found
+    return tokens
 
 
 def _unescaped(text: str) -> str:

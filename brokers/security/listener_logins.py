@@ -158,18 +158,18 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
 
 
 def _mechanisms(config: BrokerConfig, own: Mapping[str, str], prefix: str) -> tuple[str, ...]:
-    name, found = _ENABLED, config.sasl_enabled_mechanisms
+    name, mechanisms = _ENABLED, config.sasl_enabled_mechanisms
     if _ENABLED in own:
         name = prefix + _ENABLED
-        found = tuple(item.strip() for item in own[_ENABLED].split(",") if item.strip())
-    given = ",".join(found)
-    if not found:
+        mechanisms = tuple(item.strip() for item in own[_ENABLED].split(",") if item.strip())
+    given = ",".join(mechanisms)
+    if not mechanisms:
         raise ConfigError(name, given, f"is empty: name some of {', '.join(MECHANISMS)}")
-    for mechanism in found:
+    for mechanism in mechanisms:
         if mechanism not in MECHANISMS:
             allowed = ", ".join(MECHANISMS)
             raise ConfigError(name, given, f"{mechanism} is not served: name some of {allowed}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(mechanisms))
 
 
 def _jaas_line(name: str, text: str, mechanism: str) -> JaasLine:

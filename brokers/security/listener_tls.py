@@ -27,28 +27,28 @@ def listener_tls(config: BrokerConfig) -> dict[str, TlsSettings]:
     secured = {name: protocol for name, protocol in secured.items() if protocol in TLS_PROTOCOLS}
     _check_prefixes(config, secured)
     common = {name: text for name, text in config.given if name.startswith(_OF_TLS)}
-    found = {}
+    settings = {}
     for listener, protocol in secured.items():
         own = {name: text for name, text in config.of_listener(listener).items() if name.startswith(_OF_TLS)}
         shared = dict(common)
         if protocol != "SSL":
             shared.pop(_CLIENT_AUTH, None)
-        found[listener] = TlsSettings.of(shared | own, f"{LISTENER_PREFIX}{listener.lower()}." if own else "")
-    return found
+        settings[listener] = TlsSettings.of(shared | own, f"{LISTENER_PREFIX}{listener.lower()}." if own else "")
+    return settings
 
 
 def ignored_client_auth(config: BrokerConfig) -> str | None:
     """A warning where a demand for certificates does not count for a listener with SASL; None: there is none."""
     if dict(config.given).get(_CLIENT_AUTH, "none").strip() == "none":
         return None
-    found = [
+    ignored = [
         end.listener
         for end in config.listener_endpoints()
         if end.security_protocol == "SASL_SSL" and _CLIENT_AUTH not in config.of_listener(end.listener)
     ]
-    if not found:
+    if not ignored:
         return None
-    own = ", ".join(f"{LISTENER_PREFIX}{name.lower()}.{_CLIENT_AUTH}" for name in found)
+    own = ", ".join(f"{LISTENER_PREFIX}{name.lower()}.{_CLIENT_AUTH}" for name in ignored)
     return (
         f"{_CLIENT_AUTH} does not count for listeners with SASL, which ask for no certificate: set {own} to ask for one"
     )

@@ -102,7 +102,7 @@ class DerElement(NamedTuple):
 
 def der_elements(data: bytes) -> list[DerElement]:
     """The DER elements that follow each other in the bytes. Raises BadPrincipal."""
-    found, at = [], 0
+    elements, at = [], 0
     while at < len(data):
         head = data[at : at + 2]
         if len(head) < 2 or head[0] & 0x1F == 0x1F:
@@ -117,9 +117,9 @@ def der_elements(data: bytes) -> list[DerElement]:
         end = start + length
         if end > len(data):
             raise BadPrincipal("the certificate's subject is no DER")
-        found.append(DerElement(head[0], data[start:end], data[at:end]))
+        elements.append(DerElement(head[0], data[start:end], data[at:end]))
         at = end
-    return found
+    return elements
 
 
 def der_children(element: DerElement, tag: int) -> list[DerElement]:

@@ -78,20 +78,20 @@ def entity_at(path: str) -> Entity:
     try:
         match path.split("/"):
             case ["users", user]:
-                found = Entity(user=_name(user))
+                entity = Entity(user=_name(user))
             case ["users", user, "clients", client]:
-                found = Entity(user=_name(user), client_id=_name(client))
+                entity = Entity(user=_name(user), client_id=_name(client))
             case ["clients", client]:
-                found = Entity(client_id=_name(client))
+                entity = Entity(client_id=_name(client))
             case ["ips", ip]:
-                found = Entity(ip=DEFAULT if ip == DEFAULT.value else ip)
+                entity = Entity(ip=DEFAULT if ip == DEFAULT.value else ip)
             case _:
                 raise BadDocument(path, "not the path of an entity with quotas")
     except UnicodeDecodeError:
         raise BadDocument(path, "not a sanitised name") from None
-    if "" in found:
+    if "" in entity:
         raise BadDocument(path, "an empty name")
-    return found
+    return entity
 
 
 def quotas_from(path: str, config: Mapping[str, str]) -> dict[str, int]:

@@ -91,7 +91,9 @@ class QuotaImage:
     __slots__ = ("_by_key", "entities", "version")
 
     def __init__(self, entities: Mapping[Entity, Quotas] | None = None, version: int = 0) -> None:
-        self.entities: Mapping[Entity, Quotas] = {entity: found for entity, found in (entities or {}).items() if found}
+        self.entities: Mapping[Entity, Quotas] = {
+            entity: of_entity for entity, of_entity in (entities or {}).items() if of_entity
+        }
         self.version = version
         self._by_key: dict[str, dict[Entity, int]] = {}
         for entity, quotas in self.entities.items():
@@ -392,9 +394,9 @@ class ClientQuotas:
         quota = self._quota(key, user, client_id)
         if quota is None:
             return None
-        found = self._allowances[key.name].of(quota.bucket)
-        found.limit(quota.rate_milli * (_PERCENT_SECOND_NS if key is REQUEST_PERCENTAGE else 1))
-        return found
+        allowance = self._allowances[key.name].of(quota.bucket)
+        allowance.limit(quota.rate_milli * (_PERCENT_SECOND_NS if key is REQUEST_PERCENTAGE else 1))
+        return allowance
 
     def _record(self, key: QuotaKey, user: str, client_id: str, amount: int, mono_ms: int) -> int:
         allowance = self.allowance(key, user, client_id)

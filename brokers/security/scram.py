@@ -261,9 +261,9 @@ def _client_first(text: str) -> _ClientFirst:
 
 def _client_final(text: str) -> _ClientFinal:
     """Raises ValueError."""
-    without_proof, found, proof = text.rpartition(",p=")
+    without_proof, separator, proof = text.rpartition(",p=")
     binding, nonce, *extensions = without_proof.split(",")
-    if not found or not binding.startswith("c=") or not nonce.startswith("r="):
+    if not separator or not binding.startswith("c=") or not nonce.startswith("r="):
         raise ValueError("no channel binding, nonce or proof")
     if not all(_EXTENSION.fullmatch(one) for one in extensions):
         raise ValueError("not an extension")

@@ -127,7 +127,7 @@ def _refusal(
 def describe_users(configs: Mapping[str, Mapping[str, str]], asked: Sequence[str] | None) -> dict[str, DescribedUser]:
     """The credentials of the users that are asked for; None or none: of all that have one."""
     if not asked:
-        return {user: found for user, config in configs.items() if (found := _described(user, config)).credentials}
+        return {user: known for user, config in configs.items() if (known := _described(user, config)).credentials}
     results = {}
     for user, times in Counter(asked).items():
         if times > 1:
@@ -140,15 +140,15 @@ def describe_users(configs: Mapping[str, Mapping[str, str]], asked: Sequence[str
 
 def _described(user: str, config: Mapping[str, str]) -> DescribedUser:
     """A credential that cannot be read counts as none, as it does at a login."""
-    found = []
+    credentials = []
     for mechanism in ScramMechanism:
         text = credential_at(config, mechanism)
         if text is not None:
             try:
-                found.append((mechanism.code, credential_from(mechanism, text).iterations))
+                credentials.append((mechanism.code, credential_from(mechanism, text).iterations))
             except ValueError:
                 continue
-    if not found:
+    if not credentials:
         message = f"Attempt to describe a user credential that does not exist: {user}"
         return DescribedUser(ErrorCode.RESOURCE_NOT_FOUND, message)
-    return DescribedUser(ErrorCode.NONE, None, tuple(found))
+    return DescribedUser(ErrorCode.NONE, None, tuple(credentials))

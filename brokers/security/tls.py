@@ -225,8 +225,8 @@ class TlsEngine:
     @property
     def cipher(self) -> str | None:
         """OpenSSL's name of the cipher suite; None before the handshake is done."""
-        found = None if self.state is TlsState.HANDSHAKE else self._object.cipher()
-        return found[0] if found else None
+        cipher = None if self.state is TlsState.HANDSHAKE else self._object.cipher()
+        return cipher[0] if cipher else None
 
     def peer_subject(self) -> str | None:
         """The distinguished name of the peer's verified certificate, as Java spells it; None: it showed none.

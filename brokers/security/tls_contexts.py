@@ -154,10 +154,10 @@ class FileStamp(NamedTuple):
 def file_stamp(path: str) -> FileStamp | None:
     """The stamp of what the path leads to, through links; None where nothing is there or it may not be looked at."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return FileStamp(found.st_mtime_ns, found.st_size, found.st_ino)
+    return FileStamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def is_world_readable(path: str) -> bool:
@@ -175,8 +175,8 @@ def read_store(path: str) -> bytes:
     except ValueError:
         raise OSError("the path contains a NUL") from None
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no regular file")
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -347,18 +347,18 @@ def _pkcs12(settings: TlsSettings, store: CertificateStore, data: bytes) -> tupl
             f" run {pem_command(store.name, store.location, pem)} and set {store.name}.type=PEM with the new location",
         ) from None  # fmt: skip
     try:
-        found = pkcs12.load_pkcs12(data, store.password.encode() if store.password else None)
+        contents = pkcs12.load_pkcs12(data, store.password.encode() if store.password else None)
     except (ValueError, TypeError):
         raise settings.error(
             f"{store.name}.password", HIDDEN if store.password else "",
             f"{store.name}.location is no PKCS12 store that this password opens: correct one of both",
         ) from None  # fmt: skip
     der = serialization.Encoding.DER
-    own = [found.cert] if found.cert is not None else []
-    certificates = [one.certificate.public_bytes(der) for one in [*own, *found.additional_certs]]
-    if found.key is None:
+    own = [contents.cert] if contents.cert is not None else []
+    certificates = [one.certificate.public_bytes(der) for one in [*own, *contents.additional_certs]]
+    if contents.key is None:
         return certificates, []
-    key = found.key.private_bytes(der, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key = contents.key.private_bytes(der, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return certificates, [PrivateKeyPem(pem_block("PRIVATE KEY", key), encrypted=False)]
 
 

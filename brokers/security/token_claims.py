@@ -37,8 +37,8 @@ def checked_claims(claims: Mapping[str, Any], rules: TokenRules, wall_ms: int) -
     if issuer != rules.issuer:
         raise BadToken(f"its issuer is {_shown(issuer)}, not {rules.issuer!r}")
     audience = claims.get("aud")
-    found = [audience] if isinstance(audience, str) else audience
-    if not isinstance(found, list) or not any(isinstance(one, str) and one in rules.audiences for one in found):
+    audiences = [audience] if isinstance(audience, str) else audience
+    if not isinstance(audiences, list) or not any(isinstance(one, str) and one in rules.audiences for one in audiences):
         raise BadToken(f"its audience is {_shown(audience)}, not {' or '.join(sorted(map(repr, rules.audiences)))}")
     expires_s = _time(claims, "exp") + rules.skew_s
     if expires_s <= now_s:

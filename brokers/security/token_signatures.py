@@ -93,10 +93,10 @@ class SigningKeys:
 def parse_keys(document: bytes) -> SigningKeys:
     """The keys of a JWKS that are for signatures, and strong enough; others are left out. Raises BadKeys."""
     try:
-        found = json.loads(document)
+        published = json.loads(document)
     except (ValueError, RecursionError):
         raise BadKeys("it is not JSON") from None
-    rows = found.get("keys") if isinstance(found, dict) else None
+    rows = published.get("keys") if isinstance(published, dict) else None
     if not isinstance(rows, list) or len(rows) > KEYS_MAX:
         raise BadKeys(f'it has no list "keys" of at most {KEYS_MAX} keys')
     keys = []

@@ -342,7 +342,7 @@ class Dispatcher:
 
     def dispatch_runs(self, connections: list[Connection]) -> int:
         """Execute the requests with which what they received begins, together. Returns how many had such."""
-        found: dict[int, list[Member]] = {}
+        by_key: dict[int, list[Member]] = {}
         started = time.perf_counter()
         for connection in connections:
             received = connection.received()
@@ -363,15 +363,15 @@ class Dispatcher:
             keeps = route.batch.keeps is not None and route.batch.keeps(run) is not None
             reserved = run.ends[-1] - start if keeps else 0
             if not reserved or self._budget.reserve(reserved):
-                found.setdefault(key, []).append((connection, run, reserved))
+                by_key.setdefault(key, []).append((connection, run, reserved))
                 if connection.meter is not None:
                     if not connection.meter.known:
                         connection.meter.of_frame(data, start)
                     if route.large:
                         connection.meter.add(run.ends[-1] - start)
-        for key, members in found.items():
+        for key, members in by_key.items():
             self._execute_runs(self._routes[key], members, started)
-        return sum(map(len, found.values()))
+        return sum(map(len, by_key.values()))
 
     def _execute_runs(self, route: Route, members: list[Member], started: float) -> None:
         """Execute the runs of several connections, and answer each of them."""

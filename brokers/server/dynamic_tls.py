@@ -97,13 +97,13 @@ class DynamicTls:
 
     def _listeners_of(self, changes: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """The changes by the name of their listener, for those listeners that are there."""
-        found: dict[str, dict[str, str]] = {}
+        listeners: dict[str, dict[str, str]] = {}
         for listener in self._listeners:
             prefix = f"{LISTENER_PREFIX}{listener.lower()}."
             own = {name: text for name, text in changes.items() if name.startswith(prefix)}
             if own:
-                found[listener] = own
-        return found
+                listeners[listener] = own
+        return listeners
 
     def _on_change(self, metadata: MetadataCache, change: MetadataChange) -> None:
         if change.reloaded or (CONFIG_BROKERS, str(self._config.broker_id)) in change.configs_changed:

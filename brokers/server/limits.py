@@ -76,9 +76,9 @@ class ConnectionCaps:
             return "max.connections"
         most, cap = self._per_host, "max.connections.per.ip"
         if self._overrides:
-            found = self._overrides.get(_plain(host))
-            if found is not None:
-                most, cap = found, "max.connections.per.ip.overrides"
+            override = self._overrides.get(_plain(host))
+            if override is not None:
+                most, cap = override, "max.connections.per.ip.overrides"
         if self._hosts.get(host, 0) >= most:
             return cap
         self.count += 1

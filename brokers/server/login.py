@@ -153,11 +153,11 @@ class LoggedIn(Protocol):
 def close_logins(connections: Iterable[LoggedIn], withdrawn: frozenset[tuple[str, str]]) -> None:
     """Close those that logged in with credentials, as (mechanism, user), that do not count any more."""
     gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
-    found = [one for one in connections if one.mechanism and (one.mechanism, one.principal) in gone]
-    for connection in found:
+    outdated = [one for one in connections if one.mechanism and (one.mechanism, one.principal) in gone]
+    for connection in outdated:
         connection.close("its user was removed, or has another password")
-    if found:
-        logger.info("%d connections closed: their users were removed, or have other passwords", len(found))
+    if outdated:
+        logger.info("%d connections closed: their users were removed, or have other passwords", len(outdated))
 
 
 class ConnectionLogin:

@@ -105,16 +105,16 @@ class TlsListener:
         self._files.check(settings, now_s)
 
     def _follow(self, now_s: float) -> str | None:
-        before, found = self.refusal, self._unusable
-        if found is None:
+        before, refusal = self.refusal, self._unusable
+        if refusal is None:
             if not self._files.changed():
                 self.refusal = None  # the old files are back
                 return None
             made = self._files.reloaded(now_s)
-            found = made if isinstance(made, str) else None
-        self.refusal = found
-        if found is not None:
-            return None if found == before else f"listener {self.name}: the old certificate stays in use: {found}"
+            refusal = made if isinstance(made, str) else None
+        self.refusal = refusal
+        if refusal is not None:
+            return None if refusal == before else f"listener {self.name}: the old certificate stays in use: {refusal}"
         self.withheld = False
         return f"listener {self.name}: the certificate was replaced"
 

@@ -143,8 +143,8 @@ def partition_count_of(metadata: MetadataCache, topic: str, configured: int) -> 
     """The topic's number of partitions; the configured one until it exists."""
 
     def count() -> int:
-        found = metadata.topics.get(topic)
-        return len(found.partitions) if found is not None and found.partitions else configured
+        info = metadata.topics.get(topic)
+        return len(info.partitions) if info is not None and info.partitions else configured
 
     return count
 

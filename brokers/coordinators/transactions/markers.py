@@ -76,8 +76,8 @@ class MarkerSender:
 
     def add(self, shard: int, effect: Any) -> None:
         """Add a WriteMarkers effect whose ``coordinator_epoch`` is set."""
-        for found in (self._looked_for, self._gone):  # by a look that began before this decision
-            found.difference_update(effect.partitions)
+        for looked in (self._looked_for, self._gone):  # by a look that began before this decision
+            looked.difference_update(effect.partitions)
         self._markers.add(shard, effect)
         self._schedule()
 
@@ -210,12 +210,12 @@ def combined(
     errors: Iterable[tuple[tuple[JobId, TopicPartition], ErrorCode]],
 ) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
     """One error for each job and partition: that of an unwritten marker, if there is one."""
-    found: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
+    by_place: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
     for place, error in errors:
-        known = found.get(place)
+        known = by_place.get(place)
         if known is None or fate(known) is Fate.WRITTEN:
-            found[place] = error
-    return found
+            by_place[place] = error
+    return by_place
 
 
 def encode_markers(entries: Sequence[MarkerToSend], version: int, sender: SentBy) -> Any:

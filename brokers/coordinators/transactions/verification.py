@@ -227,8 +227,8 @@ class Verifier:
                 continue
             for entry in batch:
                 if not entry.future.done():
-                    found = answers.get(entry.question.transactional_id, {})
-                    entry.future.set_result({tp: found.get(tp, silence) for tp in entry.question.partitions})
+                    errors = answers.get(entry.question.transactional_id, {})
+                    entry.future.set_result({tp: errors.get(tp, silence) for tp in entry.question.partitions})
         self._waiting.pop(broker, None)
 
 
@@ -311,7 +311,7 @@ def decode_verdicts(response: Any) -> dict[str, Errors]:
     for result in response.results_by_transaction:
         errors = answers.setdefault(result.transactional_id, {})
         for topic in result.topic_results:
-            for found in topic.results_by_partition:
-                error = ErrorCode(found.partition_error_code)
-                errors[TopicPartition(topic.name, found.partition_index)] = whole or error
+            for verdict in topic.results_by_partition:
+                error = ErrorCode(verdict.partition_error_code)
+                errors[TopicPartition(topic.name, verdict.partition_index)] = whole or error
     return answers
