@@ -44,8 +44,8 @@ def java_version(java: str) -> int:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
-    return int(found.group(1)) if found and done.returncode == 0 else 0
+    match = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    return int(match.group(1)) if match and done.returncode == 0 else 0
 
 
 def shim_home(java: Path, directory: Path | None = None) -> Path:

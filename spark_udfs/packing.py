@@ -77,13 +77,13 @@ def write_archive(target: Path, more: Iterable[str] = (), level: int = 3) -> Pac
     if IMPLEMENTATION == "pure":
         raise PackError(f"the kernels are not compiled here ({REASONS['batch']}): install fleetlog with a C compiler")
     own = [name for name in _required("fleetlog", {"spark"}) if _normal(name) not in OF_BROKERS]
-    found = _closure([*own, *more])
+    distributions = _closure([*own, *more])
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         scratch = Path(name) / target.name
-        _write(scratch, found.values(), level)
-        _check(scratch, Path(name) / "unpacked", found)
+        _write(scratch, distributions.values(), level)
+        _check(scratch, Path(name) / "unpacked", distributions)
         scratch.replace(target)
-    return Packed({name: one.version for name, one in sorted(found.items())}, target.stat().st_size)
+    return Packed({name: one.version for name, one in sorted(distributions.items())}, target.stat().st_size)
 
 
 def _write(target: Path, distributions: Iterable[importlib.metadata.Distribution], level: int) -> None:
@@ -174,26 +174,26 @@ def _origin(name: str) -> Path:
 
 def _required(name: str, extras: Iterable[str] = ()) -> list[str]:
     """The packages that a distribution requires, and those of its extras."""
-    found = []
+    names = []
     for line in importlib.metadata.requires(name) or ():
         requirement, _, marker = line.partition(";")
         extra = re.search(r"extra\s*==\s*[\"']([^\"']+)", marker)
         named = _NAME.match(requirement.strip())
         if named is not None and (extra is None or extra[1] in set(extras)):
-            found.append(named[0])
-    return found
+            names.append(named[0])
+    return names
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
     """The distributions and all that they require. What others require and is not installed is left out: a marker."""
-    found: dict[str, importlib.metadata.Distribution] = {}
+    distributions: dict[str, importlib.metadata.Distribution] = {}
     asked = [(_normal(name), True) for name in names]
     while asked:
         name, must = asked.pop()
-        if name in found or name in BROUGHT_BY_SPARK or name == "fleetlog":
+        if name in distributions or name in BROUGHT_BY_SPARK or name == "fleetlog":
             continue
         try:
-            found[name] = importlib.metadata.distribution(name)
+            distributions[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if must:
                 raise PackError(
@@ -202,7 +202,7 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
                 ) from None
             continue
         asked += [(_normal(required), False) for required in _required(name)]
-    return found
+    return distributions
 
 
 def _normal(name: str) -> str:

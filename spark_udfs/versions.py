@@ -45,9 +45,9 @@ JAVA_25 = (4, 2)
 
 def version_of(text: str) -> tuple[int, int]:
     """The first two numbers of a version."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    assert found is not None, text
-    return int(found[1]), int(found[2])
+    match = re.match(r"(\d+)\.(\d+)", text)
+    assert match is not None, text
+    return int(match[1]), int(match[2])
 
 
 def too_old(text: str) -> str:

@@ -126,7 +126,7 @@ class Client:
 
         def attempt() -> dict[str, list[int]]:
             future, waiting[0] = waiting[0], None
-            return {topic: sorted(found) for topic, found in self._refresh(wanted, future).items()}
+            return {topic: sorted(partitions) for topic, partitions in self._refresh(wanted, future).items()}
 
         return self._retry("the topics", attempt)
 
@@ -368,8 +368,8 @@ class Client:
     def _by_leader(self, parts: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         wanted = list(parts)
         if any(tp not in self._leaders for tp in wanted):
-            found = self._refresh(sorted({tp.topic for tp in wanted}))
-            absent = sorted(str(tp) for tp in wanted if tp.partition not in found.get(tp.topic, ()))
+            partitions = self._refresh(sorted({tp.topic for tp in wanted}))
+            absent = sorted(str(tp) for tp in wanted if tp.partition not in partitions.get(tp.topic, ()))
             if absent:
                 raise _RetryableError(f"{', '.join(absent)} do not exist or are not known yet")
         grouped: dict[int, list[TopicPartition]] = defaultdict(list)
@@ -397,13 +397,13 @@ class Client:
             min_version=2,
         )
         response = self._wait(self._manager.send(request, node_id=node_id))
-        found: dict[TopicPartition, tuple[int, int]] = {}
+        listed: dict[TopicPartition, tuple[int, int]] = {}
         for topic in response.topics:
             for part in topic.partitions:
                 tp = TopicPartition(topic.name, part.partition_index)
                 self._check(ErrorCode(part.error_code), tp)
-                found[tp] = (part.offset, part.timestamp)
-        return found
+                listed[tp] = (part.offset, part.timestamp)
+        return listed
 
 
 def _metadata_request(names: list[str] | None) -> Any:

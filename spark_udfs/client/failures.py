@@ -23,8 +23,8 @@ def reason(problem: BaseException) -> str | None:
             "DATA_SOURCE_NOT_FOUND: in a thread that Python started call fleetlog.spark.use_in_thread(spark) first, "
             "once; elsewhere fleetlog has to be in the Python that PYSPARK_PYTHON names"
         )
-    found = _REASON.findall(text)
-    return f"{found[-1][0]}: {found[-1][1].strip()}" if found else None
+    reasons = _REASON.findall(text)
+    return f"{reasons[-1][0]}: {reasons[-1][1].strip()}" if reasons else None
 
 
 class OptionError(ValueError):

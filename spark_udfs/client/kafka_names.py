@@ -99,8 +99,8 @@ _warned: set[tuple[str, str]] = set()
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean ...?`` for a misspelt name; empty where no known name is near."""
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
-    return f"; did you mean {found[0]}?" if found else ""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def check_names(settings: Iterable[str]) -> None:

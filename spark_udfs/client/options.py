@@ -55,10 +55,10 @@ def one_of(*choices: str) -> Reader:
     listed = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
     def read(name: str, text: str) -> str:
-        found = by_key.get(text.lower())
-        if found is None:
+        word = by_key.get(text.lower())
+        if word is None:
             raise OptionError(f"option {name}: {text!r} is not {listed}")
-        return found
+        return word
 
     return read
 

@@ -232,9 +232,9 @@ class MemberProducer:
     def _partition_count(self, topic: str) -> int:
         deadline = time.monotonic() + NEW_TOPIC_TIMEOUT_S
         while True:
-            found = self._client.topics([topic]).get(topic)
-            if found:
-                return len(found)
+            partitions = self._client.topics([topic]).get(topic)
+            if partitions:
+                return len(partitions)
             if time.monotonic() > deadline:
                 raise ClientError(f"topic {topic} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             time.sleep(PAUSE_S)

@@ -109,10 +109,10 @@ def _logs_in_by_token(settings: Mapping[str, str]) -> bool:
 
 def _take_password(settings: dict[str, str], jaas: str) -> None:
     for field in ("username", "password"):
-        found = re.search(rf"\b{field}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')", jaas)
-        if found is None:
+        match = re.search(rf"\b{field}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')", jaas)
+        if match is None:
             raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
-        quoted = found.group(1) if found.group(1) is not None else found.group(2)
+        quoted = match.group(1) if match.group(1) is not None else match.group(2)
         settings.setdefault(f"sasl.{field}", _unescaped(quoted))
 
 

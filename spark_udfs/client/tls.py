@@ -84,32 +84,32 @@ def _lines(name: str, text: str) -> str:
 
 def with_context(keywords: dict[str, Any]) -> dict[str, Any]:
     """kafka-python's keywords, with a context where PEM came inside options. Raises OptionError."""
-    found = dict(keywords)
-    ca, chain, key = (found.pop(name, None) for name in (CA_PEM, CERTIFICATE_PEM, KEY_PEM))
+    given = dict(keywords)
+    ca, chain, key = (given.pop(name, None) for name in (CA_PEM, CERTIFICATE_PEM, KEY_PEM))
     if ca is None and chain is None:
-        return found
+        return given
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = found.get("ssl_check_hostname", True)
+    context.check_hostname = given.get("ssl_check_hostname", True)
     try:
-        if ca is not None or found.get("ssl_cafile"):
-            context.load_verify_locations(cafile=found.get("ssl_cafile"), cadata=ca)
+        if ca is not None or given.get("ssl_cafile"):
+            context.load_verify_locations(cafile=given.get("ssl_cafile"), cadata=ca)
         else:
             context.load_default_certs()
         if chain is not None:
             with _in_memory_file(chain + key) as path:
                 # A password is always given, even an empty one: OpenSSL would ask for it at the terminal.
-                context.load_cert_chain(path, password=found.get("ssl_password") or "")
-        elif found.get("ssl_certfile"):
-            context.load_cert_chain(found["ssl_certfile"], found.get("ssl_keyfile"), found.get("ssl_password") or "")
+                context.load_cert_chain(path, password=given.get("ssl_password") or "")
+        elif given.get("ssl_certfile"):
+            context.load_cert_chain(given["ssl_certfile"], given.get("ssl_keyfile"), given.get("ssl_password") or "")
     except (OSError, ValueError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise OptionError(
             f"the options kafka.ssl.*: certificates or key cannot be used ({reason}): they must be PEM, and the key"
             " that of the first certificate"
         ) from None
-    found["ssl_context"] = context
-    return found
+    given["ssl_context"] = context
+    return given
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ def _is_own_machine(host: str) -> bool:
 
 def login_extensions(text: str) -> dict[str, str]:
     """``name=value,...``; the values travel in the login as they are. Raises OptionError."""
-    found = {}
+    extensions = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not (equals and name.isalpha() and name.isascii() and name != "auth") or not re.fullmatch(
@@ -155,5 +155,5 @@ def login_extensions(text: str) -> dict[str, str]:
             raise OptionError(
                 f"option {KAFKA_PREFIX}{EXTENSIONS}: it must be name=value,... with names of letters, and not auth"
             )
-        found[name] = value
-    return found
+        extensions[name] = value
+    return extensions

@@ -88,8 +88,8 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
 
     def for_librdkafka(self, _: str) -> tuple[str, float, str, dict[str, str]]:
         """``oauth_cb`` of confluent-kafka, which calls it from a thread of its own."""
-        found = self.current()
-        return found.text, found.expires_s, "", self.extensions()
+        token = self.current()
+        return token.text, token.expires_s, "", self.extensions()
 
     def current(self) -> Token:
         """A token that is good for a while. Raises TokenRefused, TokenUnavailable."""

@@ -72,8 +72,8 @@ def kafka_partition(key: ColumnOrName, partitions: int) -> Column:
     """
     if partitions < 1:
         raise ValueError(f"a topic has at least one partition, not {partitions}")
-    found: Column = _partitions(as_column(key).cast("binary"), f.lit(partitions))
-    return found
+    partition: Column = _partitions(as_column(key).cast("binary"), f.lit(partitions))
+    return partition
 
 
 def headers_to_map(headers: ColumnOrName) -> Column:
@@ -89,8 +89,8 @@ def headers_to_map(headers: ColumnOrName) -> Column:
 
 def headers_get(headers: ColumnOrName, name: str) -> Column:
     """The value of the last header of that name; null when there is none, or when its value is null."""
-    found = f.filter(as_column(headers), lambda header: header["key"] == f.lit(name))
-    return f.try_element_at(found, f.lit(-1))["value"]
+    matching = f.filter(as_column(headers), lambda header: header["key"] == f.lit(name))
+    return f.try_element_at(matching, f.lit(-1))["value"]
 
 
 def decode_record_batch(batch: ColumnOrName) -> Column:
@@ -112,8 +112,8 @@ def _hashes(keys: pa.Array) -> pa.Array:
 def _partitions(keys: pa.Array, count: pa.Array) -> pa.Array:
     if len(keys) == 0:
         return pa.array([], pa.int32())
-    found = partitions_for_keys(keys, count[0].as_py())
-    return pc.if_else(keys.is_null(), pa.scalar(None, pa.int32()), found)
+    numbers = partitions_for_keys(keys, count[0].as_py())
+    return pc.if_else(keys.is_null(), pa.scalar(None, pa.int32()), numbers)
 
 
 @arrow_function(from_arrow_type(BATCH_TYPE))

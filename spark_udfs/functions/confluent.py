@@ -159,10 +159,10 @@ def _target(
         raise OptionError("exactly one of subject and schema must be given: it determines the columns")
     if text is not None:
         return Schema(-1, kind, text)
-    found = shared_registry(registry, settings or {}).latest(str(subject))
-    if found.kind != kind:
-        raise OptionError(f"subject {subject} is {found.kind}, not {kind}")
-    return found
+    latest = shared_registry(registry, settings or {}).latest(str(subject))
+    if latest.kind != kind:
+        raise OptionError(f"subject {subject} is {latest.kind}, not {kind}")
+    return latest
 
 
 def _writing(registry: str, subject: str, schema: str | None, kind: str, settings: Mapping[str, str] | None) -> Schema:
@@ -196,9 +196,11 @@ def _decoded(
                 rows.append({"ok": False, "value": None})
         return pa.array(rows, arrow)
 
-    found: Column = run(as_column(value).cast("binary"))
-    done = finish(found["value"])
-    return done if mode != DROPMALFORMED else f.explode(f.slice(f.array(done), 1, f.when(found["ok"], 1).otherwise(0)))
+    outcome: Column = run(as_column(value).cast("binary"))
+    done = finish(outcome["value"])
+    return (
+        done if mode != DROPMALFORMED else f.explode(f.slice(f.array(done), 1, f.when(outcome["ok"], 1).otherwise(0)))
+    )
 
 
 def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
@@ -209,8 +211,8 @@ def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
         items = values.to_pylist(maps_as_pydicts="lossy")
         return pa.array([None if item is None else encode(item) for item in items], pa.binary())
 
-    found: Column = run(as_column(value))
-    return found
+    encoded: Column = run(as_column(value))
+    return encoded
 
 
 def _require_arrays() -> None:
@@ -238,13 +240,13 @@ _parsed: dict[str, Any] = {}
 
 def _avro(text: str) -> Any:
     """A parsed schema, kept."""
-    found = _parsed.get(text)
-    if found is None:
+    parsed = _parsed.get(text)
+    if parsed is None:
         import fastavro
 
-        found = _parsed[text] = fastavro.parse_schema(json.loads(text))
-        _settle_defaults(found)
-    return found
+        parsed = _parsed[text] = fastavro.parse_schema(json.loads(text))
+        _settle_defaults(parsed)
+    return parsed
 
 
 def _settle_defaults(schema: Any) -> None:
@@ -276,7 +278,7 @@ def _avro_decoded(registry: str, settings: Mapping[str, str], target: str, data:
     schema, body = _framed(data, registry, settings, AVRO)
     source = io.BytesIO(body)
     try:
-        found = fastavro.schemaless_reader(source, _avro(schema.text), _avro(target))
+        value = fastavro.schemaless_reader(source, _avro(schema.text), _avro(target))
         left = len(body) - source.tell()
         if left:
             raise ValueError(f"{left} bytes are left over")
@@ -284,7 +286,7 @@ def _avro_decoded(registry: str, settings: Mapping[str, str], target: str, data:
         raise
     except Exception as problem:  # the library raises whatever broken bytes lead it to
         raise Malformed(f"not a value of schema {schema.id}: {type(problem).__name__}: {problem}") from None
-    return found
+    return value
 
 
 def _avro_encoded(schema: Schema, value: Any) -> bytes:
@@ -327,7 +329,7 @@ def _spark_type(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> 
         return _LOGICAL[logical]
     if kind == "record":
         fields = [(one["name"], _spark_type(one["type"], named, within)) for one in schema["fields"]]
-        return StructType([StructField(name, found) for name, found in fields])
+        return StructType([StructField(name, inner) for name, inner in fields])
     if kind == "array":
         return ArrayType(_spark_type(schema["items"], named, within))
     if kind == "map":
@@ -344,14 +346,14 @@ _validators: dict[str, Any] = {}
 
 def _validator(text: str) -> Any:
     """A validator of a JSON schema, kept."""
-    found = _validators.get(text)
-    if found is None:
+    validator = _validators.get(text)
+    if validator is None:
         import jsonschema
 
         schema = json.loads(text)
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator)
-        found = _validators[text] = kind(schema)
-    return found
+        validator = _validators[text] = kind(schema)
+    return validator
 
 
 def _json_fits(schema: Schema, text: str) -> None:

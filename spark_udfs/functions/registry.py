@@ -57,26 +57,26 @@ class Registry:
 
     def schema(self, number: int) -> Schema:
         """The schema of an id. Raises UnknownSchema, RegistryError."""
-        found = self._by_id.get(number)
-        if found is None:
+        schema = self._by_id.get(number)
+        if schema is None:
             answer = self._ask("GET", f"/schemas/ids/{number}")
-            found = self._by_id[number] = self._schema(number, answer)
-        return found
+            schema = self._by_id[number] = self._schema(number, answer)
+        return schema
 
     def latest(self, subject: str) -> Schema:
         """The newest schema of a subject. Raises UnknownSchema, RegistryError."""
         answer = self._ask("GET", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
-        found = self._schema(int(answer["id"]), answer)
-        self._by_id[found.id] = found
-        return found
+        schema = self._schema(int(answer["id"]), answer)
+        self._by_id[schema.id] = schema
+        return schema
 
     def register(self, subject: str, kind: str, text: str) -> Schema:
         """Register a schema, or find it; with its id. Raises RegistryError when it does not fit the ones before."""
         body = {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
         answer = self._ask("POST", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions", body)
-        found = Schema(int(answer["id"]), kind, text)
-        self._by_id[found.id] = found
-        return found
+        schema = Schema(int(answer["id"]), kind, text)
+        self._by_id[schema.id] = schema
+        return schema
 
     def _schema(self, number: int, answer: Mapping[str, Any]) -> Schema:
         if answer.get("references"):
@@ -109,10 +109,10 @@ _registries: dict[tuple[str, tuple[tuple[str, str], ...]], Registry] = {}
 def shared_registry(url: str, settings: Mapping[str, str]) -> Registry:
     """This process's client of a registry."""
     key = url, tuple(sorted(settings.items()))
-    found = _registries.get(key)
-    if found is None:
-        found = _registries[key] = Registry(url, settings)
-    return found
+    registry = _registries.get(key)
+    if registry is None:
+        registry = _registries[key] = Registry(url, settings)
+    return registry
 
 
 def split_frame(data: bytes) -> tuple[int, memoryview]:

@@ -109,25 +109,25 @@ def parse_assign(text: str) -> list[TopicPartition]:
     """Option ``assign``: ``{"topic": [0, 1]}``."""
     try:
         value = json.loads(text)
-        found = [TopicPartition(str(topic), int(number)) for topic, numbers in value.items() for number in numbers]
+        parts = [TopicPartition(str(topic), int(number)) for topic, numbers in value.items() for number in numbers]
     except (ValueError, TypeError, AttributeError):
         raise OptionError(f'option assign: expected JSON such as {{"topic": [0, 1]}}, not {text!r}') from None
-    if not found:
+    if not parts:
         raise OptionError("option assign names no partition")
-    return sorted(found)
+    return sorted(parts)
 
 
 def _parse_numbers(name: str, text: str, low: int, words: str = "") -> Offsets:
     try:
-        found = from_json(json.loads(text))
+        offsets = from_json(json.loads(text))
     except (ValueError, TypeError, AttributeError):
         raise OptionError(
             f'option {name}: expected {words}JSON such as {{"topic": {{"0": 23}}}}, not {text!r}'
         ) from None
-    for tp, number in found.items():
+    for tp, number in offsets.items():
         if number < low:
             raise OptionError(f"option {name}: {tp} has {number}, below {low}")
-    return found
+    return offsets
 
 
 def parse_bound(options: Mapping[str, str | None], side: str, default: int) -> Bound:

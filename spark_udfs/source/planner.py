@@ -57,25 +57,25 @@ class Planner:
         if options.strategy == "assign":
             wanted = offsets.parse_assign(options.wanted)
             topics = self.client.topics({tp.topic for tp in wanted})
-            found = [tp for tp in wanted if tp.partition in topics.get(tp.topic, ())]
-            absent = sorted({str(tp) for tp in wanted} - {str(tp) for tp in found})
+            parts = [tp for tp in wanted if tp.partition in topics.get(tp.topic, ())]
+            absent = sorted({str(tp) for tp in wanted} - {str(tp) for tp in parts})
         elif options.strategy == "subscribe":
             names = {part.strip() for part in options.wanted.split(",") if part.strip()}
             topics = self.client.topics(names)
             absent = sorted(names - topics.keys())
-            found = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
+            parts = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
         else:
             topics = self.client.topics_matching(options.wanted)
             absent = []
-            found = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
+            parts = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
         if absent and strict:
             raise OptionError(f"option {options.strategy}: {', '.join(absent)} does not exist")
-        return sorted(found)
+        return sorted(parts)
 
     def topic_ids(self, parts: Iterable[TopicPartition]) -> TopicIds:
         """The ids of the partitions' topics, as of the metadata that `partitions` asked for."""
-        found = ((topic, self.client.topic_id(topic)) for topic in {tp.topic for tp in parts})
-        return {topic: topic_id for topic, topic_id in found if topic_id is not None}
+        known = ((topic, self.client.topic_id(topic)) for topic in {tp.topic for tp in parts})
+        return {topic: topic_id for topic, topic_id in known if topic_id is not None}
 
     def earliest(self, parts: Sequence[TopicPartition]) -> Offsets:
         """Log start offsets."""
@@ -87,8 +87,8 @@ class Planner:
 
     def high_watermarks(self, parts: Sequence[TopicPartition]) -> Offsets:
         """Where the logs end, open transactions included."""
-        found = self.client.offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED) if parts else {}
-        return {tp: offset for tp, (offset, _) in found.items()}
+        listed = self.client.offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED) if parts else {}
+        return {tp: offset for tp, (offset, _) in listed.items()}
 
     def resolve(self, bound: Bound, parts: Sequence[TopicPartition], side: str) -> Offsets:
         """A bound's offsets. OptionError when it names other partitions than there are, or a time without records."""
@@ -104,14 +104,14 @@ class Planner:
         else:
             assert bound.timestamp_ms is not None
             times = dict.fromkeys(parts, bound.timestamp_ms)
-        found = self._list_offsets(times)
-        unmatched = sorted(tp for tp, offset in found.items() if offset < 0)
+        offsets = self._list_offsets(times)
+        unmatched = sorted(tp for tp, offset in offsets.items() if offset < 0)
         if unmatched and side == "starting" and not self._options.latest_if_no_match:
             raise OptionError(
                 f"no record of {unmatched[0]} is as late as {times[unmatched[0]]} ms; "
                 "startingOffsetsByTimestampStrategy=latest would start at the end instead"
             )
-        return {**found, **self._list_offsets(dict.fromkeys(unmatched, LATEST))}
+        return {**offsets, **self._list_offsets(dict.fromkeys(unmatched, LATEST))}
 
     def since(self, ranges: list[Range], since_ms: int | None) -> list[Range]:
         """The ranges from the first record of that time on: all records before it are older.
@@ -121,8 +121,8 @@ class Planner:
         if since_ms is None:
             return ranges
         ends = self.latest([item.tp for item in ranges])
-        found = self._list_offsets({item.tp: since_ms for item in ranges})
-        firsts = {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
+        offsets = self._list_offsets({item.tp: since_ms for item in ranges})
+        firsts = {tp: offset if offset >= 0 else ends[tp] for tp, offset in offsets.items()}
         return [item._replace(start=max(item.start, min(item.end, firsts[item.tp]))) for item in ranges]
 
     @staticmethod

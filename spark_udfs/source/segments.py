@@ -88,7 +88,7 @@ class SegmentsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Every selected partition of the directories, by topic and number. Raises OptionError for a wrong path."""
-        found: dict[TopicPartition, PartitionDirectory] = {}
+        directories: dict[TopicPartition, PartitionDirectory] = {}
         for path in self._paths:
             if not path.is_dir():
                 raise OptionError(f"option path: {path} is no directory")
@@ -101,10 +101,10 @@ class SegmentsReader(DataSourceReader):
                 tp = TopicPartition(named["topic"], int(named["partition"]))
                 if not self._selection.includes(tp):
                     continue
-                if tp in found:
+                if tp in directories:
                     raise OptionError(f"option path: {tp} is in several of the directories; name one copy")
-                found[tp] = PartitionDirectory(str(directory), *tp, starts.get(tp, 0), ends.get(tp, 2**63 - 1))
-        return [found[tp] for tp in sorted(found)]
+                directories[tp] = PartitionDirectory(str(directory), *tp, starts.get(tp, 0), ends.get(tp, 2**63 - 1))
+        return [directories[tp] for tp in sorted(directories)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
@@ -137,7 +137,7 @@ def resolve_transactions(batches: Iterable[tuple[BatchHeader, bytes]], end: int)
     Markers of one batch transaction stand in a run, each with the number that follow it: a run that is cut off decides
     nothing yet (docs/protocol.md).
     """
-    found = ResolvedTransactions()
+    resolved = ResolvedTransactions()
     began: dict[int, int] = {}
     run: list[int] = []  # first offsets of the transactions that the present run of markers ends
     for header, data in batches:
@@ -152,11 +152,11 @@ def resolve_transactions(batches: Iterable[tuple[BatchHeader, bytes]], end: int)
         if first is not None:
             run.append(first)
             if kind == decode.ABORT:
-                found.aborted.append(AbortedSpan(header.producer_id, first, header.base_offset))
+                resolved.aborted.append(AbortedSpan(header.producer_id, first, header.base_offset))
         if follow == 0:
             run.clear()
-    found.stable = min((*began.values(), *run, end))
-    return found
+    resolved.stable = min((*began.values(), *run, end))
+    return resolved
 
 
 def _marker(data: bytes, header: BatchHeader) -> tuple[int, int]:
@@ -172,8 +172,8 @@ def _open_at(aborted: Sequence[AbortedSpan], first: int) -> list[tuple[int, int]
 
 
 def _segments(directory: Path) -> list[tuple[int, Path]]:
-    found = [(int(named[1]), path) for path in directory.iterdir() if (named := _SEGMENT.fullmatch(path.name))]
-    return sorted(found)
+    segments = [(int(named[1]), path) for path in directory.iterdir() if (named := _SEGMENT.fullmatch(path.name))]
+    return sorted(segments)
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:

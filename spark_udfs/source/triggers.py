@@ -13,11 +13,11 @@ _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
 
 def duration_ms(name: str, text: str) -> int:
     """A reader of Spark's durations: ``500ms``, ``30s``, ``15m`` or ``15min``, ``1h``, ``1d``; a mere number is ms."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    unit = (found[2] or "ms") if found else ""
-    if found is None or unit not in _UNITS_MS:
+    match = _DURATION.fullmatch(text.strip().lower())
+    unit = (match[2] or "ms") if match else ""
+    if match is None or unit not in _UNITS_MS:
         raise OptionError(f"option {name}: {text!r} is not a duration such as 30s, 15m or 1h")
-    return int(found[1]) * _UNITS_MS[unit]
+    return int(match[1]) * _UNITS_MS[unit]
 
 
 class TriggerDelay:
