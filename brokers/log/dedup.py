@@ -144,7 +144,10 @@ def keep_new(
         offsets = (header.base_offset for header in headers)
         return Kept(buffer, list(headers), list(places), list(zip(offsets, pages, strict=True)))
     if not sets.known:
-        return Rejected(ErrorCode.KAFKA_STORAGE_ERROR, "what was accepted before this log's first record is not known")
+        return Rejected(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            "what was accepted before this log's first record, or in a damaged one, is unknown",
+        )
     by_batch: list[list[Position]] = []
     for payload, header in zip(payloads, headers, strict=True):
         mine = read_positions(payload, header, SOURCE_HEADER)

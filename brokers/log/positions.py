@@ -126,7 +126,18 @@ class _Vain(NamedTuple):
 class PositionSets:
     """The accepted positions of one partition. ``window_ms`` and ``max_bytes`` are the topic's settings."""
 
-    __slots__ = ("_vain", "cost", "dropped", "floors", "known", "max_bytes", "refused", "sources", "window_ms")
+    __slots__ = (
+        "_vain",
+        "cost",
+        "dropped",
+        "floors",
+        "known",
+        "max_bytes",
+        "refused",
+        "sources",
+        "unread",
+        "window_ms",
+    )
 
     def __init__(self, *, window_ms: int, max_bytes: int) -> None:
         self.window_ms = window_ms
@@ -136,6 +147,8 @@ class PositionSets:
         """Of sources of which all pages had to go. They stay: what such a source repeats must not be accepted."""
         self.known = True
         """Whether what was accepted before the log's first record is among it. Else the log drops and takes nothing."""
+        self.unread = 0
+        """The offset behind the last damaged batch, if that is not known either."""
         self.cost = 0
         """Bytes in use, as counted by :data:`PAGE_COST` and its like."""
         self._vain: _Vain | None = None
@@ -406,10 +419,16 @@ class PositionSets:
         source.floor = max(source.floor, floor)
         return source
 
+    def lacks(self, before: int) -> None:
+        """What was accepted before that offset is not all known: damage took it."""
+        self.known = False
+        self.unread = max(self.unread, before)
+
     def clear(self) -> None:
         """Forget everything."""
         self.sources.clear()
         self.floors.clear()
         self.cost = 0
         self.known = True
+        self.unread = 0
         self._vain = None

@@ -339,8 +339,12 @@ class Segment:
     def _reached(self, found: _Walked, offset: int) -> int | None:
         if found.damaged:
             raise CorruptBatch("no batch begins where the one before ends", found.position)
-        whole = found.size and found.position + found.size <= self.size
-        return found.position if whole and found.last_offset >= offset else None
+        return found.position if self._ends_within(found).size and found.last_offset >= offset else None
+
+    def _ends_within(self, found: _Walked) -> _Walked:
+        if found.position + found.size > self.size:
+            raise CorruptBatch(f"a batch of {found.size} bytes reaches beyond the segment", found.position)
+        return found
 
     def _walk_from(self, entry: OffsetEntry, limit: int, offset: int = _INT64_MAX) -> _Walked | None:
         """``_walk`` from the batch that the index names; None if that one is not there."""
@@ -397,7 +401,7 @@ class Segment:
                 return walked.position, walked.passed if walked.passed >= 0 else walked.base_offset
         walked = self._walk(start, limit)
         if walked.passed < 0:
-            return min(start + walked.size, self.log.size), walked.last_offset + 1
+            return self._ends_within(walked).position + walked.size, walked.last_offset + 1
         return walked.position, walked.passed
 
     def take(

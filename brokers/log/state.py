@@ -265,12 +265,18 @@ class LogState:
 
     @property
     def lacks_positions(self) -> bool:
-        """Whether it drops duplicates, but does not know what was accepted before its first record."""
+        """Whether it drops duplicates, but does not know all that was accepted before :attr:`accepted_from`."""
         sets = self.producers.positions
         return sets is not None and not sets.known
 
+    @property
+    def accepted_from(self) -> int:
+        """The offset from which on its records tell what was accepted: its first one, or one behind damage."""
+        sets = self.producers.positions
+        return max(self.segments.first.base_offset, 0 if sets is None else sets.unread)
+
     def learn_positions(self, told: PositionSets | None) -> None:
-        """Take what was accepted before its first record from its leader, durably; None if nobody can tell.
+        """Take what was accepted before ``accepted_from`` from its leader, durably; None if nobody can tell.
 
         Raises DiskFull, LogOffline: then it is lacking as before.
         """
@@ -288,6 +294,7 @@ class LogState:
         except DiskFailed as wrong:
             sets.known = False
             raise self.failure(wrong) from wrong
+        sets.unread = 0
 
     @property
     def size_bytes(self) -> int:

@@ -60,7 +60,7 @@ def lost_since_stop(ends: Mapping[TopicPartition, int], logs: Mapping[TopicParti
         elif log is not None and log.log_end_offset < end:
             lost.append(f"{tp}: ends at {log.log_end_offset}; it ended at offset {end} at the clean stop")
         elif log is not None and log.lacks_positions:
-            lost.append(f"{tp}: no sound producer snapshot tells what was accepted before its first record")
+            lost.append(f"{tp}: no sound producer snapshot or record tells all that was accepted")
     return lost
 
 

@@ -10,11 +10,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fleetlog._native.batch import crc32c
-from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.accepted_positions import accepted_as_of
 from fleetlog.wire import api_keys, messages
-from fleetlog.wire.compression import CodecError
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def own_accepted(
     """This leader's answer; OFFSET_NOT_AVAILABLE: ask again later."""
     try:
         accepted = yield from accepted_as_of(partition.log, offset, now_ms)
-    except (LogOffline, DiskError, CorruptBatch, CodecError):
+    except (LogOffline, DiskError):
         return ErrorCode.KAFKA_STORAGE_ERROR
     if accepted is None or not partition.is_leader:
         return ErrorCode.OFFSET_NOT_AVAILABLE

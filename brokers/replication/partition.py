@@ -260,7 +260,7 @@ class FollowerRole:
     def positions_from(self) -> int | None:
         """The offset before which it lacks what its topic has accepted; until it has that it must not fetch."""
         log = self._replica.log
-        return log.segments.first.base_offset if log.lacks_positions else None
+        return log.accepted_from if log.lacks_positions else None
 
     def take_positions(self, leader_epoch: int, body: memoryview | None) -> ErrorCode:
         """Take what the leader says of accepted positions; None: its version cannot tell."""
@@ -269,7 +269,7 @@ class FollowerRole:
         sets = log.producers.positions
         if error is not ErrorCode.NONE or sets is None or sets.known:
             return error
-        tp, leader, base = self._replica.tp, self._replica.state.leader, log.segments.first.base_offset
+        tp, leader, base = self._replica.tp, self._replica.state.leader, log.accepted_from
         if body is None:
             logger.warning(
                 "%s: what was accepted before offset %d is not known here, and leader %d is of a version that cannot"
@@ -648,7 +648,7 @@ class Partition:
         logger.error(
             "%s: leading without what was accepted before offset %d: no producer snapshot of it is sound, and no other"
             " replica could lead; a repeat from before may be accepted again",
-            self.tp, self.log.segments.first.base_offset,
+            self.tp, self.log.accepted_from,
         )  # fmt: skip
         try:
             self.log.learn_positions(None)

@@ -5,20 +5,21 @@ appended: neither more nor less than what its records say.
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 from pathlib import Path
 
 import pytest
 
 from fleetlog.brokers.log import Log
+from fleetlog.brokers.log.accepted_positions import accepted_as_of
+from fleetlog.brokers.log.position_snapshot import load_positions
 from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS
 from fleetlog.brokers.log.state import LogSettings
 from fleetlog.wire.compression import GZIP
 from fleetlog.wire.errors import ErrorCode
-from tests.log.sourced import DEDUP, accepted, known, sets_of, sourced, values
+from tests.log.sourced import DECAY, DEDUP, accepted, damage, known, sets_of, sourced, values
 from tests.support.faulty import Fault, FaultyDisk
-from tests.support.logs import NOW, append, append_together, open_log
+from tests.support.logs import NOW, append, append_together, config, open_log
 
 WINDOW = DEDUP.fleetlog_dedup_window_ms
 SHORT = dataclasses.replace(DEDUP, fleetlog_dedup_window_ms=1000)
@@ -134,23 +135,6 @@ def test_a_source_that_writes_by_a_clock_that_went_back_keeps_its_time(tmp_path:
     assert source.floor == PAGE_POSITIONS
 
 
-def damage(log: Log, batch: int) -> int:
-    """Flip a bit of the last digit of the batch's last position, or of its packed records; returns its offset."""
-    place = 0
-    for segment in log.segments:
-        for position, _, found in segment.chunks():
-            for at, header in found:
-                if place == batch:
-                    with Path(segment.log.path).open("r+b") as file:
-                        file.seek(position + at + header.size - 4)
-                        byte = file.read(1)
-                        file.seek(-1, os.SEEK_CUR)
-                        file.write(bytes([byte[0] ^ 1]))
-                    return header.base_offset
-                place += 1
-    raise AssertionError(f"there are only {place} batches")
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_is_counted_of_what_a_start_cut_off(tmp_path: Path, seed: int) -> None:
     """At a damaged batch above the recovery point: neither positions nor floors, nor snapshots behind it."""
@@ -177,23 +161,80 @@ def test_nothing_is_counted_of_what_a_start_cut_off(tmp_path: Path, seed: int) -
 
 @pytest.mark.parametrize("codec", [0, GZIP])
 @pytest.mark.parametrize("left", ["all snapshots", "none"])
-def test_a_batch_that_decays_hides_and_invents_no_positions(tmp_path: Path, codec: int, left: str) -> None:
-    """Below the recovery point the log is not cut: what is behind the damage is known, of the batch nothing."""
+@pytest.mark.parametrize("batch", [0, 6])
+@pytest.mark.parametrize("what", DECAY)
+def test_a_batch_that_decays_hides_and_invents_no_positions(
+    tmp_path: Path, codec: int, left: str, batch: int, what: str
+) -> None:
+    """Below the recovery point the log is not cut: what is behind the damage is known; of the batch what is sound."""
     path = tmp_path / "events-0"
     log = open_log(path, config=dataclasses.replace(DEDUP, segment_bytes=2500))
     for start in range(0, 100, 5):
         append(log, sourced(*range(start * 2, start * 2 + 10, 2), codec=codec))
     log.flusher.flush()
     log.abandon()
-    base = damage(log, 6)
+    base = damage(log, batch, what)
     for snapshot in path.glob("*.snapshot") if left == "none" else ():
         snapshot.unlink()
     again = open_log(path, recovery_point=log.log_end_offset)
     assert again.log_end_offset == 100
-    gone = set() if left != "none" else set(range(base * 2, base * 2 + 10, 2))
-    assert accepted(again) == set(range(0, 200, 2)) - gone
+    gone = left == "none" and "records" in what
+    assert accepted(again) == set(range(0, 200, 2)) - set(range(base * 2, base * 2 + 10, 2) if gone else ())
     again.config = DEDUP
+    if gone:
+        assert again.lacks_positions
+        assert again.accepted_from == base + 5
+        assert append(again, sourced(1)).error is ErrorCode.KAFKA_STORAGE_ERROR
+        again.learn_positions(None)  # it leads, and nobody else can tell
     assert append(again, sourced(*range(200))).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("what", DECAY)
+def test_a_topic_that_begins_to_drop_duplicates_finds_those_behind_damage(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "events-0"
+    log = open_log(path, config=config(segment_bytes=2500))
+    for start in range(0, 100, 5):
+        append(log, sourced(*range(start, start + 5)))
+    log.close()
+    base = damage(log, 6, what)
+    again = open_log(path, clean=True, log_start_offset=0)
+    again.config = DEDUP
+    assert accepted(again) == set(range(100)) - set(range(base, base + 5) if "records" in what else ())
+    assert not again.lacks_positions
+
+
+@pytest.mark.parametrize("what", DECAY)
+@pytest.mark.parametrize("committed", ["all", "not the last"])
+def test_a_leader_with_damage_tells_all_that_it_knows_or_nothing(tmp_path: Path, what: str, committed: str) -> None:
+    """Its followers would lead with less than their logs have. A later snapshot tells more than was asked."""
+    log = open_log(tmp_path / "events-0", config=dataclasses.replace(DEDUP, segment_bytes=2500))
+    for start in range(0, 100, 5):
+        append(log, sourced(*range(start, start + 5)), commit_hw=False)
+    log.appender.set_high_watermark(95 if committed != "all" else 100)
+    base = damage(log, 6, what)
+    told = [*told_by(log, base + 5)]
+    assert told[0] >= set(range(base + 5))
+    for snapshot in (tmp_path / "events-0").glob("*.snapshot"):
+        snapshot.unlink()
+    if committed == "all":
+        assert told_by(log, base + 5) == [set(range(100))]
+    else:
+        assert told_by(log, base + 5) == [], "its last batch may be lost yet"
+
+
+def told_by(log: Log, offset: int) -> list[set[int]]:
+    """The positions that a leader tells as of an offset, if it does."""
+    work = accepted_as_of(log, offset, NOW)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            if end.value is None:
+                return []
+            told = sets_of(log).like()
+            load_positions(told, memoryview(end.value.body))
+            pages = [page.bits for source in told.sources.values() for page in source.pages.values()]
+            return [{place for page in pages for place in range(PAGE_POSITIONS) if page >> place & 1}]
 
 
 @pytest.mark.parametrize("how", ["clean", "killed"])

@@ -109,6 +109,21 @@ def test_a_cut_through_what_is_no_batch_is_reported(log):
         log.reader.read(segment.base_offset, segment.log.size - 1, end_offset=log.log_end_offset)
 
 
+@pytest.mark.parametrize("index", [0, -1], ids=["a closed segment", "the active one"])
+@pytest.mark.parametrize("hinted", [False, True])
+def test_a_batch_that_reaches_beyond_its_segment_hides_nothing_in_silence(log, index, hinted):
+    """Whose length is damaged: a reader was sent on to the next segment, and did not hear of what it missed."""
+    segment = log.segments[index]
+    _, (position, header), *_ = segment.headers()
+    with open(segment.log.path, "r+b") as file:
+        file.seek(position + 8)
+        file.write((2**30).to_bytes(4, "big"))
+    segment.hints.clear()
+    segment.hints |= {header.base_offset: position} if hinted else {}
+    with pytest.raises(LogOffline, match="reaches beyond the segment"):
+        log.reader.read(header.base_offset, 100, end_offset=log.log_end_offset)
+
+
 def test_out_of_range(log):
     end = log.log_end_offset
     assert log.reader.read(end, 100, end_offset=end).slices == ()

@@ -49,8 +49,8 @@ class Replica:
     def committed(self) -> None:
         self.commits += 1
 
-    def restart(self, *, clean: bool = True, lost: int = 0) -> None:
-        """After a crash the last ``lost`` bytes are gone."""
+    def restart(self, *, clean: bool = True, lost: int = 0, snapshots: bool = True) -> None:
+        """After a crash the last ``lost`` bytes are gone; without ``snapshots`` those of producers are."""
         watermark, start = self.log.high_watermark, self.log.log_start_offset
         if clean:
             self.log.close()
@@ -59,6 +59,8 @@ class Replica:
             last = max(self.directory.glob("*.log"))
             with last.open("r+b") as file:
                 file.truncate(max(0, last.stat().st_size - lost))
+        for snapshot in () if snapshots else self.directory.glob("*.snapshot"):
+            snapshot.unlink()
         self.log = self._open(clean=clean, high_watermark=watermark, log_start_offset=start)
 
     def lead(self, epoch: int) -> None:

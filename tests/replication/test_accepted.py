@@ -17,7 +17,7 @@ from fleetlog.brokers.replication import accepted
 from fleetlog.brokers.replication.fetch_plan import LackingReplica
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
-from tests.log.sourced import DEDUP, known, sets_of, sourced, values
+from tests.log.sourced import DECAY, DEDUP, damage, known, sets_of, sourced, values
 from tests.replication.replicas import ID, TP, Replica
 from tests.support.logs import NOW, append
 from tests.support.stage import ME, OTHER, Stage
@@ -119,6 +119,34 @@ def test_it_fetches_nothing_before_it_is_told(copies: list[Replica]) -> None:
     follower.catch_up(leader)
     equal(leader, follower)
     assert known(follower.log) == known(leader.log)
+
+
+@pytest.mark.parametrize("what", DECAY)
+def test_one_that_cannot_read_a_batch_is_told_what_was_accepted_in_it(copies: list[Replica], what: str) -> None:
+    """Else it would lead with fewer positions than its log has, and take a repeat that it replicates to sound ones."""
+    leader, follower = copies
+    leader.lead(0)
+    follower.follow(leader)
+    for position in range(6):
+        write(leader, position)
+        follower.catch_up(leader, 3)
+        if position % 3 == 2:
+            follower.log.appender.roll(NOW)
+    leader.commit(follower)
+    follower.catch_up(leader, 3)
+    before = known(leader.log)
+    damage(follower.log, 1, what)
+    follower.restart(snapshots=False)
+    assert follower.log.lacks_positions == ("records" in what)
+    write(leader, 6)
+    follower.follow(leader)
+    follower.catch_up(leader)
+    assert known(follower.log) == known(leader.log) != before
+    follower.lead(1)
+    write(follower, *range(7))
+    assert follower.log.log_end_offset == 14, "a repeat keeps its offsets"
+    assert list(sets_of(follower.log).sources) == [b"q:1"]
+    assert sets_of(follower.log).dropped == 7
 
 
 def test_a_leader_that_cannot_tell_is_followed_as_before(
