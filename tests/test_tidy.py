@@ -51,7 +51,14 @@ LOOP_TIMERS = {
 DOCUMENTS = [
     *(
         ROOT / path
-        for path in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "examples/README.md", "perf/notes.md", "tests/golden/README.md")
+        for path in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "deploy/README.md",
+            "examples/README.md",
+            "perf/notes.md",
+            "tests/golden/README.md",
+        )
     ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
