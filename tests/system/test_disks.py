@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -53,9 +54,12 @@ def partition(fleet: Fleet) -> Any:
     return topics["t"].partitions[0]
 
 
-def readiness(broker: Broker) -> str:
-    with urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=5) as answer:
-        return str(answer.read().decode())
+def readiness(broker: Broker, question: str = "ready") -> str:
+    try:
+        with urlopen(f"http://127.0.0.1:{broker.admin_port}/health/{question}", timeout=5) as answer:
+            return str(answer.read().decode())
+    except HTTPError as refused:
+        return f"{refused.code} {refused.read().decode()}"
 
 
 def test_a_full_disk_costs_no_writes_and_is_named(fleet: Fleet) -> None:
@@ -92,3 +96,42 @@ def test_a_full_disk_costs_no_writes_and_is_named(fleet: Fleet) -> None:
     values = [message.value for message in client.consume(fleet.bootstrap, "t", sent)]
     assert [int(value.rstrip(b".")) for value in values if value] == list(range(sent))
     assert described(fleet)["troubles"] == []
+
+
+def test_several_full_disks_are_named_and_a_broker_that_lost_its_logs_is_not_caught_up(fleet: Fleet) -> None:
+    """A broker whose disk is full serves on, and says so; one that starts again is back when it has all it should."""
+    disks = {broker.id: SmallDisk(broker) for broker in fleet.brokers}
+    brokers = {broker.id: broker for broker in fleet.start().brokers}
+    Cluster(fleet).create("t", partitions=6)
+    eventually(lambda: all(broker.caught_up() for broker in brokers.values()), "all are in sync once")
+    full = [broker for broker in brokers if broker != 1]
+
+    def in_sync() -> list[set[int]]:
+        from confluent_kafka.admin import AdminClient
+
+        topics = AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics("t", timeout=30).topics
+        return [set(one.isrs) for one in topics["t"].partitions.values()]
+
+    def write() -> None:
+        rows = [Message(b"." * 900) for _ in range(60)]
+        client.produce(fleet.bootstrap, "t", rows, acks=1)
+
+    for broker in full:
+        disks[broker].fill()
+
+    def only_one_has_room() -> bool:
+        write()
+        return in_sync() == [{1}] * 6
+
+    eventually(only_one_has_room, "the full disks' replicas left")
+    for broker in full:
+        assert "has no room" in readiness(brokers[broker])
+        assert readiness(brokers[broker], "caught-up") == "yes\n", "clients of its other disks stay"
+    assert readiness(brokers[1], "stoppable").startswith("503 no: too few replicas in sync without this broker")
+    assert {one["broker"] for one in described(fleet)["troubles"]} >= set(full)
+    lost = brokers[full[0]]
+    lost.kill()  # its disk goes with it
+    lost.start()
+    lost.wait_ready()
+    eventually(lost.caught_up, "it has all again")
+    assert all(lost.id in members for members in in_sync())
