@@ -752,6 +752,13 @@ def _broker_hooks(oracle: Oracle) -> list[Hook]:
 @contextmanager
 def hooked(oracle: Oracle) -> Iterator[None]:
     """The production classes tell the oracle what they do, as long as the block runs."""
+    with wrapped((*_log_hooks(oracle), *_broker_hooks(oracle))):
+        yield
+
+
+@contextmanager
+def wrapped(hooks: Sequence[Hook]) -> Iterator[None]:
+    """Each of these methods is called through its hook, which gets the original, as long as the block runs."""
     undo: list[Callable[[], None]] = []
 
     def wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -764,7 +771,7 @@ def hooked(oracle: Oracle) -> Iterator[None]:
         setattr(owner, name, inner)
         undo.append(lambda: setattr(owner, name, original))
 
-    for hook in (*_log_hooks(oracle), *_broker_hooks(oracle)):
+    for hook in hooks:
         wrap(*hook)
     try:
         yield
