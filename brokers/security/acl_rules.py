@@ -7,8 +7,9 @@ from typing import Final
 
 from fleetlog.brokers.model import AUDIT_TOPIC
 from fleetlog.brokers.security.acls import AclImage, AclOperation, ResourceType, Verdict
-from fleetlog.brokers.security.audit import PROTECTED_OPERATIONS
 
+PROTECTED_OPERATIONS: Final = frozenset({AclOperation.WRITE, AclOperation.CREATE, AclOperation.DELETE})
+"""What no principal may do with the audit topic, super users included; DeleteRecords asks for DELETE."""
 CACHED_MAX: Final = 65_536
 """The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB, 100 at most."""
 REMEMBERED_CHARACTERS_MAX: Final = 249

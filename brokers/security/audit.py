@@ -21,8 +21,6 @@ from fleetlog.wire.errors import ErrorCode
 
 LOGGER: Final = "kafka.authorizer.logger"
 """Denied at INFO, allowed at DEBUG."""
-PROTECTED_OPERATIONS: Final = frozenset({AclOperation.WRITE, AclOperation.CREATE, AclOperation.DELETE})
-"""What no principal may do with the audit topic, super users included; DeleteRecords asks for DELETE."""
 AGGREGATE_MS: Final = 60_000
 AGGREGATES_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 1_048_576
