@@ -19,39 +19,39 @@ import uuid
 from pathlib import Path
 
 from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.audit.settings import audit_settings
 from fleetlog.brokers.config import BrokerConfig, ConfigError
 from fleetlog.brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, StoreRefused
 from fleetlog.brokers.log.directories import LogDirectory
 from fleetlog.brokers.log.directory_owner import DirectoryOwner
 from fleetlog.brokers.log.sync_times import slow_sync_micros
+from fleetlog.brokers.logins.issuer_keys import IssuerKeys, KeysUnavailable
+from fleetlog.brokers.logins.listener_settings import LoginSettings, login_settings
+from fleetlog.brokers.logins.sasl import SaslListener
+from fleetlog.brokers.logins.scram import random_text
+from fleetlog.brokers.logins.secret import login_secret
+from fleetlog.brokers.logins.users import ScramUsers
 from fleetlog.brokers.metadata.client_configs import ClientConfigs
-from fleetlog.brokers.metadata.login_secret import login_secret
-from fleetlog.brokers.metadata.users import ScramUsers
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics import Metrics
 from fleetlog.brokers.model import BrokerId, CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.peers.calls import Peers
 from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
-from fleetlog.brokers.security.admin_tls import admin_contexts
-from fleetlog.brokers.security.audit_settings import audit_settings
-from fleetlog.brokers.security.listener_logins import LoginSettings, login_settings
-from fleetlog.brokers.security.listener_tls import ignored_client_auth, listener_tls
-from fleetlog.brokers.security.peer_tls import inter_broker_contexts, inter_broker_server_context
-from fleetlog.brokers.security.sasl import SaslListener
-from fleetlog.brokers.security.scram import random_text
-from fleetlog.brokers.security.tls_contexts import server_context
-from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
 from fleetlog.brokers.server.admin import Admin
 from fleetlog.brokers.server.descriptors import Descriptors, in_use
 from fleetlog.brokers.server.dynamic_tls import DynamicTls
-from fleetlog.brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
 from fleetlog.brokers.server.process_figures import ProcessFigures, watch_zookeeper
 from fleetlog.brokers.server.service_manager import service_manager
-from fleetlog.brokers.server.tls_listeners import TlsListener
 from fleetlog.brokers.server.watchdog import LoopWatch
+from fleetlog.brokers.tls.admin import admin_contexts
+from fleetlog.brokers.tls.contexts import server_context
+from fleetlog.brokers.tls.listener_settings import ignored_client_auth, listener_tls
+from fleetlog.brokers.tls.listeners import TlsListener
+from fleetlog.brokers.tls.peers import inter_broker_contexts, inter_broker_server_context
+from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.previous_session import FILE_NAME, PreviousSession
 from fleetlog.coordination.store import StoreError
 from fleetlog.coordination.zookeeper import ZookeeperStore

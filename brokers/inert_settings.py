@@ -4,7 +4,7 @@ Names, types, defaults, bounds and which are dynamic are Kafka 4.4's, as its ``K
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of
 ``brokers.broker_config.BrokerConfig``, but for the three of authorization, those of TLS, of OIDC and of the connection
-to ZooKeeper, which ``brokers.security`` reads.
+to ZooKeeper, which ``brokers.tls`` reads.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """
 
@@ -402,11 +402,11 @@ _AUTHORIZATION = (
         retired=True,
     ),
 )
-"""What brokers.security.authorizer_settings reads. Kafka's authorizers declare the last two, not its brokers."""
+"""What brokers.acls.settings reads. Kafka's authorizers declare the last two, not its brokers."""
 
 _OIDC_ROWS: dict[str, Setting] = {name: row._replace(inert=False) for name, row in _rows(_OIDC, _OIDC_DOC).items()}
 OIDC_SETTINGS = frozenset(_OIDC_ROWS)
-"""What brokers.security.oidc_settings reads."""
+"""What brokers.logins.oidc_settings reads."""
 
 ADMIN_TLS_PREFIX = "admin."
 _ADMIN_TLS = """
@@ -443,7 +443,7 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **_ADMIN_ROWS,
     **{name: row._replace(inert=False) for name, row in _rows(_ZOOKEEPER, _ZOOKEEPER_DOC, retired=True).items()},
 }
-"""Those that are not inert are read from what was given: by brokers.security."""
+"""Those that are not inert are read from what was given: by brokers.tls, brokers.logins and brokers.acls."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {
     **_rows(_TOPICS_TIERING, _TIERING_DOC),
     **_rows(_TOPICS_GROUPS, _NOT_HERE),

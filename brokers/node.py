@@ -15,12 +15,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from fleetlog.brokers.api.acl_door import Authorization, CannotReplicate
 from fleetlog.brokers.api.audit import Audit, started_audit
 from fleetlog.brokers.api.audit_writer import AuditWriter
+from fleetlog.brokers.api.authorizer import Authorization, CannotReplicate
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.groups import drop_topic_offsets
-from fleetlog.brokers.api.metering import Metering
+from fleetlog.brokers.audit.events import EventSource
 from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller
@@ -43,6 +43,7 @@ from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics import Metrics
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from fleetlog.brokers.peers.calls import PeersPort
+from fleetlog.brokers.quotas.metering import Metering
 from fleetlog.brokers.replication.continuity import intact_since, stale_directories
 from fleetlog.brokers.replication.fetcher import ReplicaFetchers
 from fleetlog.brokers.replication.full_disks import RoomKeeper
@@ -51,7 +52,6 @@ from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
 from fleetlog.brokers.replication.proposals import Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
-from fleetlog.brokers.security.audit import EventSource
 from fleetlog.brokers.timers import Timers
 from fleetlog.coordination.registration import (
     Advertisement,

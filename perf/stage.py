@@ -13,13 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from fleetlog._native.batch import Record, encode_batch
-from fleetlog.brokers.api.access import Access
-from fleetlog.brokers.api.acl_door import AclDoor, AuthorizerLog
+from fleetlog.brokers.acls.access import Access
+from fleetlog.brokers.acls.image import (
+    AccessControlEntry,
+    AclImage,
+    AclOperation,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+)
+from fleetlog.brokers.acls.rules import AclRules
+from fleetlog.brokers.api.authorizer import AclDoor, AuthorizerLog
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
 from fleetlog.brokers.api.fetch_wakes import Wakes
-from fleetlog.brokers.api.metering import Metering
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -38,17 +46,9 @@ from fleetlog.brokers.model import (
     TopicInfo,
     TopicPartition,
 )
+from fleetlog.brokers.quotas.image import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from fleetlog.brokers.quotas.metering import Metering
 from fleetlog.brokers.replication.replicas import ReplicaManager
-from fleetlog.brokers.security.acl_rules import AclRules
-from fleetlog.brokers.security.acls import (
-    AccessControlEntry,
-    AclImage,
-    AclOperation,
-    Permission,
-    ResourcePattern,
-    ResourceType,
-)
-from fleetlog.brokers.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from fleetlog.brokers.topic_figures import TopicTable
 
 ME, INCARNATION = BrokerId(1), 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlog.brokers.config import ConfigError, parse_properties
-from fleetlog.brokers.security.jaas import parse_jaas
+from fleetlog.brokers.logins.jaas import parse_jaas
 
 
 def value(text: str) -> str:

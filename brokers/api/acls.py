@@ -13,13 +13,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
-from fleetlog.brokers.api.rows import Cost, Recorded, Row
-from fleetlog.brokers.metadata.acl_cache import AclCache
-from fleetlog.brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
-from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.security.acls import (
+from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.cache import AclCache
+from fleetlog.brokers.acls.hosts import why_no_client_has
+from fleetlog.brokers.acls.image import (
     AccessControlEntry,
     AclBinding,
     AclFilter,
@@ -35,9 +32,12 @@ from fleetlog.brokers.security.acls import (
     entries_with,
     entries_without,
 )
-from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.brokers.security.documents import BadDocument
-from fleetlog.brokers.security.hosts import why_no_client_has
+from fleetlog.brokers.acls.writes import Edit, EditedEntries, edit_acls
+from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
+from fleetlog.brokers.audit.events import Change, Changes
+from fleetlog.brokers.documents import BadDocument
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode

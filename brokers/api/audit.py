@@ -13,12 +13,14 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
+from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
+from fleetlog.brokers.acls.hosts import host_as_acls_have_it
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.acls.settings import inter_broker_principal
 from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
 from fleetlog.brokers.api.changes import created_topics, failed_changes
 from fleetlog.brokers.api.rows import Handler, Recorded, Row, api_table
-from fleetlog.brokers.security.acls import AclOperation, ResourceType
-from fleetlog.brokers.security.audit import (
+from fleetlog.brokers.audit.events import (
     AclDecision,
     AuditSettings,
     AuditTrail,
@@ -27,9 +29,7 @@ from fleetlog.brokers.security.audit import (
     EventSource,
     EventType,
 )
-from fleetlog.brokers.security.audit_settings import audit_settings
-from fleetlog.brokers.security.authorizer_settings import inter_broker_principal
-from fleetlog.brokers.security.hosts import host_as_acls_have_it
+from fleetlog.brokers.audit.settings import audit_settings
 from fleetlog.wire import messages
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -208,7 +208,7 @@ def started_audit(config: BrokerConfig, access: Access, source: EventSource, clo
 
 
 class _NoRights:
-    """``brokers.api.access.Authorizer`` of a request that must not be executed: every resource of it is refused."""
+    """``brokers.acls.access.Authorizer`` of a request that must not be executed: every resource of it is refused."""
 
     verdicts: Mapping[Any, bool] = {}
 

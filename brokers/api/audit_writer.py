@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.audit.settings import BATCH_BYTES
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.model import AUDIT_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
-from fleetlog.brokers.security.audit_settings import BATCH_BYTES
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 

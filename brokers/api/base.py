@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from fleetlog._native.byte_reader import ReplacedText
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
+from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
 from fleetlog.brokers.api.fetch_wakes import Wakes
-from fleetlog.brokers.api.metering import Meter, Metering
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.unpacking import Unpacking
-from fleetlog.brokers.metadata.quota_cache import QuotaCache
 from fleetlog.brokers.model import Carried, ProcessHealth
 from fleetlog.brokers.pending import Pending
-from fleetlog.brokers.security.acls import AclOperation, ResourceType
+from fleetlog.brokers.quotas.cache import QuotaCache
+from fleetlog.brokers.quotas.metering import Meter, Metering
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
+    from fleetlog.brokers.acls.cache import AclCache
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.controller.handle import ControllerHandle
     from fleetlog.brokers.coordinators.lags import LagWatch
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
     from fleetlog.brokers.groups.shard import GroupShard
-    from fleetlog.brokers.metadata.acl_cache import AclCache
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.metadata.client_configs import ClientConfigs
     from fleetlog.brokers.metadata.leader_history import LeaderHistory

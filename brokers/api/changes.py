@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.security.audit import NAME_CHARS_MAX, Change, Changes
+from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
+from fleetlog.brokers.audit.events import NAME_CHARS_MAX, Change, Changes
 from fleetlog.wire.errors import ErrorCode
 
 DETAILS_MAX: Final = 100

@@ -10,21 +10,21 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER_CONFIGS,
     ALTER_CONFIGS_CLUSTER,
     CLUSTER,
     DESCRIBE_CONFIGS,
     DESCRIBE_CONFIGS_CLUSTER,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.rows import Recorded, Row
-from fleetlog.brokers.metadata.quota_cache import write_quotas
+from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.brokers.security.quota_entities import (
+from fleetlog.brokers.quotas.cache import write_quotas
+from fleetlog.brokers.quotas.entities import (
     CLIENT_ID,
     IP,
     USER,
@@ -36,7 +36,7 @@ from fleetlog.brokers.security.quota_entities import (
     entity_of,
     entity_path,
 )
-from fleetlog.brokers.security.quotas import DEFAULT, Entity
+from fleetlog.brokers.quotas.image import DEFAULT, Entity
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode

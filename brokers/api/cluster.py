@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER, bits
+from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER, bits
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.wire import api_keys, messages

@@ -6,16 +6,16 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import ALTER, ALTER_TOPIC, DESCRIBE, DESCRIBE_TOPIC, TOPIC
+from fleetlog.brokers.acls.access import ALTER, ALTER_TOPIC, DESCRIBE, DESCRIBE_TOPIC, TOPIC
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, named_once
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import DiskError, Log, LogStore
 from fleetlog.brokers.log.cleaner import CleaningReport, CleaningState
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import CompactTopicsRequest, DescribeCompactionRequest

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from fleetlog.brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
 from fleetlog.brokers.controller.requests import Refused
-from fleetlog.brokers.security.dynamic_tls import of_tls, refused_change
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
+from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER
 from fleetlog.wire.errors import ErrorCode
 

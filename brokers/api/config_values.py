@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from fleetlog.brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
-from fleetlog.brokers.security.dynamic_tls import of_tls
 from fleetlog.brokers.setting_kinds import Setting, SettingType, attribute
+from fleetlog.brokers.tls.dynamic_settings import of_tls
 
 
 def _group(kind: SettingType, name: str, default: object, doc: str, **bounds: Any) -> Setting:

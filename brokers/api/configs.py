@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER_CONFIGS,
     ALTER_CONFIGS_CLUSTER,
     ALTER_CONFIGS_GROUP,
@@ -30,6 +30,7 @@ from fleetlog.brokers.api.access import (
     GROUP,
     TOPIC,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.config_alterations import (
@@ -53,6 +54,8 @@ from fleetlog.brokers.api.config_values import (
 )
 from fleetlog.brokers.api.logger_levels import alter_levels, logger_entries
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Change, Changes
+from fleetlog.brokers.audit.settings import refused_alteration
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from fleetlog.brokers.controller.requests import Refused, check_name
 from fleetlog.brokers.metadata import znodes
@@ -60,11 +63,8 @@ from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Change, Changes
-from fleetlog.brokers.security.audit_settings import refused_alteration
-from fleetlog.brokers.security.dynamic_tls import of_tls
 from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
+from fleetlog.brokers.tls.dynamic_settings import of_tls
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.coordination.tree import may_be_named
 from fleetlog.wire import api_keys, messages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.acls.znodes import TYPE_NAMES
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Recorded, Row
-from fleetlog.brokers.security.acl_znodes import TYPE_NAMES
-from fleetlog.brokers.security.acls import AclOperation, ResourceType
-from fleetlog.brokers.security.audit import Change, Changes
+from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 

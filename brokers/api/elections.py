@@ -10,15 +10,15 @@ from collections.abc import Generator, Mapping
 from enum import IntEnum
 from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ElectLeadersRequest

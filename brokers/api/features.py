@@ -6,13 +6,13 @@ import asyncio
 import logging
 from typing import Any
 
-from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.security.acls import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode

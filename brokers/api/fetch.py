@@ -18,8 +18,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.tally import count_fetched
+from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER, READ_TOPIC
 from fleetlog.brokers.api import fetch_answers as answers
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER, READ_TOPIC
 from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
 from fleetlog.brokers.api.fetch_answers import (
     encoded_in_slices,
@@ -42,7 +42,7 @@ from fleetlog.brokers.api.fetch_sessions import (
 )
 from fleetlog.brokers.api.leaders import endpoints_of
 from fleetlog.brokers.api.rows import Cost, Row
-from fleetlog.brokers.security.audit import EventType
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fleetlog.brokers.api.access import READ, TOPIC
+from fleetlog.brokers.acls.access import READ, TOPIC
 from fleetlog.brokers.api.leaders import current_leader
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from fleetlog.brokers.model import TopicPartition

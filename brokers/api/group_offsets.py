@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     DELETE,
     DELETE_GROUP,
     DESCRIBE,
@@ -23,15 +23,15 @@ from fleetlog.brokers.api.access import (
     READ_TOPIC,
     TOPIC,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, named_once
 from fleetlog.brokers.api.changes import brief, codes_of
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.audit.events import Change, Changes, EventType
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Change, Changes, EventType
 from fleetlog.txn.commands import CommandFailed
 from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     CLUSTER,
     DELETE,
     DELETE_GROUP,
@@ -24,10 +24,12 @@ from fleetlog.brokers.api.access import (
     READ_GROUP,
     bits,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, unfit
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
+from fleetlog.brokers.audit.events import Changes, EventType
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
 from fleetlog.brokers.groups.requests import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
@@ -43,8 +45,6 @@ from fleetlog.brokers.groups.requests import (
 )
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import TopicInfo
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes, EventType
 from fleetlog.txn.commands import Command, CommandFailed
 from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode

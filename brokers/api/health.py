@@ -6,7 +6,7 @@ import asyncio
 import statistics
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata import znodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
+from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch

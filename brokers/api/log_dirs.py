@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_CLUSTER,
     CLUSTER,
@@ -12,14 +12,14 @@ from fleetlog.brokers.api.access import (
     DESCRIBE,
     DESCRIBE_CLUSTER,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest

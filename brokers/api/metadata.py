@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     AUTHORIZATION_ERRORS,
     CLUSTER,
     CREATE,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetlog._native.byte_reader import varint_bytes
-from fleetlog.brokers.api.access import NOT_ASKED
+from fleetlog.brokers.acls.access import NOT_ASKED
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import NO_LEADER, PROTECTED_TOPICS, BrokerInfo, PartitionState, TopicInfo
 from fleetlog.wire.errors import ErrorCode

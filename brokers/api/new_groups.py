@@ -7,10 +7,10 @@ of Java fail at once either way.
 
 from __future__ import annotations
 
-from fleetlog.brokers.api.access import DESCRIBE, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC
+from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.rows import Cost, Row
-from fleetlog.brokers.security.audit import EventType
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     CLUSTER,
     CLUSTER_ACTION,
     CLUSTER_ACTION_CLUSTER,
@@ -23,19 +23,19 @@ from fleetlog.brokers.api.access import (
     DESCRIBE_TOPIC,
     TOPIC,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.api.waiting import JoinedResponse
+from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.read import LogReader
 from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse

@@ -25,17 +25,17 @@ from operator import attrgetter
 from typing import Any
 
 from fleetlog._native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
-from fleetlog.brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
+from fleetlog.brokers.acls.access import TOPIC, TRANSACTIONAL_ID, WRITE, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from fleetlog.brokers.api.base import CLOSE, Batching, Context, DelayedResponse, Done, Outcome
 from fleetlog.brokers.api.fetch_answers import slices_of
 from fleetlog.brokers.api.leaders import current_leader, endpoints_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
 from fleetlog.brokers.log.rejected import Place
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
-from fleetlog.brokers.security.audit import EventType
 from fleetlog.brokers.topic_figures import TopicFigures
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import PartitionState, TopicPartition
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from fleetlog.brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER
+from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from fleetlog.brokers import api
-from fleetlog.brokers.api.access import Need
+from fleetlog.brokers.acls.access import Need
 from fleetlog.brokers.api.base import Batching, Context
-from fleetlog.brokers.security.audit import Changes, EventType
+from fleetlog.brokers.audit.events import Changes, EventType
 from fleetlog.wire.apis import APIS
 
 Handler = Callable[[Any, Context], Any]

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fleetlog.brokers.api.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
 from fleetlog.brokers.api.changes import DETAILS_MAX, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
-from fleetlog.brokers.metadata.users import read_users, write_users
+from fleetlog.brokers.audit.events import Changes
+from fleetlog.brokers.logins.scram import MECHANISM_OF_CODE
+from fleetlog.brokers.logins.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
+from fleetlog.brokers.logins.users import read_users, write_users
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Changes
-from fleetlog.brokers.security.scram import MECHANISM_OF_CODE
-from fleetlog.brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
 from fleetlog.coordination.store import UNANSWERED, StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode

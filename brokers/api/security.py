@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Cost, Row
-from fleetlog.brokers.security.audit import EventType
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest

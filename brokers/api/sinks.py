@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_CLUSTER,
     CLUSTER,
@@ -18,13 +18,13 @@ from fleetlog.brokers.api.access import (
     WRITE,
     WRITE_TRANSACTIONAL_ID,
 )
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.acls.znodes import TYPE_NAMES
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.audit.events import Change, Changes, EventType
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
-from fleetlog.brokers.security.acl_znodes import TYPE_NAMES
-from fleetlog.brokers.security.acls import AclOperation, ResourceType
-from fleetlog.brokers.security.audit import Change, Changes, EventType
 from fleetlog.txn import sinks
 from fleetlog.txn.batches import BatchFence, members_of
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_TOPIC,
     CLUSTER,
@@ -29,6 +29,7 @@ from fleetlog.brokers.api.access import (
     DESCRIBE_TOPIC,
     TOPIC,
 )
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.config_values import ConfigEntry, topic_entries
@@ -40,6 +41,7 @@ from fleetlog.brokers.api.mutation_charges import (
     throttled_outcome,
 )
 from fleetlog.brokers.api.rows import Recorded, Row
+from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     NewPartitions,
@@ -49,8 +51,6 @@ from fleetlog.brokers.controller.requests import (
     too_many,
 )
 from fleetlog.brokers.model import AUDIT_TOPIC, id_text
-from fleetlog.brokers.security.acls import AclOperation
-from fleetlog.brokers.security.audit import Change, Changes
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
+from fleetlog.brokers.acls.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
 from fleetlog.brokers.api.base import Context, Done, Paced
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.txn.commands import Now

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_CLUSTER,
     CLUSTER,
@@ -40,6 +40,7 @@ from fleetlog.brokers.api.transaction_lists import (
     handle_list_transactions,
 )
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.ports import TransactionMarker
 from fleetlog.brokers.coordinators.transactions.coordinator import Runs, TransactionCoordinator
@@ -47,7 +48,6 @@ from fleetlog.brokers.coordinators.transactions.verification import admit, comma
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
-from fleetlog.brokers.security.audit import EventType
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.txn.coordinator import (
     AddPartitionsAnswer,

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
+from fleetlog.brokers.acls.hosts import host_as_acls_have_it
+from fleetlog.brokers.acls.image import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
+from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, confirm, warn
-from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
-from fleetlog.brokers.security.hosts import host_as_acls_have_it
-from fleetlog.brokers.security.principals import BadPrincipal, parse_principal
+from fleetlog.brokers.logins.principals import BadPrincipal, parse_principal
 
 COLUMNS = ["resource", "name", "pattern", "permission", "operation", "principal", "host"]
 

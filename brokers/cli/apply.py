@@ -12,6 +12,8 @@ from typing import Any
 import click
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
+from fleetlog.brokers.acls.image import PatternType, Permission
+from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.acls import Wanted, acl_rows
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
 from fleetlog.brokers.cli.fleet_changes import (
@@ -31,8 +33,6 @@ from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWante
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
 from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
-from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.security.acls import PatternType, Permission
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class

@@ -14,14 +14,14 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from fleetlog.brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
 from fleetlog.brokers.cli.output import warn
 from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT
+from fleetlog.brokers.logins.jaas import BadJaasLine, LoginModule, parse_jaas
+from fleetlog.brokers.logins.mechanism_names import MECHANISMS
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.logins.plain import PLAIN
 from fleetlog.brokers.properties import parse_properties
-from fleetlog.brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
-from fleetlog.brokers.security.mechanism_names import MECHANISMS
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
-from fleetlog.brokers.security.plain import PLAIN
-from fleetlog.brokers.security.tls_contexts import client_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
+from fleetlog.brokers.tls.contexts import client_context
+from fleetlog.brokers.tls.settings import TlsSettings
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"

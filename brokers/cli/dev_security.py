@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fleetlog.brokers.security.zookeeper_settings import SECRET_PATHS
+from fleetlog.brokers.tls.zookeeper import SECRET_PATHS
 from fleetlog.coordination.connect import ConnectionSecurity
 
 SUBDIRECTORY: Final = "security"

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from fleetlog import how_to_install
+from fleetlog.brokers.acls.hosts import host_as_acls_have_it
+from fleetlog.brokers.acls.image import CLUSTER_NAME, WILDCARD
+from fleetlog.brokers.acls.znodes import OPERATION_NAMES
 from fleetlog.brokers.cli.output import CliError
 from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
-from fleetlog.brokers.security.acl_znodes import OPERATION_NAMES
-from fleetlog.brokers.security.acls import CLUSTER_NAME, WILDCARD
-from fleetlog.brokers.security.hosts import host_as_acls_have_it
-from fleetlog.brokers.security.principals import BadPrincipal, granted_principal
-from fleetlog.brokers.security.quota_entities import CLIENT_KEYS, IP_KEYS
-from fleetlog.brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism
+from fleetlog.brokers.logins.principals import BadPrincipal, granted_principal
+from fleetlog.brokers.logins.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism
+from fleetlog.brokers.quotas.entities import CLIENT_KEYS, IP_KEYS
 from fleetlog.brokers.setting_kinds import ConfigError, suggest
 from fleetlog.brokers.topic_config import TOPIC_SETTINGS
 

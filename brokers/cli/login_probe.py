@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
-from fleetlog.brokers.security.mechanisms import AuthenticationFailed
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER, token_message
-from fleetlog.brokers.security.plain import plain_message
-from fleetlog.brokers.security.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from fleetlog.brokers.security.scram import ScramClient, random_text
+from fleetlog.brokers.logins.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.logins.mechanisms import AuthenticationFailed
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER, token_message
+from fleetlog.brokers.logins.plain import plain_message
+from fleetlog.brokers.logins.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from fleetlog.brokers.logins.scram import ScramClient, random_text
 from fleetlog.wire import messages
 
 _CLIENT_ID: Final = "fleetlog-cli"

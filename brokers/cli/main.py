@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.security.core_dumps import switch_core_dumps_off
+from fleetlog.brokers.core_dumps import switch_core_dumps_off
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {

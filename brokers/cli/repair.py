@@ -19,7 +19,7 @@ from fleetlog.brokers.metadata.loading import children_or_none, load_metadata, r
 from fleetlog.brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
 from fleetlog.brokers.metadata.tree_guard import read_marks
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.changes import entry
 from fleetlog.coordination.registration import incarnation_path
 from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store, StoreError

@@ -23,10 +23,8 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, confirm
-from fleetlog.brokers.metadata.users import read_users, write_users
-from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.security.principals import has_outer_blanks
-from fleetlog.brokers.security.scram import (
+from fleetlog.brokers.logins.principals import has_outer_blanks
+from fleetlog.brokers.logins.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
     MECHANISM_OF_CODE,
@@ -34,8 +32,10 @@ from fleetlog.brokers.security.scram import (
     random_text,
     salted_password,
 )
-from fleetlog.brokers.security.scram_users import Deletion, Upsertion, describe_users
-from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.logins.scram_users import Deletion, Upsertion, describe_users
+from fleetlog.brokers.logins.users import read_users, write_users
+from fleetlog.brokers.metadata.znodes import BadZnode
+from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.connect import ConnectionSecurity
 from fleetlog.coordination.store import Store, StoreError
 from fleetlog.wire import api_keys

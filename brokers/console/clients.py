@@ -14,9 +14,9 @@ from kafka.protocol.metadata import MetadataRequest
 from fleetlog.brokers.cli.client import Target, admin, explained
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.security.jaas import LoginModule
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
-from fleetlog.brokers.security.plain import PLAIN
+from fleetlog.brokers.logins.jaas import LoginModule
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.logins.plain import PLAIN
 
 IDLE_MAX: Final = 16
 """Clients of one login that are kept while no page uses them: as many as pages at the same time, since a new client

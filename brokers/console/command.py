@@ -17,9 +17,9 @@ from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
+from fleetlog.brokers.logins.mechanism_names import MECHANISMS
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.properties import parse_properties
-from fleetlog.brokers.security.mechanism_names import MECHANISMS
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.setting_kinds import ConfigError
 
 DEFAULT_PORT: Final = 9696

@@ -25,7 +25,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.clients import UserLogin
 from fleetlog.brokers.console.outside import direct_opener
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 
 ANSWER_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 1 << 20

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from fleetlog.brokers.audit.settings import audit_topic_configs
 from fleetlog.brokers.controller import plans
 from fleetlog.brokers.controller.context import RETRY_SECONDS, ControllerContext, NotController, StaleState
 from fleetlog.brokers.controller.deletions import UnconfirmedDeletions
@@ -56,7 +57,6 @@ from fleetlog.brokers.model import (
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.isr import LiveBrokers, counts, members
 from fleetlog.brokers.replication.replicas import ReplicaManager
-from fleetlog.brokers.security.audit_settings import audit_topic_configs
 from fleetlog.coordination.changes import Pruner
 from fleetlog.coordination.election import ControllerElection, ControllerMoved, Leadership
 from fleetlog.coordination.store import UNANSWERED, SessionEvent, SessionExpired, SessionState, Store, StoreError

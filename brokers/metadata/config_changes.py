@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
+from fleetlog.brokers.documents import BadDocument, dump_document, load_document
 from fleetlog.brokers.metadata.loading import read_many
 from fleetlog.brokers.metadata.watcher import ZnodeWatcher
-from fleetlog.brokers.security.documents import BadDocument, dump_document, load_document
 from fleetlog.coordination.store import Create, Delete, MultiFailed, NoNode, Store
 
 CHANGES: Final = "/config/changes"

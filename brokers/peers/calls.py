@@ -19,15 +19,15 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from fleetlog.brokers.logins.listener_settings import ClientLogin
+from fleetlog.brokers.logins.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.logins.mechanisms import AuthenticationFailed
+from fleetlog.brokers.logins.plain import plain_message
+from fleetlog.brokers.logins.scram import ScramClient
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.peers.link import PeerLink, PeerUnavailable
-from fleetlog.brokers.security.followed_contexts import FollowedContexts
-from fleetlog.brokers.security.listener_logins import ClientLogin
-from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
-from fleetlog.brokers.security.mechanisms import AuthenticationFailed
-from fleetlog.brokers.security.plain import plain_message
-from fleetlog.brokers.security.scram import ScramClient
-from fleetlog.brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
+from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.machine import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 from fleetlog.wire import messages
 from fleetlog.wire.messages import Encodable
 

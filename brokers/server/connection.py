@@ -42,9 +42,9 @@ from fleetlog.wire.apis import APIS
 if TYPE_CHECKING:
     import asyncio
 
-    from fleetlog.brokers.api.metering import Meter
     from fleetlog.brokers.metrics import Counter, Histogram, Labelled, Metrics
     from fleetlog.brokers.model import Clock
+    from fleetlog.brokers.quotas.metering import Meter
     from fleetlog.brokers.server.disk import ReadAhead
     from fleetlog.brokers.server.login import ConnectionLogin
     from fleetlog.brokers.server.tls_transport import TlsTransport

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.errors import LooseMessage
 from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
-from fleetlog.brokers.api.metering import Meter, TimedCoroutine, timed_work
 from fleetlog.brokers.api.rows import Cost, Row, api_table
 from fleetlog.brokers.api.unpacking import PAUSE
+from fleetlog.brokers.quotas.metering import Meter, TimedCoroutine, timed_work
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog

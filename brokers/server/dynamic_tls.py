@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from fleetlog.brokers.config import LISTENER_PREFIX
 from fleetlog.brokers.metadata.znodes import CONFIG_BROKERS
-from fleetlog.brokers.security.dynamic_tls import overridden, tls_changes
-from fleetlog.brokers.security.listener_tls import listener_tls
 from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.brokers.tls.dynamic_settings import overridden, tls_changes
+from fleetlog.brokers.tls.listener_settings import listener_tls
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
     from fleetlog.brokers.model import Clock
-    from fleetlog.brokers.security.followed_contexts import FollowedContexts
-    from fleetlog.brokers.security.tls_settings import TlsSettings
-    from fleetlog.brokers.server.tls_listeners import TlsListener
+    from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+    from fleetlog.brokers.tls.listeners import TlsListener
+    from fleetlog.brokers.tls.settings import TlsSettings
 
 logger = logging.getLogger(__name__)
 

@@ -34,12 +34,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from fleetlog.brokers.api.base import ClientConnection as Peer
 from fleetlog.brokers.api.base import Services
-from fleetlog.brokers.api.metering import CREATED, Meter, Metering
 from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
+from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.model import Endpoint
-from fleetlog.brokers.security.connection_rates import ConnectionRates
-from fleetlog.brokers.security.quotas import QuotaImage
-from fleetlog.brokers.security.sasl import SaslListener
+from fleetlog.brokers.quotas.connection_rates import ConnectionRates
+from fleetlog.brokers.quotas.image import QuotaImage
+from fleetlog.brokers.quotas.metering import CREATED, Meter, Metering
 from fleetlog.brokers.server.batching import ConnectionBatcher
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.descriptors import Descriptors
@@ -51,10 +51,10 @@ from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logi
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
-from fleetlog.brokers.server.tls_listeners import CertificateWatch, TlsListener
 from fleetlog.brokers.server.tls_transport import TlsBlocks, TlsTransport
 from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.brokers.timers import Timer, Timers
+from fleetlog.brokers.tls.listeners import CertificateWatch, TlsListener
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig

@@ -1,6 +1,6 @@
 """Logins on listeners with SASL: what happens to a request before its connection is logged in, and when it renews that.
 
-``brokers.security.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
+``brokers.logins.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
 good has no :class:`ConnectionLogin` any more, and is like one of a PLAINTEXT listener from then on.
 
 Before the login a connection may send ``REQUESTS_MAX`` requests of at most 32 KiB each (512 KiB where OAUTHBEARER is
@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fleetlog._native.errors import LooseMessage
-from fleetlog.brokers.security.listener_logins import ListenerLogins
-from fleetlog.brokers.security.mechanism_names import SCRAM_MECHANISMS
-from fleetlog.brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
-from fleetlog.brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
-from fleetlog.brokers.security.plain import PLAIN, PlainServer, verifier
-from fleetlog.brokers.security.principals import USER, Principal
-from fleetlog.brokers.security.sasl import (
+from fleetlog.brokers.logins.listener_settings import ListenerLogins
+from fleetlog.brokers.logins.mechanism_names import SCRAM_MECHANISMS
+from fleetlog.brokers.logins.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
+from fleetlog.brokers.logins.plain import PLAIN, PlainServer, verifier
+from fleetlog.brokers.logins.principals import USER, Principal
+from fleetlog.brokers.logins.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     TOKEN_FRAME_BYTES_MAX,
@@ -35,7 +35,7 @@ from fleetlog.brokers.security.sasl import (
     SaslLogin,
     Then,
 )
-from fleetlog.brokers.security.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
+from fleetlog.brokers.logins.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
 from fleetlog.brokers.server.framing import FrameError, Framer
 from fleetlog.wire import hot, messages
 from fleetlog.wire.apis import APIS

@@ -21,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fleetlog.brokers.api.base import ClientConnection
-from fleetlog.brokers.security.principals import BadPrincipal, NoRuleMatches
-from fleetlog.brokers.security.tls import (
+from fleetlog.brokers.logins.principals import BadPrincipal, NoRuleMatches
+from fleetlog.brokers.tls.machine import (
     NO_HELLO_ALERT,
     NO_TLS_ALERT,
     RECORD_BYTES_MAX,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metrics import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.server.limits import QuietLog
-    from fleetlog.brokers.server.tls_listeners import TlsListener
     from fleetlog.brokers.timers import Timer, Timers
+    from fleetlog.brokers.tls.listeners import TlsListener
 
 logger = logging.getLogger(__name__)
 

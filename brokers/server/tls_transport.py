@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fleetlog._native import io
-from fleetlog.brokers.security.tls import RECORD_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 from fleetlog.brokers.server import disk
+from fleetlog.brokers.tls.machine import RECORD_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 
 if TYPE_CHECKING:
     import asyncio

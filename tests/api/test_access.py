@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import (
+from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_CONFIGS,
     CLUSTER,
@@ -29,6 +29,8 @@ from fleetlog.brokers.api.access import (
     Access,
     Need,
 )
+from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.acls.rules import Question
 from fleetlog.brokers.api.base import Context
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.rows import api_table
@@ -36,8 +38,6 @@ from fleetlog.brokers.controller.requests import TopicOutcome
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
 from fleetlog.brokers.model import TopicInfo, TopicPartition
-from fleetlog.brokers.security.acl_rules import Question
-from fleetlog.brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode

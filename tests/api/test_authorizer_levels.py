@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from fleetlog.brokers.api.access import TOPIC, WRITE, Access
-from fleetlog.brokers.api.acl_door import LINES_PER_SECOND, AclDoor, AuthorizerLog
+from fleetlog.brokers.acls.access import TOPIC, WRITE, Access
+from fleetlog.brokers.acls.image import AclImage
+from fleetlog.brokers.acls.rules import AclRules
+from fleetlog.brokers.api.authorizer import LINES_PER_SECOND, AclDoor, AuthorizerLog
 from fleetlog.brokers.log_levels import change, loggers
-from fleetlog.brokers.security.acl_rules import AclRules
-from fleetlog.brokers.security.acls import AclImage
 
 LOGGER = "kafka.authorizer.logger"
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
+from fleetlog.brokers.acls.access import NOT_ASKED, Access
 from fleetlog.brokers.api import cluster, configs, elections, log_dirs, metadata, metadata_body, reassignments, topics
-from fleetlog.brokers.api.access import NOT_ASKED, Access
 from fleetlog.brokers.api.base import ROWS_PER_YIELD, ClientConnection, Context, Done, Services, through
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig

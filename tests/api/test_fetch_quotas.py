@@ -10,9 +10,9 @@ import pytest
 
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done
 from fleetlog.brokers.api.fetch import handle_fetch
-from fleetlog.brokers.api.metering import Meter, Metering
 from fleetlog.brokers.metrics import Metrics
-from fleetlog.brokers.security.quotas import CONSUMER_BYTE_RATE, Entity, QuotaImage
+from fleetlog.brokers.quotas.image import CONSUMER_BYTE_RATE, Entity, QuotaImage
+from fleetlog.brokers.quotas.metering import Meter, Metering
 from tests.support.fetching import decoded, part, request
 from tests.support.stage import Stage
 

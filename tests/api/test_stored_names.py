@@ -9,11 +9,11 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog._native.errors import LooseMessage
+from fleetlog.brokers.acls.image import InvalidAcl
 from fleetlog.brokers.api.acls import _binding
 from fleetlog.brokers.api.client_quotas import _named
 from fleetlog.brokers.api.scram import _fits
-from fleetlog.brokers.security.acls import InvalidAcl
-from fleetlog.brokers.security.quota_entities import QuotaRequestRefused
+from fleetlog.brokers.quotas.entities import QuotaRequestRefused
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode

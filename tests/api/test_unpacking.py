@@ -12,11 +12,11 @@ import pytest
 
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.api import unpacking
-from fleetlog.brokers.api.metering import timed_work
 from fleetlog.brokers.api.produce import handle_produce
 from fleetlog.brokers.api.unpacking import BYTES_PER_TURN, PATIENCE, PAUSE, Unpacking, is_compressed
 from fleetlog.brokers.log import validation
 from fleetlog.brokers.log.validation import cost_of_looking
+from fleetlog.brokers.quotas.metering import timed_work
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
 from tests.support.producing import answer, request

@@ -17,9 +17,9 @@ import pytest
 from fleetlog.brokers.cli.client import Target, reach
 from fleetlog.brokers.cli.command_config import client_security
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.security.tls_contexts import server_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
 from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.brokers.tls.contexts import server_context
+from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.fleet import Fleet

@@ -21,7 +21,7 @@ OTHERS = (
 )  # fmt: skip
 OWN_MESSAGES = (
     "fleetlog.wire.messages", "fleetlog._native", "re2", "kafka.protocol.admin.acl",
-    "fleetlog.brokers.security.mechanisms", "fleetlog.brokers.security.scram", "fleetlog.brokers.security.tls_contexts",
+    "fleetlog.brokers.logins.mechanisms", "fleetlog.brokers.logins.scram", "fleetlog.brokers.tls.contexts",
 )  # fmt: skip
 """Needed by requests of our own APIs, and by logins."""
 

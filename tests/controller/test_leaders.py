@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context
 from fleetlog.brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
 from fleetlog.brokers.controller.elections import RECOVERING, released

@@ -14,9 +14,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from fleetlog.brokers.security.tls_contexts import server_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
-from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.tls.contexts import server_context
+from fleetlog.brokers.tls.settings import TlsSettings
+from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity
 from fleetlog.coordination.loop_handler import LoopHandler
 from fleetlog.coordination.ports import free_ports
@@ -225,7 +225,7 @@ async def test_a_new_certificate_is_taken_at_the_next_connection(
         await store.sync("/")
         assert (await store.get("/a"))[0] == b""
         await store.close()
-    said = [one.getMessage() for one in caplog.records if one.name == "fleetlog.brokers.security.followed_contexts"]
+    said = [one.getMessage() for one in caplog.records if one.name == "fleetlog.brokers.tls.followed_contexts"]
     assert said[0] == "connections to ZooKeeper use the new certificates from now on"
     assert said[1].startswith("connections to ZooKeeper go on with the certificates of before: zookeeper.ssl.keystore")
 

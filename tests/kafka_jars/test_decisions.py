@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.security.acl_rules import AclRules
-from fleetlog.brokers.security.acls import (
+from fleetlog.brokers.acls.hosts import BadRange, range_of
+from fleetlog.brokers.acls.image import (
     OPERATIONS,
     AccessControlEntry,
     AclFilter,
@@ -23,8 +23,8 @@ from fleetlog.brokers.security.acls import (
     ResourceType,
     entries_with,
 )
-from fleetlog.brokers.security.hosts import BadRange, range_of
-from fleetlog.brokers.security.principals import NoRuleMatches, PrincipalMapper
+from fleetlog.brokers.acls.rules import AclRules
+from fleetlog.brokers.logins.principals import NoRuleMatches, PrincipalMapper
 
 pytestmark = [pytest.mark.kafka_jars]
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from fleetlog.brokers import setting_kinds
+from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api import config_alterations
-from fleetlog.brokers.api.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context
 from fleetlog.brokers.api.config_alterations import (
     MAX_UNKNOWN,

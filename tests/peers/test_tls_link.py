@@ -19,10 +19,10 @@ import uvloop
 
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
 from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
-from fleetlog.brokers.security.followed_contexts import FollowedContexts
-from fleetlog.brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine
-from fleetlog.brokers.security.tls_contexts import CertificateFiles, client_context, server_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
+from fleetlog.brokers.tls.contexts import CertificateFiles, client_context, server_context
+from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.machine import HANDSHAKE_BYTES_MAX, TlsEngine
+from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.coordination.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.clocks import running_timers

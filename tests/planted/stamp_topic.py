@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import ALTER, ALTER_TOPIC, TOPIC
+from fleetlog.brokers.acls.access import ALTER, ALTER_TOPIC, TOPIC
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.changes import named
 from fleetlog.brokers.api.rows import Recorded, Row
-from fleetlog.brokers.security.audit import Changes
+from fleetlog.brokers.audit.events import Changes
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import StampTopicRequest

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.api.access import DESCRIBE, GROUP, Need
+from fleetlog.brokers.acls.access import DESCRIBE, GROUP, Need
 from fleetlog.brokers.api.rows import api_table
-from fleetlog.brokers.security import scram
-from fleetlog.brokers.security.mechanisms import AuthenticationFailed
-from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, ScramServer, credential_of
+from fleetlog.brokers.logins import scram
+from fleetlog.brokers.logins.mechanisms import AuthenticationFailed
+from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer, credential_of
 from fleetlog.wire import messages
 
 ROOT = Path(__file__).parents[2]
 DESCRIBE_GROUPS, SASL_AUTHENTICATE = 15, 36
 HOLES = {
     "CVE-2017-12610, another user than the one of the password":
-        "tests/security/test_plain.py::test_messages_that_are_refused",
+        "tests/logins/test_plain.py::test_messages_that_are_refused",
     "CVE-2018-1288, a client that says it is a replica":
         "tests/api/test_access.py::test_a_replicas_fetch_needs_its_own_right_at_every_version",
     "CVE-2018-17196, a transactional batch in a request without an id":
         "tests/api/test_access.py::test_a_transactional_batch_needs_an_id_in_the_request",
     "CVE-2021-38153, passwords":
-        "tests/security/test_plain.py::test_secrets_are_compared_in_constant_time",
+        "tests/logins/test_plain.py::test_secrets_are_compared_in_constant_time",
     "CVE-2022-34917, frames before a login":
         "tests/system/test_sasl.py::test_garbage_before_the_login_closes_the_connection",
     "CVE-2023-34455, a chunk that declares a large size":
@@ -34,23 +34,23 @@ HOLES = {
     "CVE-2023-43642, another one":
         "tests/wire/test_compression.py::test_a_snappy_block_holds_what_it_declares",
     "CVE-2023-25194, a login module of a client's choice":
-        "tests/security/test_jaas.py::test_lines_that_are_refused_without_being_quoted",
+        "tests/logins/test_jaas.py::test_lines_that_are_refused_without_being_quoted",
     "CVE-2024-27309, ACLs that go with another one":
-        "tests/security/test_acls.py::test_decisions_equal_the_naive_model",
+        "tests/acls/test_image.py::test_decisions_equal_the_naive_model",
     "CVE-2024-31141, files and the environment in values":
         "tests/test_config.py::test_values_are_texts_and_nothing_is_looked_up_for_them",
     "CVE-2024-56128, the nonce":
-        "tests/security/test_scram.py::test_the_nonce_is_compared",
+        "tests/logins/test_scram.py::test_the_nonce_is_compared",
     "CVE-2025-27817, an address of a client's choice":
         "tests/test_config.py::test_where_the_keys_of_an_issuer_are_is_for_operators_alone",
     "CVE-2025-27818, the login module for LDAP":
-        "tests/security/test_jaas.py::test_lines_that_are_refused_without_being_quoted",
+        "tests/logins/test_jaas.py::test_lines_that_are_refused_without_being_quoted",
     "CVE-2025-27819, the login module for JNDI":
-        "tests/security/test_listener_logins.py::test_half_a_configuration_is_refused",
+        "tests/logins/test_listener_settings.py::test_half_a_configuration_is_refused",
     "CVE-2026-33557, tokens of anybody":
-        "tests/security/test_token_signatures.py::test_other_algorithms",
+        "tests/logins/test_token_signatures.py::test_other_algorithms",
     "CVE-2026-110985, tokens where no keys are configured":
-        "tests/security/test_listener_logins.py::test_half_a_configuration_of_tokens_is_refused",
+        "tests/logins/test_listener_settings.py::test_half_a_configuration_of_tokens_is_refused",
     "CVE-2026-35554, a buffer that is filled again while a request in flight refers to it":
         "tests/server/test_framing.py::test_a_block_is_used_again_only_without_readers",
     "CVE-2026-35554, records that such a buffer brings to another topic's partition":

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from fleetlog.brokers.config import BROKER_SETTINGS, ConfigError, load_config
-from fleetlog.brokers.security.admin_tls import admin_contexts
-from fleetlog.brokers.security.listener_logins import login_settings
-from fleetlog.brokers.security.listener_tls import listener_tls
-from fleetlog.brokers.security.tls_settings import TlsSettings
-from fleetlog.brokers.security.zookeeper_settings import ZookeeperSettings
+from fleetlog.brokers.logins.listener_settings import login_settings
+from fleetlog.brokers.tls.admin import admin_contexts
+from fleetlog.brokers.tls.listener_settings import listener_tls
+from fleetlog.brokers.tls.settings import TlsSettings
+from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 
 MINIMAL = "broker.id=1\nzookeeper.connect=z:1\nlog.dirs=/d\ninter.broker.listener.name=IN\n"
 MINIMAL += "listeners=IN://127.0.0.1:1,OUT://127.0.0.1:2,LOGIN://127.0.0.1:3\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.security.sasl import FRAME_BYTES_MAX, TOKEN_FRAME_BYTES_MAX
+from fleetlog.brokers.logins.sasl import FRAME_BYTES_MAX, TOKEN_FRAME_BYTES_MAX
 from fleetlog.brokers.server.login import REQUESTS_MAX
 
 TOO_OLD = 99

@@ -16,9 +16,9 @@ import fleetlog.wire.messages as m
 from fleetlog._native.io import FilePart
 from fleetlog.brokers.api.base import DelayedResponse, Done
 from fleetlog.brokers.config import ConfigError, load_config
+from fleetlog.brokers.logins.plain import PlainServer, verifier
+from fleetlog.brokers.logins.sasl import FRAME_BYTES_MAX, SaslListener
 from fleetlog.brokers.metadata.cache import effective_config
-from fleetlog.brokers.security.plain import PlainServer, verifier
-from fleetlog.brokers.security.sasl import FRAME_BYTES_MAX, SaslListener
 from fleetlog.brokers.server.limits import ConnectionCaps
 from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING, Server
 from fleetlog.wire import hot

@@ -15,9 +15,9 @@ import uvloop
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import Done
-from fleetlog.brokers.security.plain import PlainServer, verifier
-from fleetlog.brokers.security.sasl import SaslListener
-from fleetlog.brokers.security.scram import ScramMechanism, ScramServer
+from fleetlog.brokers.logins.plain import PlainServer, verifier
+from fleetlog.brokers.logins.sasl import SaslListener
+from fleetlog.brokers.logins.scram import ScramMechanism, ScramServer
 from fleetlog.wire.apis import APIS
 from tests.server.canary import Canary, create_topics
 from tests.server.fuzzing import Report, frames, login_preambles, storm

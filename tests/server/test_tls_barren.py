@@ -12,10 +12,10 @@ import pytest
 import uvloop
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.security.tls import RECORD_BYTES_MAX, TlsEngine
-from fleetlog.brokers.security.tls_contexts import server_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
 from fleetlog.brokers.server.tls_transport import BARREN_BYTES_MAX, TlsBlocks, TlsTransport
+from fleetlog.brokers.tls.contexts import server_context
+from fleetlog.brokers.tls.machine import RECORD_BYTES_MAX, TlsEngine
+from fleetlog.brokers.tls.settings import TlsSettings
 from tests.support.harness import Client, RunningServer, beat
 from tests.support.key_updates import SUITE, KeyUpdates, logs_keys
 from tests.support.tls_listeners import Certificates

@@ -16,12 +16,12 @@ import fleetlog.wire.messages as m
 from fleetlog._native.io import FilePart
 from fleetlog.brokers.api.base import Done
 from fleetlog.brokers.config import load_config
+from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.model import Endpoint
-from fleetlog.brokers.security.sasl import SaslListener
-from fleetlog.brokers.security.tls import TlsEngine
 from fleetlog.brokers.server import disk
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import PlainServer, verifier
+from fleetlog.brokers.tls.machine import TlsEngine
 from fleetlog.wire import hot
 from tests.support.harness import RunningServer, beat
 from tests.support.tls_listeners import Certificates

@@ -17,12 +17,13 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.audit import Audit
-from fleetlog.brokers.security.audit import AuditSettings, EventSource, EventType
-from fleetlog.brokers.security.tls import TlsEngine
-from fleetlog.brokers.server import tls_handshakes, tls_listeners
+from fleetlog.brokers.audit.events import AuditSettings, EventSource, EventType
+from fleetlog.brokers.server import tls_handshakes
 from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING
 from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_transport import TlsTransport
+from fleetlog.brokers.tls import listeners as tls_listeners
+from fleetlog.brokers.tls.machine import TlsEngine
 from tests.server.memory import rss_mib
 from tests.support.certificates import replaced
 from tests.support.harness import RunningServer, beat
@@ -222,7 +223,7 @@ def test_silent_and_half_open_handshakes_are_closed_in_time(
 def test_the_time_of_a_login_begins_with_the_connection(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fleetlog.brokers.security.sasl import SaslListener
+    from fleetlog.brokers.logins.sasl import SaslListener
     from fleetlog.brokers.server import login
     from fleetlog.brokers.server.login import PlainServer, verifier
 

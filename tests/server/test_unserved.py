@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, through
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.wire.apis import APIS

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.logins.users import ScramUsers
 from fleetlog.brokers.metadata.client_configs import ClientConfigs
-from fleetlog.brokers.metadata.users import ScramUsers
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.server import login

@@ -12,8 +12,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.security.listener_logins import ListenerLogins
-from fleetlog.brokers.security.scram import (
+from fleetlog.brokers.logins.listener_settings import ListenerLogins
+from fleetlog.brokers.logins.scram import (
     ITERATIONS_MIN,
     ScramClient,
     ScramCredential,
@@ -27,8 +27,8 @@ from fleetlog.wire.errors import ErrorCode
 from tests.simulation.clients import OK, Client
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.metadata.users import ScramUsers
-    from fleetlog.brokers.security.sasl import SaslListener
+    from fleetlog.brokers.logins.sasl import SaslListener
+    from fleetlog.brokers.logins.users import ScramUsers
     from tests.simulation.network import Wire
     from tests.simulation.world import World
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from fleetlog.brokers.acls.cache import AclCache
+from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.api import fetch, offsets, produce
 from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import FetchSession
@@ -27,8 +29,9 @@ from fleetlog.brokers.log.producers import Duplicate, ProducerState, Refusal
 from fleetlog.brokers.log.read import LogReader
 from fleetlog.brokers.log.store import LogStore
 from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.logins.sasl import LoginAdmission, SaslLogin
+from fleetlog.brokers.logins.scram import ScramServer
 from fleetlog.brokers.metadata import marks, repair, znodes
-from fleetlog.brokers.metadata.acl_cache import AclCache
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
 from fleetlog.brokers.replication import continuity, inventory_keeper, isr
@@ -37,9 +40,6 @@ from fleetlog.brokers.replication.in_sync_set import InSyncSet
 from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
 from fleetlog.brokers.replication.partition import Confirmations, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
-from fleetlog.brokers.security.acl_rules import AclRules
-from fleetlog.brokers.security.sasl import LoginAdmission, SaslLogin
-from fleetlog.brokers.security.scram import ScramServer
 from fleetlog.brokers.server import login
 from fleetlog.coordination.election import CONTROLLER_EPOCH, Leadership
 from fleetlog.coordination.store import Check

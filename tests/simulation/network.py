@@ -31,9 +31,9 @@ from fleetlog.wire import messages
 from tests.simulation.loop import Owner, SimLoop
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.api.metering import Meter
+    from fleetlog.brokers.logins.sasl import SaslListener
     from fleetlog.brokers.metadata.cache import MetadataCache
-    from fleetlog.brokers.security.sasl import SaslListener
+    from fleetlog.brokers.quotas.metering import Meter
 
 REFUSED, CLOSED = "connection refused", "connection reset"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.security.acls import AclOperation, PatternType, Permission, ResourceType
+from fleetlog.brokers.acls.image import AclOperation, PatternType, Permission, ResourceType
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, Client, Producer, produce_body

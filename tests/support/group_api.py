@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.rows import api_table

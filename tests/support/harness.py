@@ -19,12 +19,12 @@ from fleetlog.brokers.api.base import Done
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.config import load_config
+from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.metrics import Metrics
 from fleetlog.brokers.model import Endpoint
-from fleetlog.brokers.security.sasl import SaslListener
 from fleetlog.brokers.server.listener import Server
-from fleetlog.brokers.server.tls_listeners import TlsListener
 from fleetlog.brokers.timers import Timers
+from fleetlog.brokers.tls.listeners import TlsListener
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually
 

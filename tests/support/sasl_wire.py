@@ -8,7 +8,7 @@ import struct
 import time
 from typing import Any
 
-from fleetlog.brokers.security.scram import ScramClient, ScramMechanism, random_text
+from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, random_text
 from fleetlog.brokers.server.login import LOGIN_MS
 from fleetlog.wire import messages
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fleetlog.brokers.api import access
-from fleetlog.brokers.security import acls, oauthbearer, plain, scram, token_claims, token_signatures
+from fleetlog.brokers.acls import access
+from fleetlog.brokers.acls import image as acls
+from fleetlog.brokers.logins import oauthbearer, plain, scram, token_claims, token_signatures
 from tests.simulation.replacing import Mutation, Replacement, instead, mutated
 
 BUG = "FLEETLOG_BUG"
@@ -78,8 +79,8 @@ def _takes_any_authorization(original: Any, token: bytes) -> Any:
     return "", user, password
 
 
-SCRAM, ACLS, ACCESS = "tests/security/test_scram.py", "tests/security/test_acls.py", "tests/api/test_access.py"
-TOKENS, LOGINS = "tests/security/test_token_signatures.py", "tests/security/test_oauthbearer.py"
+SCRAM, ACLS, ACCESS = "tests/logins/test_scram.py", "tests/acls/test_image.py", "tests/api/test_access.py"
+TOKENS, LOGINS = "tests/logins/test_token_signatures.py", "tests/logins/test_oauthbearer.py"
 ALL_RIGHTS = f"{ACCESS}::test_each_right_is_needed_by_itself"
 
 BUGS = (
@@ -111,7 +112,7 @@ BUGS = (
     ),
     SecurityBug(
         "a PLAIN login may be for another user", (instead(plain._parts, _takes_any_authorization),),
-        ("tests/security/test_plain.py",),
+        ("tests/logins/test_plain.py",),
     ),
     SecurityBug(
         "a token may be for another user", (instead(oauthbearer.OauthBearerServer._step, _refuses_no_user),),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fleetlog._native.batch import Record, control_batch, encode_batch, scan
-from fleetlog.brokers.api.access import Access
+from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions

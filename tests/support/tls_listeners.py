@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fleetlog.brokers.security.tls_contexts import client_context
-from fleetlog.brokers.security.tls_settings import TlsSettings
 from fleetlog.brokers.server.tls_handshakes import Handshakes
-from fleetlog.brokers.server.tls_listeners import TlsListener
+from fleetlog.brokers.tls.contexts import client_context
+from fleetlog.brokers.tls.listeners import TlsListener
+from fleetlog.brokers.tls.settings import TlsSettings
 from tests.support.certificates import Authority
 from tests.support.harness import RunningServer
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import threading
 
-from fleetlog.brokers.security.tls import TlsEngine, TlsFailure, TlsState
+from fleetlog.brokers.tls.machine import TlsEngine, TlsFailure, TlsState
 
 
 class TlsTerminator:

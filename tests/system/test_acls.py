@@ -598,7 +598,7 @@ def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> Non
         admin = admin_of(fleet)
         write(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
         eventually(
-            lambda: "ERROR fleetlog.brokers.api.acl_door the authorizer does not let" in broker.output(), "it is said"
+            lambda: "ERROR fleetlog.brokers.api.authorizer the authorizer does not let" in broker.output(), "it is said"
         )
         with pytest.raises(KafkaException) as denied:
             write(admin, binding(*BROKER_ACL))

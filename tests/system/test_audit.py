@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from fleetlog.brokers.api.rows import api_table
+from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.model import AUDIT_TOPIC
-from fleetlog.brokers.security.audit import EventType
 from fleetlog.wire import messages
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode

@@ -19,9 +19,9 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from fleetlog.brokers.security.oauthbearer import VerifiedToken, token_message
-from fleetlog.brokers.security.token_claims import TokenRules
-from fleetlog.brokers.security.token_signatures import checked_token, parse_keys, token_header
+from fleetlog.brokers.logins.oauthbearer import VerifiedToken, token_message
+from fleetlog.brokers.logins.token_claims import TokenRules
+from fleetlog.brokers.logins.token_signatures import checked_token, parse_keys, token_header
 from fleetlog.wire.errors import ErrorCode
 from tests.support.certificates import Authority
 from tests.support.fleet import Fleet

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 from kazoo.client import KazooClient
 
 from fleetlog.brokers.cli.main import cli
-from fleetlog.brokers.security.scram import ScramMechanism as Scram
+from fleetlog.brokers.logins.scram import ScramMechanism as Scram
 from fleetlog.coordination.ports import free_ports
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode

@@ -1,0 +1,1 @@
+"""Quotas: what clients may use of a broker, as rates over values, and the znodes they stand in."""
