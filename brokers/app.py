@@ -33,7 +33,8 @@ from fleetlog.brokers.logins.secret import login_secret
 from fleetlog.brokers.logins.users import ScramUsers
 from fleetlog.brokers.metadata.client_configs import ClientConfigs
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.process import ProcessFigures, watch_zookeeper
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import BrokerId, CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.peers.calls import Peers
@@ -43,7 +44,6 @@ from fleetlog.brokers.server.descriptors import Descriptors, in_use
 from fleetlog.brokers.server.dynamic_tls import DynamicTls
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
-from fleetlog.brokers.server.process_figures import ProcessFigures, watch_zookeeper
 from fleetlog.brokers.server.service_manager import service_manager
 from fleetlog.brokers.server.watchdog import LoopWatch
 from fleetlog.brokers.tls.admin import admin_contexts

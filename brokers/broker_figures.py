@@ -10,10 +10,11 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
 from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.kafka_names import KafkaPage
 from fleetlog.brokers.log.sync_times import SYNC_SECONDS
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
+from fleetlog.brokers.metrics.topics import OTHER_TOPICS, TopicTable
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import (
     dedup_rows,
@@ -23,7 +24,6 @@ from fleetlog.brokers.replication.figures import (
     silent_transactions,
     states_in_slices,
 )
-from fleetlog.brokers.topic_figures import OTHER_TOPICS, TopicTable
 from fleetlog.txn.states import TransactionState
 
 PARTS_PER_TURN = 5

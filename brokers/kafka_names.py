@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from fleetlog._native.tally import TIME_BOUNDS_S
 from fleetlog.brokers.api.base import Services
-from fleetlog.brokers.exposition import SLICE, RowFamily, Rows, in_slices
-from fleetlog.brokers.metrics import Histogram
+from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, in_slices
+from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
 

@@ -40,7 +40,7 @@ from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from fleetlog.brokers.peers.calls import PeersPort
 from fleetlog.brokers.quotas.metering import Metering

@@ -95,7 +95,7 @@ class Fixture:
     """A broker that leads one topic."""
 
     def __init__(self, directory: Path, plant: int = 0, *, figures: bool = True) -> None:
-        from fleetlog.brokers import metrics
+        from fleetlog.brokers.metrics import registry as metrics
         from fleetlog.brokers.model import Endpoint
         from fleetlog.brokers.server.listener import Server
         from perf.stage import LoneLeader

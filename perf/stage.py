@@ -35,7 +35,8 @@ from fleetlog.brokers.groups.requests import GroupSettings
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import LogStore, Origin, RealDisk
 from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.metrics.topics import TopicTable
 from fleetlog.brokers.model import (
     GROUP_METADATA_TOPIC,
     TRANSACTION_STATE_TOPIC,
@@ -49,7 +50,6 @@ from fleetlog.brokers.model import (
 from fleetlog.brokers.quotas.image import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from fleetlog.brokers.quotas.metering import Metering
 from fleetlog.brokers.replication.replicas import ReplicaManager
-from fleetlog.brokers.topic_figures import TopicTable
 
 ME, INCARNATION = BrokerId(1), 7
 

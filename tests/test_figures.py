@@ -13,7 +13,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.api.fetch import handle_fetch
-from fleetlog.brokers.exposition import (
+from fleetlog.brokers.groups.members import Group, GroupState
+from fleetlog.brokers.groups.requests import GroupSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.metrics.exposition import (
     LONG_SLICE,
     SLICE,
     Exposition,
@@ -22,10 +25,8 @@ from fleetlog.brokers.exposition import (
     in_slices,
     in_weighed_slices,
 )
-from fleetlog.brokers.groups.members import Group, GroupState
-from fleetlog.brokers.groups.requests import GroupSettings
-from fleetlog.brokers.groups.shard import GroupShard
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.metrics.topics import OTHER_TOPICS, TopicTable
 from fleetlog.brokers.model import PartitionState, TopicInfo
 from fleetlog.brokers.replication.figures import (
     bytes_from,
@@ -35,7 +36,6 @@ from fleetlog.brokers.replication.figures import (
     replica_families,
     states_in_slices,
 )
-from fleetlog.brokers.topic_figures import OTHER_TOPICS, TopicTable
 from fleetlog.txn.commands import METRIC_ROWS
 from fleetlog.txn.coordinator import TransactionSettings, TransactionShard
 from fleetlog.txn.states import TransactionState

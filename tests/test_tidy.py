@@ -30,6 +30,7 @@ RIM = (
     "brokers/log/sync_times.py",
     "brokers/tls/contexts.py",
     "brokers/logins/issuer_keys.py",
+    "brokers/metrics/process.py",
     "coordination/zookeeper.py",
     "coordination/zookeeper_session.py",
     "coordination/ensemble.py",

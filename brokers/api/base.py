@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.metadata.client_configs import ClientConfigs
     from fleetlog.brokers.metadata.leader_history import LeaderHistory
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.replicas import ReplicaManager

@@ -34,9 +34,9 @@ from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compres
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
 from fleetlog.brokers.log.rejected import Place
+from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
-from fleetlog.brokers.topic_figures import TopicFigures
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import (

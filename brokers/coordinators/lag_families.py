@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
-from fleetlog.brokers.exposition import escaped
 from fleetlog.brokers.groups.lag import Progress
 from fleetlog.brokers.groups.members import GroupState
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.exposition import escaped
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import BrokerInfo
 from fleetlog.brokers.replication.figures import SEGMENTS_PER_ROW
 from fleetlog.brokers.replication.partition import Partition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlog.brokers.metrics import Histogram
+from fleetlog.brokers.metrics.registry import Histogram
 
 
 class RebalanceTimes:

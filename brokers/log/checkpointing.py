@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fleetlog.brokers.log import checkpoints
 from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
 from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull
-from fleetlog.brokers.metrics import Histogram
+from fleetlog.brokers.metrics.registry import Histogram
 
 if TYPE_CHECKING:
     from fleetlog.brokers.log.background import PendingSync

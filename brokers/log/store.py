@@ -40,7 +40,7 @@ from fleetlog.brokers.log.recovery_report import StoreReport
 from fleetlog.brokers.log.segment import LOG_SUFFIX
 from fleetlog.brokers.log.state import LogSettings, LogState
 from fleetlog.brokers.log.upkeep import Upkeep
-from fleetlog.brokers.metrics import StartFigures
+from fleetlog.brokers.metrics.registry import StartFigures
 from fleetlog.brokers.model import Clock, LiveBroker, has_room, id_text
 from fleetlog.wire.types import TopicPartition
 

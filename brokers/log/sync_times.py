@@ -7,7 +7,7 @@ import threading
 import time
 
 from fleetlog.brokers.log.failures import DiskFailed
-from fleetlog.brokers.metrics import Histogram
+from fleetlog.brokers.metrics.registry import Histogram
 
 RECENT_S = 60.0
 WORST_SHARE = 0.01

@@ -26,7 +26,7 @@ from fleetlog.brokers.quotas.image import (
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
 
 CLIENTS_TOLD: Final = 100

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from fleetlog.brokers.exposition import LONG_SLICE, in_slices
+from fleetlog.brokers.metrics.exposition import LONG_SLICE, in_slices
 from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart

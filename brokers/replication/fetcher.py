@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from fleetlog._native.errors import MalformedMessage
-from fleetlog.brokers.exposition import BROKER_PAGE
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE
 from fleetlog.brokers.model import Clock, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.accepted import ask_accepted
@@ -35,7 +35,7 @@ from fleetlog.wire.messages import ListOffsetsRequest
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from fleetlog.brokers.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
 from fleetlog.brokers.log import Log
+from fleetlog.brokers.metrics.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
 from fleetlog.brokers.model import Clock, PartitionState, TopicInfo
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager

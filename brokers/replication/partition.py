@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import uuid
 
     from fleetlog._native.batch import Admitted
-    from fleetlog.brokers.topic_figures import TopicFigures
+    from fleetlog.brokers.metrics.topics import TopicFigures
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import uuid
 
     from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
-    from fleetlog.brokers.topic_figures import TopicTable
+    from fleetlog.brokers.metrics.topics import TopicTable
 
 logger = logging.getLogger(__name__)
 

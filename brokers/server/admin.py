@@ -24,9 +24,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from fleetlog.brokers.exposition import Exposition, exposition_text
 from fleetlog.brokers.kafka_names import RENAMED, renamed_text
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.exposition import Exposition, exposition_text
+from fleetlog.brokers.metrics.registry import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from fleetlog.wire.apis import APIS
 if TYPE_CHECKING:
     import asyncio
 
-    from fleetlog.brokers.metrics import Counter, Histogram, Labelled, Metrics
+    from fleetlog.brokers.metrics.registry import Counter, Histogram, Labelled, Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.quotas.metering import Meter
     from fleetlog.brokers.server.disk import ReadAhead

@@ -34,8 +34,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from fleetlog.brokers.api.base import ClientConnection as Peer
 from fleetlog.brokers.api.base import Services
-from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
 from fleetlog.brokers.logins.sasl import SaslListener
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.quotas.connection_rates import ConnectionRates
 from fleetlog.brokers.quotas.image import QuotaImage
@@ -58,8 +58,8 @@ from fleetlog.brokers.tls.listeners import CertificateWatch, TlsListener
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.metrics import Counter as Counted
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Counter as Counted
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
 
 logger = logging.getLogger(__name__)

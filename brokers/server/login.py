@@ -44,7 +44,7 @@ from fleetlog.wire.refusals import error_response
 
 if TYPE_CHECKING:
     from fleetlog.brokers.api.base import ClientConnection, Services
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.server.limits import QuietLog
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from fleetlog.brokers.api.base import Auditor
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.server.limits import QuietLog
     from fleetlog.brokers.timers import Timer, Timers

@@ -22,7 +22,7 @@ from fleetlog.brokers.tls.settings import TlsSettings
 if TYPE_CHECKING:
     import asyncio
 
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.timers import Timer, Timers
 

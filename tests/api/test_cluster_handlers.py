@@ -23,7 +23,7 @@ from fleetlog.brokers.log import LogStore, RealDisk
 from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
 from fleetlog.brokers.metadata.image import MetadataDelta
 from fleetlog.brokers.metadata.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
 from fleetlog.wire import messages
 from fleetlog.wire.apis import APIS

@@ -10,7 +10,7 @@ import pytest
 
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done
 from fleetlog.brokers.api.fetch import handle_fetch
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.quotas.image import CONSUMER_BYTE_RATE, Entity, QuotaImage
 from fleetlog.brokers.quotas.metering import Meter, Metering
 from tests.support.fetching import decoded, part, request

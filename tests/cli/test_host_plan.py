@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetlog.brokers.cli.host_pages import join_metrics
 from fleetlog.brokers.cli.host_plan import HostPlan, plan_host, same_unit
 from fleetlog.brokers.config import ConfigError
-from fleetlog.brokers.exposition import RowFamily, Rows, exposition_text
+from fleetlog.brokers.metrics.exposition import RowFamily, Rows, exposition_text
 
 
 def plan(

@@ -12,7 +12,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.coordinators.lag_families import LagFamilies, serve_lags
 from fleetlog.brokers.coordinators.lags import GroupLag
 from fleetlog.brokers.groups.lag import PartitionLag, Progress
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.types import TopicPartition
 from tests.support.bytecodes import Bytecodes, Steps
 from tests.support.coordinator_broker import Broker, play

@@ -11,7 +11,7 @@ from fleetlog.brokers.log import DiskFull
 from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings, map_size, watch_cleaner
 from fleetlog.brokers.log.compaction import MapSize
 from fleetlog.brokers.log.upkeep import delete_old_segments
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import (

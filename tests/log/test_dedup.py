@@ -23,7 +23,7 @@ from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_positions
 from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
 from fleetlog.brokers.log.read import MOST_BATCHES
 from fleetlog.brokers.log.validation import read_marker
-from fleetlog.brokers.topic_figures import TopicFigures
+from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DEDUP, accepted, known, replicate, sets_of, sourced, values

@@ -12,7 +12,7 @@ from fleetlog.brokers.config import load_config
 from fleetlog.brokers.log import LogStore, RealDisk
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.store import TOLD_MS
-from fleetlog.brokers.metrics import Metrics, StartFigures
+from fleetlog.brokers.metrics.registry import Metrics, StartFigures
 from fleetlog.brokers.server.admin import Admin
 from tests.support.clocks import ManualClock
 from tests.support.stage import Stage

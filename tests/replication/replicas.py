@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fleetlog.brokers.log import OffsetOutOfRange
 from fleetlog.brokers.log.accepted_positions import accepted_as_of
+from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.fetch_plan import Counts, FetchPlan, LackingReplica, Limits
 from fleetlog.brokers.replication.partition import FollowerRole
-from fleetlog.brokers.topic_figures import TopicFigures
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
 from fleetlog.wire.types import LeaderEpoch

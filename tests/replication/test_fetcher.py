@@ -10,7 +10,7 @@ import pytest
 
 from fleetlog._native.batch import crc32c
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.replication.fetch_plan import Request
 from fleetlog.brokers.replication.fetcher import FETCH, FETCH_VERSION, LATEST, LIST_OFFSETS, ReplicaFetchers

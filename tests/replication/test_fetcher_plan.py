@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlog.brokers.exposition import LONG_SLICE
+from fleetlog.brokers.metrics.exposition import LONG_SLICE
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication import fetch_plan
 from fleetlog.brokers.replication.fetch_plan import LONGEST_PAUSE_MS, MOST_NAMED, Counts, FetchPlan, Limits, Request

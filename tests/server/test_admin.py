@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.config import load_config
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.server import admin as admin_module
 from fleetlog.brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin
 from fleetlog.brokers.setting_kinds import ConfigError

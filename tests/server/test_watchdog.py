@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.server import watchdog
 from fleetlog.brokers.server.admin import Admin
 from fleetlog.brokers.server.watchdog import APART_S, MARK_S, RECENT_MARKS, REPEAT_S, LoopWatch

@@ -24,7 +24,7 @@ from tests.simulation.zookeeper import SimZooKeeper
 if TYPE_CHECKING:
     from fleetlog.brokers.api.base import Services
     from fleetlog.brokers.metadata.cache import MetadataCache
-    from fleetlog.brokers.metrics import Metrics
+    from fleetlog.brokers.metrics.registry import Metrics
 
 WALL_MS = 1_700_000_000_000
 SESSION_MS = 1_000

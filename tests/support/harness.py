@@ -20,7 +20,7 @@ from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.logins.sasl import SaslListener
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.timers import Timers

@@ -21,14 +21,14 @@ from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.log import LogStore, Origin, RealDisk
 from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
-from fleetlog.brokers.metrics import Metrics
+from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.metrics.topics import TopicTable
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.proposals import Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.timers import Timers
-from fleetlog.brokers.topic_figures import TopicTable
 from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import ManualClock
 

@@ -23,7 +23,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers import app
 from fleetlog.brokers.config import BrokerConfig, load_config
 from fleetlog.brokers.coordinators.lags import LagWatch
-from fleetlog.brokers.exposition import Exposition
+from fleetlog.brokers.metrics.exposition import Exposition
 from fleetlog.coordination.ensemble import start_local
 from fleetlog.coordination.ports import free_ports
 from fleetlog.wire.errors import ErrorCode

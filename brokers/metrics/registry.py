@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from fleetlog._native.tally import TIME_BOUNDS_S, Times
-from fleetlog.brokers.exposition import (
+from fleetlog.brokers.metrics.exposition import (
     BROKER_PAGE,
     KAFKA_PAGE,
     PARTITION_PAGE,
@@ -350,7 +350,7 @@ class Metrics:
         self._numbers.histograms.append((name, doc, "", {"": histogram}))
 
     def register(self, page: str, source: MetricSource) -> None:
-        """Add a source of families to the page of that path: see :mod:`brokers.exposition` for what it may hold up."""
+        """Add a source of families to the page of that path: see ``exposition`` for what it may hold up."""
         self.pages[page].sources.append(source)
 
     def watch(self, name: str, doc: str, read: Callable[[], float]) -> None:

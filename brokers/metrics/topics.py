@@ -14,7 +14,7 @@ from operator import attrgetter
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from fleetlog._native.tally import Tally
-from fleetlog.brokers.exposition import SLICE, RowFamily, Rows, in_slices
+from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, in_slices
 
 OTHER_TOPICS = "_other"
 """The label of topics beyond the bound, and of deleted ones: no topic that clients create has it before the bound."""

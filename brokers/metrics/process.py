@@ -16,8 +16,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from fleetlog.brokers.exposition import BROKER_PAGE, KAFKA_PAGE, OffLoop
-from fleetlog.brokers.metrics import Counter, Metrics
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, OffLoop
+from fleetlog.brokers.metrics.registry import Counter, Metrics
 from fleetlog.coordination.request_times import BOUNDS_MS
 from fleetlog.coordination.store import SessionEvent, SessionState
 from fleetlog.coordination.zookeeper import ZookeeperStore
