@@ -22,9 +22,9 @@ from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.audit.settings import audit_settings
 from fleetlog.brokers.config import BrokerConfig, ConfigError
 from fleetlog.brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, StoreRefused
-from fleetlog.brokers.log.directories import LogDirectory
-from fleetlog.brokers.log.directory_owner import DirectoryOwner
-from fleetlog.brokers.log.sync_times import slow_sync_micros
+from fleetlog.brokers.log.directories.directories import LogDirectory
+from fleetlog.brokers.log.directories.owner import DirectoryOwner
+from fleetlog.brokers.log.disk.sync_times import slow_sync_micros
 from fleetlog.brokers.logins.issuer_keys import IssuerKeys, KeysUnavailable
 from fleetlog.brokers.logins.listener_settings import LoginSettings, login_settings
 from fleetlog.brokers.logins.sasl import SaslListener

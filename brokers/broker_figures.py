@@ -12,7 +12,7 @@ from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.kafka_names import KafkaPage
-from fleetlog.brokers.log.sync_times import SYNC_SECONDS
+from fleetlog.brokers.log.disk.sync_times import SYNC_SECONDS
 from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
 from fleetlog.brokers.metrics.topics import OTHER_TOPICS, TopicTable
 from fleetlog.brokers.model import NO_LEADER

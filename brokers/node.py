@@ -34,8 +34,8 @@ from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.groups.requests import GroupSettings
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
-from fleetlog.brokers.log.checkpoints import CleanStop
-from fleetlog.brokers.log.cleaner import until_next_tick, watch_cleaner
+from fleetlog.brokers.log.compaction.cleaner import until_next_tick, watch_cleaner
+from fleetlog.brokers.log.disk.checkpoints import CleanStop
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory

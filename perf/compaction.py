@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-import fleetlog.brokers.log.compaction as passes
 from fleetlog._native import compact_cy, compact_py  # type: ignore[attr-defined]
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
 from fleetlog.brokers.log import Log, Origin, RealDisk, Terms
-from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
+from fleetlog.brokers.log.compaction import passes
+from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings
 from fleetlog.wire import compression
 from fleetlog.wire.types import TopicPartition
 

@@ -14,7 +14,7 @@ from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import DiskError, Log, LogStore
-from fleetlog.brokers.log.cleaner import CleaningReport, CleaningState
+from fleetlog.brokers.log.compaction.cleaner import CleaningReport, CleaningState
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode

@@ -33,7 +33,7 @@ from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
-from fleetlog.brokers.log.rejected import Place
+from fleetlog.brokers.log.producers.rejected import Place
 from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition

@@ -23,8 +23,8 @@ from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.cli.logduplicates import NotReadable, duplicate_rows
 from fleetlog.brokers.cli.output import CliError, iso, text, warn
 from fleetlog.brokers.groups import records as group_records
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, decode_snapshot
 from fleetlog.brokers.model import id_text
 from fleetlog.txn import records as transaction_records
 from fleetlog.wire.compression import NAMES, CodecError, decompress

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import click
 
 from fleetlog.brokers.cli.output import CliError, bytes_text, confirm, table
-from fleetlog.brokers.log.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
-from fleetlog.brokers.log.directories import STRAY_DIRECTORY
+from fleetlog.brokers.log.directories.directories import STRAY_DIRECTORY
+from fleetlog.brokers.log.disk.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
 from fleetlog.brokers.model import id_text
 
 

@@ -8,7 +8,7 @@ from fleetlog._native.batch import Admitted
 from fleetlog._native.files import FileSlice
 from fleetlog.brokers.log.admission import Terms, guards_of
 from fleetlog.brokers.log.append import Appended
-from fleetlog.brokers.log.failures import (
+from fleetlog.brokers.log.disk.failures import (
     DirectoryInUse,
     DiskError,
     DiskFailed,
@@ -19,10 +19,10 @@ from fleetlog.brokers.log.failures import (
     SliceGone,
     StoreRefused,
 )
-from fleetlog.brokers.log.files import DiskPort, RealDisk
+from fleetlog.brokers.log.disk.files import DiskPort, RealDisk
 from fleetlog.brokers.log.log import Log
-from fleetlog.brokers.log.producer_entries import ProducerEntry
-from fleetlog.brokers.log.producers import Origin, ProducerState, VerificationGuard
+from fleetlog.brokers.log.producers.entries import ProducerEntry
+from fleetlog.brokers.log.producers.state import Origin, ProducerState, VerificationGuard
 from fleetlog.brokers.log.recovery_report import RecoveryReport, StoreReport
 from fleetlog.brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
 from fleetlog.brokers.log.store import LogStore

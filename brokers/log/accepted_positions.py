@@ -15,7 +15,7 @@ from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.dedup import note
 from fleetlog.brokers.log.position_snapshot import encode_positions, load_positions, split_positions
 from fleetlog.brokers.log.positions import PositionSets
-from fleetlog.brokers.log.producer_snapshots import (
+from fleetlog.brokers.log.producers.snapshots import (
     DamagedSnapshot,
     behind_entries,
     decode_snapshot,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from fleetlog._native.batch import BatchHeader, parse_header
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.files import Buffer
-from fleetlog.brokers.log.producers import Origin, VerificationGuard
+from fleetlog.brokers.log.disk.files import Buffer
+from fleetlog.brokers.log.producers.state import Origin, VerificationGuard
 from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS, Rejected
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode

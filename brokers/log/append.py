@@ -30,14 +30,14 @@ from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import TopicConfig
 from fleetlog.brokers.log.admission import COORDINATOR, Terms, check_request
 from fleetlog.brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
-from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.flush import Flusher
-from fleetlog.brokers.log.markers import NO_MARKERS, Marker
-from fleetlog.brokers.log.producer_entries import ProducerEntry
-from fleetlog.brokers.log.producer_snapshots import snapshot_path
-from fleetlog.brokers.log.producers import Duplicate, Refusal, admitted_of
-from fleetlog.brokers.log.rejected import BatchOrder
+from fleetlog.brokers.log.producers.entries import ProducerEntry
+from fleetlog.brokers.log.producers.markers import NO_MARKERS, Marker
+from fleetlog.brokers.log.producers.rejected import BatchOrder
+from fleetlog.brokers.log.producers.snapshots import snapshot_path
+from fleetlog.brokers.log.producers.state import Duplicate, Refusal, admitted_of
 from fleetlog.brokers.log.segment import MAX_POSITION, Segment
 from fleetlog.brokers.log.state import AppendInfo, LogState, guarded
 from fleetlog.brokers.log.validation import (

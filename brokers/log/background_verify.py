@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from fleetlog._native.batch import validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.background import PendingWork
-from fleetlog.brokers.log.failures import DiskError
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.disk.background import PendingWork
+from fleetlog.brokers.log.disk.failures import DiskError
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.segment import Segment
 from fleetlog.wire.types import TopicPartition

@@ -23,7 +23,7 @@ from fleetlog._native.compact import (
     read_positions,
 )
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.positions import BelowFloor, NoRoom, PositionSets
 from fleetlog.brokers.log.validation import (
     CODEC_MASK,

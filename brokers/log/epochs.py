@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from fleetlog.brokers.log.checkpoints import EpochEntry, decode_epochs, encode_epochs
+from fleetlog.brokers.log.disk.checkpoints import EpochEntry, decode_epochs, encode_epochs
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1

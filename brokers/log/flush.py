@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
-from fleetlog.brokers.log.failures import DiskFull
-from fleetlog.brokers.log.producer_snapshots import snapshot_path
+from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
+from fleetlog.brokers.log.disk.failures import DiskFull
+from fleetlog.brokers.log.producers.snapshots import snapshot_path
 from fleetlog.brokers.log.state import LogState, guarded
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fleetlog._native.batch import index_floor
-from fleetlog.brokers.log.failures import DiskFull
-from fleetlog.brokers.log.files import Buffer, DiskFile, DiskPort
+from fleetlog.brokers.log.disk.failures import DiskFull
+from fleetlog.brokers.log.disk.files import Buffer, DiskFile, DiskPort
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")

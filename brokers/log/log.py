@@ -14,11 +14,11 @@ from typing import Any
 from fleetlog.brokers.config import TopicConfig
 from fleetlog.brokers.log import recovery
 from fleetlog.brokers.log.append import Appender
-from fleetlog.brokers.log.checkpoints import PARTITION_METADATA, encode_partition_metadata
-from fleetlog.brokers.log.failures import DiskFailed, LogOffline
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.disk.checkpoints import PARTITION_METADATA, encode_partition_metadata
+from fleetlog.brokers.log.disk.failures import DiskFailed, LogOffline
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.flush import Flusher
-from fleetlog.brokers.log.producers import ProducerState
+from fleetlog.brokers.log.producers.state import ProducerState
 from fleetlog.brokers.log.read import LogReader
 from fleetlog.brokers.log.state import LogSettings, LogState
 from fleetlog.brokers.log.truncate import Truncation

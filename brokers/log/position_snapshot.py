@@ -2,7 +2,7 @@
 such a part.
 
 The part stands between the entries, which Kafka reads, and our tail of remembered batches; the snapshot's checksum
-covers it (:mod:`brokers.log.snapshot_tail` says why Kafka passes over both).
+covers it (:mod:`brokers.log.producers.snapshot_tail` says why Kafka passes over both).
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from fleetlog._native.batch import HEADER_SIZE, BatchHeader, encode_batch, find_
 from fleetlog._native.errors import CorruptBatch
 from fleetlog._native.files import FileSlice
 from fleetlog._native.wire_tuples import HeldBytes
-from fleetlog.brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
-from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.disk.failures import DiskFailed, LogOffline, OffsetOutOfRange
+from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.indexes import AbortedTxn
-from fleetlog.brokers.log.markers import CONTROL, marker_of_nothing
+from fleetlog.brokers.log.producers.markers import CONTROL, marker_of_nothing
 from fleetlog.brokers.log.segment import Segment
 from fleetlog.brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
 from fleetlog.brokers.log.validation import cost_of_looking, records_of

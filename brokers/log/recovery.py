@@ -15,13 +15,13 @@ from itertools import islice
 
 from fleetlog._native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
+from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
+from fleetlog.brokers.log.disk.failures import DiskFull
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.epochs import EpochCache
-from fleetlog.brokers.log.failures import DiskFull
-from fleetlog.brokers.log.files import DiskPort
 from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
-from fleetlog.brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, snapshot_path, snapshots_among
-from fleetlog.brokers.log.producers import ProducerState, admitted_of
+from fleetlog.brokers.log.producers.snapshots import SNAPSHOT_SUFFIX, snapshot_path, snapshots_among
+from fleetlog.brokers.log.producers.state import ProducerState, admitted_of
 from fleetlog.brokers.log.recovery_report import RecoveryReport
 from fleetlog.brokers.log.replay import apply_batches, restore_producers
 from fleetlog.brokers.log.segment import (

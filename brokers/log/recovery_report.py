@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleetlog.brokers.log.checkpoints import CleanStop
+from fleetlog.brokers.log.disk.checkpoints import CleanStop
 from fleetlog.wire.types import TopicPartition
 
 

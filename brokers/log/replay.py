@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from fleetlog._native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.dedup import note
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.indexes import AbortedTxn
-from fleetlog.brokers.log.markers import Marker
 from fleetlog.brokers.log.positions import PositionSets
-from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, snapshot_offsets, snapshot_path
-from fleetlog.brokers.log.producers import ProducerState, admitted_of
+from fleetlog.brokers.log.producers.markers import Marker
+from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, snapshot_offsets, snapshot_path
+from fleetlog.brokers.log.producers.state import ProducerState, admitted_of
 from fleetlog.brokers.log.segment import Segment
 from fleetlog.brokers.log.segments import Segments
 from fleetlog.brokers.log.validation import read_marker

@@ -21,8 +21,8 @@ from fleetlog._native.batch import (
 )
 from fleetlog._native.errors import CorruptBatch
 from fleetlog._native.files import FileSlice
-from fleetlog.brokers.log.failures import DiskFailed, DiskFull
-from fleetlog.brokers.log.files import Buffer, DiskFile, DiskPort
+from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull
+from fleetlog.brokers.log.disk.files import Buffer, DiskFile, DiskPort
 from fleetlog.brokers.log.indexes import AbortedTxn, OffsetEntry, OffsetIndex, TimeIndex, TransactionIndex
 
 LOG_SUFFIX = ".log"

@@ -11,14 +11,14 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from fleetlog._native.errors import CorruptBatch
 from fleetlog._native.files import FileSlice
 from fleetlog.brokers.config import TopicConfig
-from fleetlog.brokers.log.background import PendingSync
-from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
-from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.disk.background import PendingSync
+from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
+from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
 from fleetlog.brokers.log.positions import PositionSets
-from fleetlog.brokers.log.producer_snapshots import snapshot_path
-from fleetlog.brokers.log.producers import ProducerState
+from fleetlog.brokers.log.producers.snapshots import snapshot_path
+from fleetlog.brokers.log.producers.state import ProducerState
 from fleetlog.brokers.log.recovery import LoadedLog
 from fleetlog.brokers.log.recovery_report import RecoveryReport
 from fleetlog.brokers.log.replay import replay_positions

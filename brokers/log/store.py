@@ -18,13 +18,10 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.background import PendingSync
 from fleetlog.brokers.log.background_verify import BackgroundVerify
-from fleetlog.brokers.log.checkpointing import Checkpoints
-from fleetlog.brokers.log.checkpoints import CleanStop, DamagedFile
-from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
-from fleetlog.brokers.log.directories import (
+from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings
+from fleetlog.brokers.log.directories.checkpointing import Checkpoints
+from fleetlog.brokers.log.directories.directories import (
     PARTITION_DIRECTORY,
     STRAY_DIRECTORY,
     DirectoryUsage,
@@ -32,9 +29,12 @@ from fleetlog.brokers.log.directories import (
     TopicIds,
     space_of,
 )
-from fleetlog.brokers.log.directory_owner import DirectoryOwner
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.directories.owner import DirectoryOwner
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.disk.background import PendingSync
+from fleetlog.brokers.log.disk.checkpoints import CleanStop, DamagedFile
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.recovery_report import StoreReport
 from fleetlog.brokers.log.segment import LOG_SUFFIX

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fleetlog._native.batch import HEADER_SIZE, parse_header
-from fleetlog.brokers.log.failures import DiskFull, OffsetOutOfRange, no_way_back
-from fleetlog.brokers.log.producer_snapshots import snapshot_offsets, snapshot_path
+from fleetlog.brokers.log.disk.failures import DiskFull, OffsetOutOfRange, no_way_back
+from fleetlog.brokers.log.producers.snapshots import snapshot_offsets, snapshot_path
 from fleetlog.brokers.log.replay import restore_producers
 from fleetlog.brokers.log.segment import DELETED_SUFFIX, Segment
 from fleetlog.brokers.log.state import LogState, guarded

@@ -14,11 +14,11 @@ from functools import partial
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log.background_verify import BackgroundVerify
-from fleetlog.brokers.log.checkpointing import Checkpoints
-from fleetlog.brokers.log.cleaner import Cleaner
-from fleetlog.brokers.log.directories import LogDirectory
-from fleetlog.brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.compaction.cleaner import Cleaner
+from fleetlog.brokers.log.directories.checkpointing import Checkpoints
+from fleetlog.brokers.log.directories.directories import LogDirectory
+from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.segment import Segment
 from fleetlog.wire.compression import CodecError

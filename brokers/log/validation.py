@@ -25,9 +25,9 @@ from fleetlog._native.batch import (
 )
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import TopicConfig
-from fleetlog.brokers.log.files import Buffer
-from fleetlog.brokers.log.markers import Marker, parse_marker
-from fleetlog.brokers.log.producers import Origin
+from fleetlog.brokers.log.disk.files import Buffer
+from fleetlog.brokers.log.producers.markers import Marker, parse_marker
+from fleetlog.brokers.log.producers.state import Origin
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import NO_PRODUCER_ID, NO_TIMESTAMP

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from fleetlog._native.batch import HEADER_SIZE, BatchHeader, decode_records, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.checkpoints import DamagedFile
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.disk.checkpoints import DamagedFile
 from fleetlog.brokers.log.epochs import UNDEFINED_EPOCH, EpochCache
 from fleetlog.brokers.log.indexes import TXN_INDEX_VERSION, AbortedTxn
-from fleetlog.brokers.log.producer_snapshots import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
+from fleetlog.brokers.log.producers.snapshots import SNAPSHOT_SUFFIX, DamagedSnapshot, decode_snapshot
 from fleetlog.brokers.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, file_stem
 from fleetlog.brokers.log.validation import read_marker
 from fleetlog.wire.compression import CodecError, decompress

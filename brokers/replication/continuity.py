@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fleetlog.brokers.log.checkpoints import CleanStop
+from fleetlog.brokers.log.disk.checkpoints import CleanStop
 from fleetlog.coordination.registration import LastRegistration
 
 

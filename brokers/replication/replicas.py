@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fleetlog.brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
-from fleetlog.brokers.log.rejected import BeforeLeading
+from fleetlog.brokers.log.producers.rejected import BeforeLeading
 from fleetlog.brokers.model import (
     INTERNAL_TOPICS,
     NO_LEADER,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.log.cleaner import CleaningState
+from fleetlog.brokers.log.compaction.cleaner import CleaningState
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play

@@ -16,7 +16,7 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api import offsets
 from fleetlog.brokers.api.base import DelayedResponse, Done, through
-from fleetlog.brokers.log.checkpoints import LOG_START_CHECKPOINT
+from fleetlog.brokers.log.disk.checkpoints import LOG_START_CHECKPOINT
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, part

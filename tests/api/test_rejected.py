@@ -11,8 +11,8 @@ import pytest
 from fleetlog._native.batch import BatchHeader, parse_header
 from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.log.failures import DiskFull
-from fleetlog.brokers.log.rejected import MAX_PRODUCERS, REMEMBERED_MS, BeforeLeading, RejectedBatches
+from fleetlog.brokers.log.disk.failures import DiskFull
+from fleetlog.brokers.log.producers.rejected import MAX_PRODUCERS, REMEMBERED_MS, BeforeLeading, RejectedBatches
 from fleetlog.wire.errors import ErrorCode as E
 from fleetlog.wire.types import TopicPartition
 from tests.support.produce_runs import answers, start

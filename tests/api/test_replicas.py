@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.log import DiskFailed, RealDisk
-from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.disk.failures import DiskFull
 from fleetlog.brokers.metadata.cache import MetadataChange
 from fleetlog.brokers.model import BrokerId, id_text
 from fleetlog.brokers.replication.partition import Partition

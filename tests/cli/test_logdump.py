@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fleetlog._native.batch import Record, control_batch, encode_batch
 from fleetlog.brokers.cli.logs import log
 from fleetlog.brokers.groups import records as group_records
-from fleetlog.brokers.log import checkpoints
+from fleetlog.brokers.log.disk import checkpoints
 from fleetlog.brokers.model import id_text
 from fleetlog.txn import records as transaction_records
 from fleetlog.txn.states import TransactionState

@@ -12,7 +12,7 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.coordinators.ports import TransactionMarker
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.log.markers import encode_marker_run
+from fleetlog.brokers.log.producers.markers import encode_marker_run
 from fleetlog.brokers.model import BrokerId
 from fleetlog.wire.errors import ErrorCode as E
 from fleetlog.wire.types import TopicPartition

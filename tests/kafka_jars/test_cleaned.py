@@ -18,7 +18,7 @@ import pytest
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import LogStore, RealDisk
-from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, decode_offsets
 from fleetlog.wire import compression
 from fleetlog.wire.types import TopicPartition
 from tests.kafka_jars.kafka import DAMAGE, Kafka, dumped, formatted

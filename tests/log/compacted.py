@@ -7,9 +7,9 @@ import time
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import LogStore, Origin
-from fleetlog.brokers.log.background import PendingSync, PendingWork
-from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings
-from fleetlog.brokers.log.files import RealDisk, RealFile
+from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings
+from fleetlog.brokers.log.disk.background import PendingSync, PendingWork
+from fleetlog.brokers.log.disk.files import RealDisk, RealFile
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode

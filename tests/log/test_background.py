@@ -9,7 +9,7 @@ import pytest
 
 from fleetlog._native.files import FileSlice
 from fleetlog.brokers.log import DiskFailed, RealDisk
-from fleetlog.brokers.log.background import LARGE, PendingWork
+from fleetlog.brokers.log.disk.background import LARGE, PendingWork
 from tests.support.waiting import eventually
 
 

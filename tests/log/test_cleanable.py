@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlog._native.batch import BatchHeader, parse_header
-from fleetlog.brokers.log.cleaner import (
+from fleetlog.brokers.log.compaction.cleaner import (
     Cleanable,
     CleaningTerms,
     SegmentFigures,
@@ -15,15 +15,15 @@ from fleetlog.brokers.log.cleaner import (
     is_due,
     roll_due,
 )
-from fleetlog.brokers.log.indexes import AbortedTxn
-from fleetlog.brokers.log.markers import Marker
-from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
-from fleetlog.brokers.log.retained import (
+from fleetlog.brokers.log.compaction.retained import (
     KnownProducers,
     MetTransactions,
     verdict_on_data,
     verdict_on_marker,
 )
+from fleetlog.brokers.log.indexes import AbortedTxn
+from fleetlog.brokers.log.producers.entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.producers.markers import Marker
 from fleetlog.brokers.log.validation import DELETE_HORIZON_BIT
 from tests.support.logs import NOW, batch, marker, produced
 

@@ -332,7 +332,7 @@ def test_no_room_for_a_swap_leaves_none_behind(tmp_path, op, back):
 
 
 def test_a_large_active_segment_is_closed_early(tmp_path, monkeypatch):
-    monkeypatch.setattr("fleetlog.brokers.log.cleaner.ROLL_BYTES", 2000)
+    monkeypatch.setattr("fleetlog.brokers.log.compaction.cleaner.ROLL_BYTES", 2000)
     log = internal_log(tmp_path, segment_bytes=1 << 30)
     for i in range(100):
         put(log, ("k", f"{i}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlog.brokers.log import RealDisk
-from fleetlog.brokers.log.cleaner import SHORTEST_MS, SLICE_MS, CleaningPace
+from fleetlog.brokers.log.compaction.cleaner import SHORTEST_MS, SLICE_MS, CleaningPace
 from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import TP, QuickDisk, cleaner_of, fill, last_values, users_log
 from tests.support.logs import NOW, config, open_log, records
@@ -57,7 +57,7 @@ def test_the_disks_thread_works_in_slices(tmp_path, monkeypatch):
     """Work that takes a core for long would keep requests waiting where there is no other."""
     (log,) = _logs(tmp_path, QuickDisk(), 1)
     cleaner, slices = cleaner_of(QuickDisk(), log), []
-    monkeypatch.setattr("fleetlog.brokers.log.cleaner.SLICE_BYTES", 1000)
+    monkeypatch.setattr("fleetlog.brokers.log.compaction.cleaner.SLICE_BYTES", 1000)
     assert cleaner.step(NOW)
     while cleaner.goes_on:
         slices.append(cleaner._job.handled_bytes if cleaner._job is not None else 0)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, decode_offsets
 from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import USERS as TP
 from tests.log.compacted import QuickDisk, clean, cleaner_of, compacting, fill, store_of, tick, users_log

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from fleetlog.brokers.log import DiskFull
-from fleetlog.brokers.log.cleaner import Cleaner, CleanerSettings, map_size, watch_cleaner
-from fleetlog.brokers.log.compaction import MapSize
+from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings, map_size, watch_cleaner
+from fleetlog.brokers.log.compaction.passes import MapSize
 from fleetlog.brokers.log.upkeep import delete_old_segments
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.errors import ErrorCode
@@ -213,7 +213,7 @@ def test_the_map_is_no_larger_than_its_offsets():
 
 
 def cleaner_settings(size):
-    from fleetlog.brokers.log.cleaner import CleanerSettings
+    from fleetlog.brokers.log.compaction.cleaner import CleanerSettings
 
     return map_size(CleanerSettings(size), 100), map_size(CleanerSettings(size), 10**9)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.log.cleaner import Cleaner
+from fleetlog.brokers.log.compaction.cleaner import Cleaner
 from tests.log.compacted import COMPACT, compacting, store_of, tick, write
 from tests.log.compacted import USERS as TP
 from tests.support.crashes import RecordingDisk, image

@@ -172,7 +172,7 @@ class History:
 @pytest.fixture(params=[compact_py, compact_cy], ids=["pure", "cython"])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("KeyMap", "collect_keys", "keep_records"):
-        monkeypatch.setattr(f"fleetlog.brokers.log.compaction.{name}", getattr(request.param, name))
+        monkeypatch.setattr(f"fleetlog.brokers.log.compaction.passes.{name}", getattr(request.param, name))
     return request.param
 
 
@@ -212,11 +212,13 @@ def _beyond_the_stable_offset(patched) -> None:
 
 
 def _early_tombstones(patched) -> None:
-    patched.setattr("fleetlog.brokers.log.compaction.delete_horizon", lambda header: 0)
+    patched.setattr("fleetlog.brokers.log.compaction.passes.delete_horizon", lambda header: 0)
 
 
 def _early_markers(patched) -> None:
-    patched.setattr("fleetlog.brokers.log.retained.MetTransactions.ended", lambda self, header, marker: (True, None))
+    patched.setattr(
+        "fleetlog.brokers.log.compaction.retained.MetTransactions.ended", lambda self, header, marker: (True, None)
+    )
 
 
 PLANTED = {"stable": _beyond_the_stable_offset, "tombstone": _early_tombstones, "marker": _early_markers}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, EpochEntry
-from fleetlog.brokers.log.failures import DiskFull
+from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, EpochEntry
+from fleetlog.brokers.log.disk.failures import DiskFull
 from tests.support.crashes import RecordingDisk
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced

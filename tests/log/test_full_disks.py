@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlog.brokers.log.directories import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Room
+from fleetlog.brokers.log.directories.directories import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Room
 from fleetlog.brokers.model import FREE_BYTES_MOST, has_room
 from fleetlog.wire.types import TopicPartition
 

@@ -6,7 +6,7 @@ import pytest
 
 from fleetlog._native.batch import stamp
 from fleetlog.brokers.log.append import Appender, Roller
-from fleetlog.brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT
+from fleetlog.brokers.log.disk.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fleetlog.wire.errors import ErrorCode
 from tests.log.compacted import COMPACT, USERS, QuickDisk, clean, cleaner_of, compacting, restarted, store_of, users_log
 from tests.log.compacted import write as write_users

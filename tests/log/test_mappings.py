@@ -9,7 +9,7 @@ import socket
 from fleetlog._native import io, io_py
 from fleetlog._native.files import MAPPED_BELOW, MAPPED_FROM, FileSlice
 from fleetlog.brokers.log import RealDisk
-from fleetlog.brokers.log.files import MAX_WINDOWS, STRIDE, WINDOW, Mappings
+from fleetlog.brokers.log.disk.files import MAX_WINDOWS, STRIDE, WINDOW, Mappings
 
 
 def mapped_ranges(path):

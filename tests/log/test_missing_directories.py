@@ -10,8 +10,8 @@ import pytest
 
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import ForeignDirectory, LogStore, RealDisk
-from fleetlog.brokers.log.checkpoints import CleanStop, encode_clean_stop
-from fleetlog.brokers.log.directory_owner import remembered
+from fleetlog.brokers.log.directories.owner import remembered
+from fleetlog.brokers.log.disk.checkpoints import CleanStop, encode_clean_stop
 from fleetlog.brokers.model import LiveBroker, id_text
 from fleetlog.brokers.replication.continuity import intact_since
 from fleetlog.coordination.registration import LastRegistration

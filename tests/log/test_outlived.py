@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.log import DiskFull, Log, LogStore
-from fleetlog.brokers.log.checkpoints import encode_offsets
+from fleetlog.brokers.log.disk.checkpoints import encode_offsets
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.log_stores import made, started
 from tests.support.logs import NOW, TP, append, batch

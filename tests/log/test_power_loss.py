@@ -11,7 +11,7 @@ import pytest
 from fleetlog._native.batch import scan
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import DiskFull, LogStore, Origin, RealDisk
-from fleetlog.brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.disk.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC
 from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetlog.brokers.log import RealDisk, files
-from fleetlog.brokers.log.files import PREALLOCATED_FROM, PREALLOCATED_MAX, file_system
+from fleetlog.brokers.log import RealDisk
+from fleetlog.brokers.log.disk import files
+from fleetlog.brokers.log.disk.files import PREALLOCATED_FROM, PREALLOCATED_MAX, file_system
 from tests.support.logs import append, batch, config, open_log
 
 GIB = 1 << 30

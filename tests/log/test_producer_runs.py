@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fleetlog._native.batch import parse_header
 from fleetlog.brokers.log import AppendInfo, Log, LogSettings, Origin
-from fleetlog.brokers.log.producer_snapshots import decode_snapshot
+from fleetlog.brokers.log.producers.snapshots import decode_snapshot
 from fleetlog.wire.errors import ErrorCode
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (

@@ -8,11 +8,11 @@ import pytest
 
 from fleetlog._native.batch import crc32c
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.log.markers import encode_marker_run
-from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
-from fleetlog.brokers.log.producer_snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
-from fleetlog.brokers.log.producers import ProducerState
-from fleetlog.brokers.log.snapshot_tail import encode_tail
+from fleetlog.brokers.log.producers.entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.producers.markers import encode_marker_run
+from fleetlog.brokers.log.producers.snapshot_tail import encode_tail
+from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
+from fleetlog.brokers.log.producers.state import ProducerState
 from fleetlog.brokers.log.state import LogSettings
 from fleetlog.wire.errors import ErrorCode
 from tests.support.bytecodes import Bytecodes

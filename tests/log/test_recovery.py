@@ -10,7 +10,7 @@ import pytest
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.log import LogOffline, Origin
-from fleetlog.brokers.log.files import RealDisk
+from fleetlog.brokers.log.disk.files import RealDisk
 from tests.support.logs import (
     NOW,
     append,

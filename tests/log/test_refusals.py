@@ -8,9 +8,9 @@ import os
 import pytest
 
 from fleetlog.brokers.log import LogOffline
-from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull
-from fleetlog.brokers.log.files import RealDisk
+from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.log.disk.files import RealDisk
 from fleetlog.brokers.log.upkeep import delete_old_segments
 from fleetlog.wire.types import TopicPartition
 from tests.support.faulty import Fault, FaultyDisk

@@ -99,6 +99,6 @@ def test_it_sees_the_last_value_of_each_key_and_each_deletion(tmp_path: Path) ->
 
 
 def test_deletions_that_go_early_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlog.brokers.log.compaction.delete_horizon", lambda header: 0)
+    monkeypatch.setattr("fleetlog.brokers.log.compaction.passes.delete_horizon", lambda header: 0)
     with pytest.raises(AssertionError, match=r"never seen|the last seen"):
         test_it_sees_the_last_value_of_each_key_and_each_deletion(tmp_path)

@@ -26,7 +26,7 @@ from fleetlog.brokers.log import (
     RealDisk,
     StoreRefused,
 )
-from fleetlog.brokers.log.checkpoints import CleanStop, encode_clean_stop
+from fleetlog.brokers.log.disk.checkpoints import CleanStop, encode_clean_stop
 from fleetlog.brokers.log.flush import Flusher
 from fleetlog.brokers.model import LiveBroker
 from fleetlog.brokers.replication.continuity import intact_since as intact_since_of
@@ -184,7 +184,7 @@ def test_partitions_without_an_owner_are_left_alone(tmp_path):
 
 def test_the_lock(tmp_path):
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); from fleetlog.brokers.log.files import RealDisk;"
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from fleetlog.brokers.log.disk.files import RealDisk;"
         "lock = RealDisk().lock(sys.argv[1] + '/.lock'); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path, ROOT], stdout=subprocess.PIPE) as holder:

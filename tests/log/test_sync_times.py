@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from fleetlog.brokers.log.sync_times import KEPT, RECENT_S, RecentSyncs
+from fleetlog.brokers.log.disk.sync_times import KEPT, RECENT_S, RecentSyncs
 
 
 def synced(recent: RecentSyncs, at_s: float, took_s: float) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.log import Origin, checkpoints
+from fleetlog.brokers.log import Origin
+from fleetlog.brokers.log.disk import checkpoints
 from fleetlog.brokers.log.verify import Verified, verify_partition
 from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import internal_log, put

@@ -8,7 +8,7 @@ import pytest
 
 from fleetlog.brokers.log import DiskFull, RealDisk
 from fleetlog.brokers.log.append import Appender
-from fleetlog.brokers.log.checkpoints import LOG_START_CHECKPOINT
+from fleetlog.brokers.log.disk.checkpoints import LOG_START_CHECKPOINT
 from fleetlog.wire.errors import ErrorCode as E
 from tests.replication.trio import ALL, THIRD, Trio
 from tests.support.stage import OTHER

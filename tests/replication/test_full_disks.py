@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetlog.brokers.log import DiskFull, Origin
-from fleetlog.brokers.log.directories import FIRST_PAUSE_MS
+from fleetlog.brokers.log.directories.directories import FIRST_PAUSE_MS
 from fleetlog.brokers.model import BrokerId, PartitionState
 from fleetlog.brokers.replication import full_disks, isr
 from fleetlog.brokers.replication.serving import Serve

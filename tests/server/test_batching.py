@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fleetlog._native.batch import scan
 from fleetlog.brokers.api import produce
 from fleetlog.brokers.coordinators.transactions import verification
-from fleetlog.brokers.log.failures import DiskFailed
-from fleetlog.brokers.log.files import RealFile
+from fleetlog.brokers.log.disk.failures import DiskFailed
+from fleetlog.brokers.log.disk.files import RealFile
 from fleetlog.brokers.server import batching, dispatch
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.wire.errors import ErrorCode

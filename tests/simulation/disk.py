@@ -1,4 +1,4 @@
-"""A broker's disk in memory: ``brokers.log.files.DiskPort`` for one run of its process.
+"""A broker's disk in memory: ``brokers.log.disk.files.DiskPort`` for one run of its process.
 
 The :class:`Medium` outlives the process. When only the process dies, everything written stays. When the power fails,
 writes that no fsync followed may be there, be missing, be there by their first blocks, or have only made the file
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleetlog.brokers.log.background import PendingSync, PendingWork
-from fleetlog.brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
-from fleetlog.brokers.log.files import Buffer
+from fleetlog.brokers.log.disk.background import PendingSync, PendingWork
+from fleetlog.brokers.log.disk.failures import DirectoryInUse, DiskFailed, DiskFull
+from fleetlog.brokers.log.disk.files import Buffer
 from tests.simulation.loop import Killed, Owner, SimLoop
 from tests.support.crashes import BLOCK, Op, _content, _Data
 

@@ -22,10 +22,12 @@ from fleetlog.brokers.coordinators.shard_host import ShardHost
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
-from fleetlog.brokers.log import Origin, dedup, producers, retained
-from fleetlog.brokers.log.directory_owner import DirectoryOwner
+from fleetlog.brokers.log import Origin, dedup
+from fleetlog.brokers.log.compaction.passes import retained
+from fleetlog.brokers.log.directories.owner import DirectoryOwner
 from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
-from fleetlog.brokers.log.producers import Duplicate, ProducerState, Refusal
+from fleetlog.brokers.log.producers.state import Duplicate, ProducerState, Refusal
+from fleetlog.brokers.log.producers import state as producers
 from fleetlog.brokers.log.read import LogReader
 from fleetlog.brokers.log.store import LogStore
 from fleetlog.brokers.log.truncate import Truncation

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.api.base import ClientConnection as Peer
 from fleetlog.brokers.api.base import Services
-from fleetlog.brokers.log.failures import DiskError, SliceGone
+from fleetlog.brokers.log.disk.failures import DiskError, SliceGone
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.server.batching import ConnectionBatcher
 from fleetlog.brokers.server.connection import Connection

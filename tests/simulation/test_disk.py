@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleetlog.brokers.log import RealDisk
-from fleetlog.brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.log.disk.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull
 from tests.simulation.disk import Medium, SimDisk
 from tests.simulation.loop import Killed, SimLoop
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetlog.brokers.controller import controller, move_commands
-from fleetlog.brokers.log.failures import DiskError, LogOffline
+from fleetlog.brokers.log.disk.failures import DiskError, LogOffline
 from fleetlog.brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.coordination import changes

@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetlog.brokers.log.background import PendingSync, PendingWork
-from fleetlog.brokers.log.files import RealDisk, RealFile
+from fleetlog.brokers.log.disk.background import PendingSync, PendingWork
+from fleetlog.brokers.log.disk.files import RealDisk, RealFile
 
 BLOCK = 4096
 

@@ -6,9 +6,9 @@ import errno
 import os
 from dataclasses import dataclass
 
-from fleetlog.brokers.log.background import PendingSync, PendingWork
-from fleetlog.brokers.log.failures import DiskError, disk_error
-from fleetlog.brokers.log.files import RealDisk, RealFile
+from fleetlog.brokers.log.disk.background import PendingSync, PendingWork
+from fleetlog.brokers.log.disk.failures import DiskError, disk_error
+from fleetlog.brokers.log.disk.files import RealDisk, RealFile
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, decode_offsets
 from fleetlog.brokers.log.validation import batch_records, read_marker
 from fleetlog.wire.types import TopicPartition
 from tests.support.copies import Cluster, quick_cleaning

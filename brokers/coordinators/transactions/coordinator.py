@@ -25,7 +25,7 @@ from fleetlog.brokers.coordinators.transactions.markers import MarkerSender
 from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
 from fleetlog.brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.log.markers import encode_marker_run
+from fleetlog.brokers.log.producers.markers import encode_marker_run
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from fleetlog.brokers.timers import Timers
 from fleetlog.txn.commands import Command, CommandFailed, Now, Result, Ticket, WriteMarkers

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleetlog.brokers.coordinators.transactions import verification
-from fleetlog.brokers.log import producers
+from fleetlog.brokers.log.producers import state as producers
 from fleetlog.txn import sinks
 from fleetlog.txn.batches import LAST_MEMBER_EPOCH, SinkBatch
 from tests.simulation.mutations import without_fence

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fleetlog.brokers.log.failures import DiskError, disk_error
-from fleetlog.brokers.log.sync_times import sync_once
+from fleetlog.brokers.log.disk.failures import DiskError, disk_error
+from fleetlog.brokers.log.disk.sync_times import sync_once
 
 logger = logging.getLogger(__name__)
 

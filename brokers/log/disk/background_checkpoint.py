@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.log.files import DiskPort
+    from fleetlog.brokers.log.disk.files import DiskPort
 
 
 class BackgroundCheckpoint:

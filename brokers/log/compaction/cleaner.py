@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fleetlog._native.compact import SLOT_BYTES
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.background import PendingSync, PendingWork, new_secret
-from fleetlog.brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.compaction.passes import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
+from fleetlog.brokers.log.compaction.retained import KnownProducers
+from fleetlog.brokers.log.disk.background import PendingSync, PendingWork, new_secret
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, LogOffline
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.log import Log
-from fleetlog.brokers.log.retained import KnownProducers
 from fleetlog.brokers.log.segment import CLEANED_SUFFIX, Segment
 from fleetlog.brokers.log.state import LogState
 from fleetlog.wire.compression import CodecError

@@ -14,15 +14,15 @@ import uuid
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.failures import DiskError
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.disk.failures import DiskError
 from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.log.background import PendingSync
-    from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
-    from fleetlog.brokers.log.checkpoints import CleanStop
-    from fleetlog.brokers.log.files import DiskLock, DiskPort
+    from fleetlog.brokers.log.disk.background import PendingSync
+    from fleetlog.brokers.log.disk.background_checkpoint import BackgroundCheckpoint
+    from fleetlog.brokers.log.disk.checkpoints import CleanStop
+    from fleetlog.brokers.log.disk.files import DiskLock, DiskPort
     from fleetlog.brokers.log.log import Log
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ A step reads closed segments below the last stable offset and writes ``.cleaned`
 (:func:`swap_in`): ``.cleaned`` to ``.swap`` once they are durable, the old segments removed (slices stay readable),
 ``.swap`` to its final name. A crash between any two of these is finished or undone by recovery.
 
-What is kept, as Kafka keeps it, is in ``brokers.log.retained`` and ``_native.compact``. The last batch of each new
+What is kept, as Kafka keeps it, is in ``retained`` and ``_native.compact``. The last batch of each new
 segment stays, if need be without records: the next segment's base then follows on it, as in a log without holes.
 """
 
@@ -18,12 +18,7 @@ from typing import NamedTuple
 from fleetlog._native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
 from fleetlog._native.compact import KeyMap, collect_keys, keep_records
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, no_way_back
-from fleetlog.brokers.log.files import DiskPort
-from fleetlog.brokers.log.indexes import AbortedTxn, unpack_aborted
-from fleetlog.brokers.log.producer_snapshots import snapshot_path
-from fleetlog.brokers.log.producers import admitted_of
-from fleetlog.brokers.log.retained import (
+from fleetlog.brokers.log.compaction.retained import (
     BatchVerdict,
     KnownProducers,
     MetTransactions,
@@ -31,6 +26,11 @@ from fleetlog.brokers.log.retained import (
     verdict_on_data,
     verdict_on_marker,
 )
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, no_way_back
+from fleetlog.brokers.log.disk.files import DiskPort
+from fleetlog.brokers.log.indexes import AbortedTxn, unpack_aborted
+from fleetlog.brokers.log.producers.snapshots import snapshot_path
+from fleetlog.brokers.log.producers.state import admitted_of
 from fleetlog.brokers.log.segment import (
     CLEANED_SUFFIX,
     MAX_POSITION,

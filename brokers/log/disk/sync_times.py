@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from fleetlog.brokers.log.failures import DiskFailed
+from fleetlog.brokers.log.disk.failures import DiskFailed
 from fleetlog.brokers.metrics.registry import Histogram
 
 RECENT_S = 60.0

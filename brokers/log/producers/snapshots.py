@@ -7,11 +7,11 @@ import struct
 from collections.abc import Iterable
 
 from fleetlog._native.batch import crc32c
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.position_snapshot import split_positions
-from fleetlog.brokers.log.producer_entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.producers.entries import BatchMeta, ProducerEntry
+from fleetlog.brokers.log.producers.snapshot_tail import decode_tail, encode_tail
 from fleetlog.brokers.log.segment import file_stem
-from fleetlog.brokers.log.snapshot_tail import decode_tail, encode_tail
 from fleetlog.wire.types import NO_SEQUENCE
 
 SNAPSHOT_VERSION = 1

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from fleetlog._native.batch import BatchHeader
 from fleetlog.brokers.log.indexes import AbortedTxn
-from fleetlog.brokers.log.markers import Marker
+from fleetlog.brokers.log.producers.markers import Marker
 from fleetlog.brokers.log.validation import DELETE_HORIZON_BIT
 from fleetlog.wire.types import NO_PRODUCER_ID
 

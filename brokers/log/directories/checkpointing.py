@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.disk.background_checkpoint import BackgroundCheckpoint
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull
 from fleetlog.brokers.metrics.registry import Histogram
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.log.background import PendingSync
-    from fleetlog.brokers.log.directories import LogDirectory
-    from fleetlog.brokers.log.files import DiskPort
+    from fleetlog.brokers.log.directories.directories import LogDirectory
+    from fleetlog.brokers.log.disk.background import PendingSync
+    from fleetlog.brokers.log.disk.files import DiskPort
     from fleetlog.brokers.log.log import Log
     from fleetlog.brokers.model import Clock
     from fleetlog.wire.types import TopicPartition

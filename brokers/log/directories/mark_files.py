@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from fleetlog.brokers.log.background_checkpoint import BackgroundCheckpoint
-from fleetlog.brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
-from fleetlog.brokers.log.failures import DiskError
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.directories.directories import PARTITION_DIRECTORY, LogDirectory
+from fleetlog.brokers.log.disk.background_checkpoint import BackgroundCheckpoint
+from fleetlog.brokers.log.disk.failures import DiskError
+from fleetlog.brokers.log.disk.files import DiskPort
 
 logger = logging.getLogger(__name__)
 

@@ -34,9 +34,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fleetlog._native.files import OpenFile
 from fleetlog._native.io import Mapping
-from fleetlog.brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
-from fleetlog.brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
-from fleetlog.brokers.log.sync_times import sync_once, timed_fsync
+from fleetlog.brokers.log.disk.background import (
+    LARGE,
+    PendingSync,
+    PendingWork,
+    Removals,
+    Worker,
+    remove_file,
+    remove_tree,
+)
+from fleetlog.brokers.log.disk.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
+from fleetlog.brokers.log.disk.sync_times import sync_once, timed_fsync
 
 logger = logging.getLogger(__name__)
 

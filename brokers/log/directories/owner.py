@@ -10,11 +10,11 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fleetlog.brokers.log import checkpoints
-from fleetlog.brokers.log.checkpoints import CleanStop, DamagedFile
-from fleetlog.brokers.log.directories import PARTITION_DIRECTORY, LogDirectory
-from fleetlog.brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory
-from fleetlog.brokers.log.files import DiskPort
+from fleetlog.brokers.log.directories.directories import PARTITION_DIRECTORY, LogDirectory
+from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.disk.checkpoints import CleanStop, DamagedFile
+from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory
+from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.model import id_text
 
 

@@ -1,0 +1,1 @@
+"""Compaction: which log is next, what of it is kept, and the passes over it."""
