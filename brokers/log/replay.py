@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _LENGTH_AT, _MAGIC_AT = 8, 16
 """Of a batch's length and magic in its header: neither they nor the offset before them are under the checksum."""
 _LARGEST = 256 * 1024 * 1024
+"""Of a batch whose length is looked for: more is not read at one go."""
 _SEARCH_BYTES = 1024 * 1024
 NO_END = 2**63 - 1
 """The offset behind the last segment, whatever is appended to it."""
@@ -211,9 +212,9 @@ def _with_length(
     segment: Segment, position: int, following: int, expected: int, beyond: int
 ) -> tuple[bytes, list[tuple[int, BatchHeader]]] | None:
     """The batch at ``position`` if it is sound but for length, offset or magic: it ends where the next one begins."""
-    data = bytearray(segment.log.read(position, following - position))
-    if not HEADER_SIZE <= len(data) <= _LARGEST:
+    if not HEADER_SIZE <= following - position <= _LARGEST:
         return None
+    data = bytearray(segment.log.read(position, following - position))
     data[_LENGTH_AT : _LENGTH_AT + 4] = (len(data) - _LENGTH_AT - 4).to_bytes(4, "big")
     data[_MAGIC_AT] = 2
     if not expected <= int.from_bytes(data[:_LENGTH_AT], "big") < beyond:
