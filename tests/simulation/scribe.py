@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
-from fleetlog._native.batch import Record
+from fleetlog._native.batch import Record, scan
 from fleetlog._native.wire import decode_fetch, decode_fetch_response
 from fleetlog.brokers.groups.records import GroupKey, OffsetKey, decode_group, decode_group_key, decode_offset
 from fleetlog.brokers.log.append import Appender
 from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.log.validation import batch_records
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
@@ -26,7 +27,7 @@ from fleetlog.coordination.tree import BROKER_IDS
 from fleetlog.txn.records import decode_transaction, decode_transaction_key
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
-from tests.simulation.clients import Batch, batches_of
+from tests.simulation.clients import INFLATE_LIMIT, Batch, batches_of
 from tests.simulation.invariants import Hook
 from tests.simulation.network import Wire
 from tests.simulation.zookeeper import SimZooKeeper
@@ -34,8 +35,9 @@ from tests.simulation.zookeeper import SimZooKeeper
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-WIDTH, WHO = 110, 16
+WIDTH, WHO = 120, 16
 ZOOKEEPER = "ZooKeeper"
+MARKERS = {0: "ABORT", 1: "COMMIT"}
 PLURAL = re.compile(r"^(append|follow|cut|hear|read)s\b")
 
 
@@ -67,9 +69,9 @@ class Scribe:
         """What happens from now on belongs under this heading."""
         self._steps.append((heading, []))
 
-    def text(self, title: str, shows: str) -> str:
-        """The transcript."""
-        parts = [f"{title}\n{'=' * len(title)}\n\n{textwrap.fill(shows, WIDTH)}\n"]
+    def text(self, title: str, *paragraphs: str) -> str:
+        """The transcript, below its title and these paragraphs."""
+        parts = [f"{title}\n{'=' * len(title)}\n", *(f"\n{textwrap.fill(text, WIDTH)}\n" for text in paragraphs)]
         for heading, lines in self._steps:
             parts.append("\n" + textwrap.fill(heading, WIDTH, initial_indent="* ", subsequent_indent="  ") + "\n")
             parts += [_laid_out(who, text) for who, text in _in_order(lines)]
@@ -181,9 +183,9 @@ class Scribe:
     def appended(self, partition: Any, data: bytes) -> None:
         """A replica wrote batches to its log."""
         tp, me = partition.tp, self.present()
-        for batch in batches_of(data):
+        for batch, text in _told(data):
             if tp.topic not in INTERNAL_TOPICS:
-                self.does(me, f"appends {tp} {_of_batch(batch)}, epoch {batch.epoch}")
+                self.does(me, f"appends {tp} {text}, epoch {batch.epoch}")
             elif partition.is_leader:
                 for record in batch.records:
                     text = _of_internal(tp.topic, record)
@@ -289,15 +291,20 @@ def _of_offsets(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _of_batch(batch: Batch) -> str:
-    offsets = _of_offsets(batch.base_offset, batch.last_offset)
-    if batch.control:
-        return f"{offsets} [marker]"
-    return f"{offsets} {_values(batch)}"
+def _told(data: bytes) -> list[tuple[Batch, str]]:
+    """The batches in there, and what a line says of each."""
+    found = []
+    for batch, (at, header) in zip(batches_of(data), scan(data), strict=True):
+        text = _values(batch)
+        if batch.control:
+            (record,) = batch_records(data, at, header, INFLATE_LIMIT)
+            text = MARKERS[(record.key or b"")[-1]]
+        found.append((batch, f"{_of_offsets(batch.base_offset, batch.last_offset)} {text}"))
+    return found
 
 
 def _values(batch: Batch) -> str:
-    return f"[{' '.join((record.value or b'').decode() for record in batch.records)}]"
+    return f"[{' '.join((record.value or b'').decode(errors='replace') for record in batch.records)}]"
 
 
 def _of_fetched(part: Any) -> str:
@@ -305,9 +312,13 @@ def _of_fetched(part: Any) -> str:
         return f"{_of_error(part.error)}"
     if part.diverging is not None:
         return f"diverges: epoch {part.diverging[0]} ends at {part.diverging[1]} here"
-    batches = batches_of(part.records)
-    records = f"{' '.join(_of_batch(batch) for batch in batches)}, " if batches else ""
-    return f"{records}high watermark {part.high_watermark}"
+    records = "".join(f"{text}, " for _, text in _told(bytes(part.records)))
+    stable = part.last_stable_offset
+    return f"{records}high watermark {part.high_watermark}{_of_stable(stable, part.high_watermark)}"
+
+
+def _of_stable(stable: int, high_watermark: int) -> str:
+    return f", last stable offset {stable}" if 0 <= stable < high_watermark else ""
 
 
 def _of_znode(operation: Any) -> str:
@@ -401,9 +412,109 @@ def _plain(error: int) -> str:
     return "done" if error == 0 else _of_error(error)
 
 
-TELLERS: dict[int, Callable[[Any, Any], str | None]] = {
+def _begins(request: Any, answer: Any) -> str:
+    if request.transactional_id is None:
+        return ""
+    if answer is None:
+        return f"InitProducerId {request.transactional_id}"
+    return f"epoch {answer.producer_epoch}" if answer.error_code == 0 else _of_error(answer.error_code)
+
+
+def _adds(request: Any, answer: Any) -> str:
+    """A leader asks the coordinator on behalf of a producer."""
+    if answer is None:
+        parts = [
+            f"AddPartitionsToTxn {one.transactional_id}"
+            f" {' '.join(f'{topic.name}-{index}' for topic in one.topics for index in topic.partitions)}"
+            f"{', verify only' if one.verify_only else ''}"
+            for one in request.transactions
+        ]
+        return "; ".join(parts)
+    errors = {
+        part.partition_error_code
+        for one in answer.results_by_transaction
+        for topic in one.topic_results
+        for part in topic.results_by_partition
+    }
+    return ", ".join(_plain(error) for error in sorted(errors))
+
+
+def _ends(request: Any, answer: Any) -> str:
+    if answer is None:
+        return f"EndTxn {request.transactional_id}, {'commit' if request.committed else 'abort'}"
+    return f"done, epoch {answer.producer_epoch} is next" if answer.error_code == 0 else _of_error(answer.error_code)
+
+
+def _marks(request: Any, answer: Any) -> str:
+    if answer is None:
+        return "; ".join(
+            f"WriteTxnMarkers {MARKERS[int(marker.transaction_result)]}"
+            f" {' '.join(f'{topic.name}-{index}' for topic in marker.topics for index in topic.partition_indexes)}"
+            for marker in request.markers
+        )
+    errors = {
+        part.error_code for marker in answer.markers for topic in marker.topics for part in topic.partitions
+    }  # fmt: skip
+    return ", ".join(_plain(error) for error in sorted(errors))
+
+
+def _finds(request: Any, answer: Any) -> str:
+    if answer is None:
+        return ""
+    return "; ".join(f"b{one.node_id} coordinates {one.key}" for one in answer.coordinators if one.error_code == 0)
+
+
+def _joins(request: Any, answer: Any) -> str:
+    if answer is None:
+        return f"JoinGroup {request.group_id}{', with the member id' if request.member_id else ''}"
+    return f"generation {answer.generation_id}" if answer.error_code == 0 else _of_error(answer.error_code)
+
+
+def _syncs(request: Any, answer: Any) -> str:
+    if answer is None:
+        return f"SyncGroup {request.group_id}, generation {request.generation_id}"
+    return _plain(answer.error_code)
+
+
+def _beats(request: Any, answer: Any) -> str:
+    if answer is None:
+        return f"Heartbeat {request.group_id}, generation {request.generation_id}"
+    return _plain(answer.error_code)
+
+
+def _commits(request: Any, answer: Any) -> str:
+    if answer is None:
+        parts = [f"{topic.name}-{part.partition_index} at {part.committed_offset}"
+                 for topic in request.topics for part in topic.partitions]  # fmt: skip
+        return f"OffsetCommit {request.group_id} {', '.join(parts)}"
+    return ", ".join(_plain(part.error_code) for topic in answer.topics for part in topic.partitions)
+
+
+def _looks(request: Any, answer: Any) -> str:
+    if answer is None:
+        return f"OffsetFetch {' '.join(group.group_id for group in request.groups)}"
+    if answer.groups[0].error_code:
+        return _of_error(answer.groups[0].error_code)
+    return ", ".join(
+        f"{topic.name}-{part.partition_index} at {part.committed_offset}"
+        for group in answer.groups for topic in group.topics for part in topic.partitions
+    )  # fmt: skip
+
+
+TELLERS: dict[int, Callable[[Any, Any], str]] = {
+    api_keys.ADD_PARTITIONS_TO_TXN: _adds,
     api_keys.ALTER_PARTITION_REASSIGNMENTS: _moves,
     api_keys.CONTROLLED_SHUTDOWN: _stops,
     api_keys.ELECT_LEADERS: _elects,
+    api_keys.END_TXN: _ends,
+    api_keys.FIND_COORDINATOR: _finds,
+    api_keys.HEARTBEAT: _beats,
+    api_keys.INIT_PRODUCER_ID: _begins,
+    api_keys.JOIN_GROUP: _joins,
+    api_keys.OFFSET_COMMIT: _commits,
+    api_keys.OFFSET_FETCH: _looks,
     api_keys.PRODUCE: _produce,
+    api_keys.SYNC_GROUP: _syncs,
+    api_keys.WRITE_TXN_MARKERS: _marks,
 }
+"""What a request says, and with its answer what that says; "" where it is not worth a line."""

@@ -21,9 +21,21 @@ from fleetlog.brokers.model import PartitionState
 from fleetlog.coordination.store import NoNode
 from fleetlog.wire.types import TopicPartition
 from tests.simulation.admin import TIMEOUT_MS, Admin
-from tests.simulation.clients import Client, Producer
+from tests.simulation.clients import (
+    GROUP,
+    INTERNAL,
+    TRANSACTION,
+    TRANSACTIONAL,
+    Client,
+    Consumer,
+    Fenced,
+    Member,
+    Producer,
+    TransactionalProducer,
+)
 from tests.simulation.fleet import SETTINGS, SimBroker
 from tests.simulation.invariants import wrapped
+from tests.simulation.network import Wire
 from tests.simulation.scribe import Scribe
 from tests.simulation.world import BOOT_S, TOPIC, Report, World
 from tests.simulation.zookeeper import DOWN
@@ -68,6 +80,53 @@ class Author(_Steady, Producer):
         await self.deliver(tp, data, values)
 
 
+class Payer(_Steady, TransactionalProducer):
+    """One process of a transactional producer, by a name of its own."""
+
+    def __init__(self, world: World, name: str, process: str) -> None:
+        super().__init__(world, name)
+        self.process = process
+        self.epoch = (-1, -1)
+        self.transaction_now = (name, 0)
+        self._sequences = dict.fromkeys((T0, T1), 0)
+
+    def wire(self, broker: int) -> Wire:
+        if broker not in self._wires or not self._wires[broker].open:
+            self._wires[broker] = self.world.network.connect(self.owner, self.process, f"b{broker}")
+        return self._wires[broker]
+
+    async def begin(self, number: int) -> None:
+        """Get an epoch; what is written from now on is of that transaction."""
+        self.epoch = await self._init((-1, -1), may_be_fenced=False)
+        self.transaction_now = self.name, number
+
+    async def write(self, tp: TopicPartition, *values: str) -> None:
+        """One batch; raises Fenced."""
+        self.world.oracle.sending(tp, values, self.transaction_now)
+        data = self.batch(values, *self.epoch, self._sequences[tp], TRANSACTIONAL)
+        self._sequences[tp] += len(values)
+        await self.add(tp, data, values)
+
+    async def commit(self) -> None:
+        """Raises Fenced."""
+        await self.end(self.transaction_now, True, *self.epoch)
+
+
+class Reader(_Steady, Consumer):
+    """A read_committed consumer that shows what it reads."""
+
+    async def read(self, scribe: Scribe, tp: TopicPartition, position: int) -> int:
+        """One fetch; returns the next position."""
+        shown = len(self.shown)
+        position = await self.poll(tp, position, True, 0)
+        scribe.does(self.name, f"shows [{' '.join(self.shown[shown:])}] of {tp}")
+        return position
+
+
+class Participant(_Steady, Member):
+    """A member of a group."""
+
+
 class Stage(World):
     """The fleet of a course: b4 is the controller, the topic t has its replicas on the other three, b1 leads it."""
 
@@ -98,7 +157,13 @@ class Stage(World):
         """How the course went, and its transcript."""
         with wrapped(self.scribe.hooks()):
             report = self.run()
-        return report, self.scribe.text(self.course.title, self.course.shows)
+        return report, self.scribe.text(self.course.title, self.course.shows, self._cast())
+
+    def _cast(self) -> str:
+        """Who is there when it begins."""
+        led = (f"b{ids[0]} leads {TOPIC}-{index} (replicas {' '.join(f'b{one}' for one in ids)})"
+               for index, ids in enumerate(self.course.replicas))  # fmt: skip
+        return f"{', '.join(led)}; b{BROKERS[-1]} is the controller; min.insync.replicas is {self.minimum}."
 
     def _story(self) -> None:
         controller = self.brokers[BROKERS[-1]]
@@ -121,7 +186,7 @@ class Stage(World):
             version=5, name=TOPIC, num_partitions=-1, replication_factor=-1,
             assignments=[replicas(version=5, partition_index=index, broker_ids=list(ids))
                          for index, ids in enumerate(self.course.replicas)],
-            configs=[kind.CreatableTopicConfig(version=5, name="min.insync.replicas", value="2")],
+            configs=[kind.CreatableTopicConfig(version=5, name="min.insync.replicas", value=str(self.minimum))],
         )  # fmt: skip
         request = m.CreateTopicsRequest(version=5, topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
         while T0 not in self.admin.topics:
@@ -138,6 +203,20 @@ class Stage(World):
         state = self.oracle._state(tp)
         assert state is not None
         return state
+
+    async def coordinated(self, client: Client, kind: int, key: str) -> None:
+        """Wait until there is a coordinator, and its topic is replicated."""
+        await client.run(client.coordinator(kind, key))
+        topic = INTERNAL[kind]
+        await self.until(lambda: len(self.state(topic).isr) == 3, f"{topic} is in sync")
+
+    @staticmethod
+    async def refused(attempt: Coroutine[Any, Any, None]) -> None:
+        try:
+            await attempt
+        except Fenced:
+            return
+        raise AssertionError("it is not refused")
 
     def controller(self) -> int:
         """The broker that is the controller; -1 if there is none."""
@@ -224,8 +303,7 @@ async def _leader_dies(stage: Stage) -> None:
     stage.brokers[1].kill()
     await stage.until(lambda: stage.state().leader == 2, "b2 leads")
     await sending
-    stage.step("p sends c.")
-    await stage.sends("c")
+    await asyncio.sleep(SETTLES_S)
     stage.step("b1 is started again.")
     await stage.mend("b1", "b2", "b3")
     await stage.serves(1)
@@ -236,6 +314,7 @@ async def _cut_from_zookeeper(stage: Stage) -> None:
     stage.step("b1 no longer reaches ZooKeeper. p sends a at once: b1 still has its lease.")
     stage.zookeeper.block("b1")
     await stage.p.run(stage.p.send("a"))
+    await asyncio.sleep(0.1)
     stage.step("p sends b when the lease of b1 has ended.")
     await stage.until(lambda: stage.state().leader == 2, "b2 leads")
     await stage.sends("b")
@@ -335,6 +414,59 @@ async def _clean_stop(stage: Stage) -> None:
     await stage.until(lambda: stage.state().leader == 1, "b1 leads")
 
 
+async def _transaction(stage: Stage) -> None:
+    x, r = Payer(stage, "x", "x"), Reader(stage, "r")
+    await stage.coordinated(x, TRANSACTION, "x")
+    stage.step("x begins, and writes a to t-0 and b to t-1.")
+    await x.run(x.begin(1))
+    await x.run(x.write(T0, "a"))
+    await x.run(x.write(T1, "b"))
+    await asyncio.sleep(SETTLES_S)
+    stage.step("r, which is read_committed, reads t-0.")
+    await r.run(r.read(stage.scribe, T0, 0))
+    stage.step("x commits.")
+    await x.run(x.commit())
+    await asyncio.sleep(SETTLES_S)
+    stage.step("r reads both.")
+    await r.run(r.read(stage.scribe, T0, 0))
+    await r.run(r.read(stage.scribe, T1, 0))
+
+
+async def _zombie(stage: Stage) -> None:
+    old, new, r = Payer(stage, "x", "x-old"), Payer(stage, "x", "x-new"), Reader(stage, "r")
+    await stage.coordinated(old, TRANSACTION, "x")
+    stage.step("The first process of x begins, and writes a.")
+    await old.run(old.begin(1))
+    await old.run(old.write(T0, "a"))
+    await asyncio.sleep(SETTLES_S)
+    stage.step("It stands still; a second process of x is started, and begins.")
+    await new.run(new.begin(2))
+    await asyncio.sleep(SETTLES_S)
+    stage.step("The first one goes on: it writes b, and commits.")
+    await old.run(stage.refused(old.write(T0, "b")))
+    await old.run(stage.refused(old.commit()))
+    stage.step("r, which is read_committed, reads t-0.")
+    await r.run(r.read(stage.scribe, T0, 0))
+
+
+async def _coordinator_moves(stage: Stage) -> None:
+    m1 = Participant(stage, "m")
+    await stage.coordinated(m1, GROUP, "g")
+    stage.step("m joins the group g.")
+    member_id, _, _ = await m1.run(m1.join("g", "", 1))
+    member_id, generation, _ = await m1.run(m1.join("g", member_id, 1))
+    stage.step("m commits the offset 5 of t-0.")
+    await m1.run(m1.commit("g", T0, 5, member_id, generation))
+    await asyncio.sleep(0.1)
+    stage.step("The coordinator is killed, and m goes on.")
+    stage.brokers[stage.state(INTERNAL[0]).leader].kill()
+    while await m1.run(m1.beat("g", member_id, generation)):
+        await asyncio.sleep(0.1)
+    stage.step("m commits the offset 6, and asks for it.")
+    await m1.run(m1.commit("g", T0, 6, member_id, generation))
+    await m1.run(m1.position("g", T0))
+
+
 COURSES = (
     Course(
         "01-replication", "Records are replicated, and the high watermark follows",
@@ -397,6 +529,25 @@ COURSES = (
         "A broker that stops asks the controller for successors before it closes its door. Its logs are whole when it"
         " comes back, and so it is told apart from one that was killed: it is intact since it stopped.",
         _clean_stop,
+    ),
+    Course(
+        "11-a-transaction", "A transaction over two partitions is committed by markers",
+        "The leader of each partition adds it to the transaction at its coordinator. The coordinator writes down that"
+        " it commits, has a marker written to each partition, and is done. Until a partition has its marker,"
+        " read_committed consumers get nothing from the first record of the transaction on.",
+        _transaction, ((1, 2, 3), (2, 3, 1)),
+    ),
+    Course(
+        "12-a-zombie-is-fenced", "A producer that was taken for dead is fenced",
+        "A transactional id belongs to the process that asked for it last. The epoch of the one before is over: its"
+        " open transaction is aborted, and whatever it still sends is refused.",
+        _zombie,
+    ),
+    Course(
+        "13-a-coordinator-moves", "A coordinator dies, and its group goes on",
+        "What a group's coordinator knows stands in a partition of __consumer_offsets. The next leader of that"
+        " partition reads it, and is the coordinator: members go on in the same generation.",
+        _coordinator_moves,
     ),
 )  # fmt: skip
 
