@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
 from fleetlog._native.batch import Record, scan
-from fleetlog._native.wire import decode_fetch, decode_fetch_response
+from fleetlog._native.wire import FetchPart, decode_fetch, decode_fetch_response
 from fleetlog.brokers.groups.records import GroupKey, OffsetKey, decode_group, decode_group_key, decode_offset
 from fleetlog.brokers.log.append import Appender
 from fleetlog.brokers.log.truncate import Truncation
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 WIDTH, WHO = 120, 16
 ZOOKEEPER = "ZooKeeper"
+PASSING = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+"""What a fetch is told while one of the two brokers has not heard of the new leader."""
 MARKERS = {0: "ABORT", 1: "COMMIT"}
 PLURAL = re.compile(r"^(append|follow|cut|hear|read)s\b")
 
@@ -61,8 +63,8 @@ class Scribe:
     def __init__(self, world: World) -> None:
         self._world = world
         self._steps: list[tuple[str, list[Line]]] = []
-        self._asked: dict[tuple[str, str, TopicPartition], str] = {}
-        self._brought: dict[tuple[str, str, TopicPartition], str] = {}
+        self._asked: dict[tuple[str, str, TopicPartition], tuple[int, int]] = {}
+        self._brought: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}
         self._sent: dict[tuple[str, bytes], int] = {}
 
     def begin(self, heading: str) -> None:
@@ -130,7 +132,7 @@ class Scribe:
         request = decode_fetch(version, body)
         asked = [(TopicPartition(names.get(part.topic_id, "?"), part.partition), part) for part in request.parts]
         says = [f"{tp} from {part.fetch_offset}" for tp, part in asked
-                if self._is_new(self._asked, wire, tp, f"{part.fetch_offset} {part.current_leader_epoch}")]  # fmt: skip
+                if self._asks_anew(wire, tp, part)]  # fmt: skip
         if says:
             self.says(wire.name, wire.server, f"Fetch {', '.join(says)}")
 
@@ -139,17 +141,18 @@ class Scribe:
                 return
             for part in decode_fetch_response(version, done.result()).parts:
                 tp = TopicPartition(names.get(part.topic_id, "?"), part.partition)
-                told = _of_fetched(part)
-                if (part.records or self._is_new(self._brought, wire, tp, told)) and tp.topic not in INTERNAL_TOPICS:
-                    self.hears(wire.name, wire.server, f"{tp}: {told}")
-                self._brought[wire.name, wire.server, tp] = f"high watermark {part.high_watermark}"
+                before = self._brought.get((wire.name, tp))
+                if part.error not in PASSING:
+                    self._brought[wire.name, tp] = now = part.error, part.high_watermark, part.last_stable_offset
+                    if tp.topic not in INTERNAL_TOPICS and (part.records or part.diverging or now != before):
+                        self.hears(wire.name, wire.server, f"{tp}: {_of_fetched(part)}")
 
         future.add_done_callback(answered)
 
-    @staticmethod
-    def _is_new(known: dict[Any, str], wire: Wire, tp: TopicPartition, text: str) -> bool:
-        before, known[wire.name, wire.server, tp] = known.get((wire.name, wire.server, tp)), text
-        return before != text and tp.topic not in INTERNAL_TOPICS
+    def _asks_anew(self, wire: Wire, tp: TopicPartition, part: FetchPart) -> bool:
+        key, now = (wire.name, wire.server, tp), (part.fetch_offset, part.current_leader_epoch)
+        before, self._asked[key] = self._asked.get(key), now
+        return before != now and tp.topic not in INTERNAL_TOPICS
 
     # ---- ZooKeeper
 
