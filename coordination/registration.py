@@ -37,6 +37,8 @@ from fleetlog.coordination.store import (
 )
 from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 
+UNREGISTERED = b'{"unregistered":true}'
+"""The record of a broker that is gone for good."""
 UNKNOWN_TIMEOUT_MS = 18_000
 """The assumed session timeout of an ephemeral that does not contain it."""
 _POLL_MS = 250
@@ -201,6 +203,33 @@ async def unregister(store: Store, registered: Registered) -> None:
             await store.delete(path)
         except NoNode:
             pass
+
+
+async def remove_record(store: Store, broker_id: int) -> bool:
+    """Forget a broker that is gone for good; False if there is no record of it.
+
+    Its incarnations stay counted: a broker that gets the id later must not have one that was counted on before. The
+    count grows by one, so a registration that comes in between is never overwritten. Raises DuplicateBroker while the
+    broker is registered.
+    """
+    path, tried = incarnation_path(broker_id), False
+    for _ in range(_ATTEMPTS):
+        try:
+            data, stat = await store.get(path)
+        except NoNode:
+            return False
+        if stat.version == 0 or data == UNREGISTERED:
+            return tried
+        if await store.exists(broker_path(broker_id)) is not None:
+            raise DuplicateBroker(f"broker {broker_id} is registered", broker_path(broker_id))
+        tried = True
+        try:
+            await store.set(path, UNREGISTERED, stat.version)
+        except (BadVersion, UnknownOutcome):
+            await asyncio.sleep(_POLL_MS / 1000)  # it registered, or the outcome is unknown: the next read decides
+            continue
+        return True
+    raise StoreError(f"forgetting broker {broker_id} failed {_ATTEMPTS} times", path)
 
 
 async def last_registration(store: Store, broker_id: int) -> LastRegistration:

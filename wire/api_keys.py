@@ -59,6 +59,7 @@ ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 UPDATE_FEATURES: Final = 57
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
+UNREGISTER_BROKER: Final = 64
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 CONSUMER_GROUP_HEARTBEAT: Final = 68
@@ -135,6 +136,7 @@ TABLE: Final = (
     (UPDATE_FEATURES, "UpdateFeatures", 0, 2, 0, False, False),
     (DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0, False, False),
     (DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0, False, False),
+    (UNREGISTER_BROKER, "UnregisterBroker", 0, 0, 0, False, False),
     (DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, 0, False, False),
     (LIST_TRANSACTIONS, "ListTransactions", 0, 2, 0, False, False),
     (CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", 0, 1, 0, False, False),

@@ -630,6 +630,10 @@ class DescribeProducersRequest(Protocol):
     topics: list[DescribeProducersTopics]
 
 
+class UnregisterBrokerRequest(Protocol):
+    broker_id: int
+
+
 class DescribeTransactionsRequest(Protocol):
     transactional_ids: list[str]
 

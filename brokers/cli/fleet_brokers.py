@@ -16,6 +16,7 @@ from fleetlog.brokers.cli.options import BROKER_ID, pairs
 from fleetlog.brokers.cli.output import CliError, Output, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from fleetlog.brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
+from fleetlog.wire import api_keys
 
 if TYPE_CHECKING:
     from fleetlog.brokers.cli.admin_client import AdminClient
@@ -28,7 +29,7 @@ SET, DELETE = 0, 1
 
 @click.group(cls=CommandGroup)
 def brokers() -> None:
-    """Single brokers: drain, replace, levels of their loggers."""
+    """Single brokers: drain, replace, unregister, levels of their loggers."""
 
 
 @brokers.command("loggers")
@@ -108,6 +109,22 @@ def replace_broker(*, target: Target, out: Output, broker_id: int, new: int, **h
     if new == broker_id:
         raise click.UsageError("--with must name another broker")
     _hand_over(target, out, broker_id, lambda overview: taken_over(overview, broker_id, new), **how)
+
+
+@brokers.command("unregister")
+@click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
+@client_options
+def unregister_broker(target: Target, out: Output, broker_id: int) -> None:
+    """Forget a broker that is gone for good: no new topic is placed on it, and its id is free for another machine.
+
+    It must be stopped, and hold no replica: drain it first.
+    """
+    from fleetlog.wire.messages import request_class
+
+    with admin(target, f"broker {broker_id}") as client:
+        answer = client.ask_any(request_class(api_keys.UNREGISTER_BROKER)(version=0, broker_id=broker_id))
+    raise_for_code(f"broker {broker_id} stays registered", answer.error_code, answer.error_message)
+    out.done(f"broker {broker_id} is no longer registered", {"broker": broker_id, "registered": False})
 
 
 def _hand_over(

@@ -15,7 +15,7 @@ _SUBJECTS = {
     "brokers": (
         "fleetlog.brokers.cli.fleet_brokers",
         "brokers",
-        "Single brokers: drain, replace, levels of their loggers.",
+        "Single brokers: drain, replace, unregister, levels of their loggers.",
     ),
     "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("fleetlog.brokers.cli.completion", "completion", "Print the shell completion script."),

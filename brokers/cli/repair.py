@@ -15,13 +15,13 @@ from fleetlog.brokers.cli.output import CliError, confirm
 from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.inventories import Inventory, decode_inventory
-from fleetlog.brokers.metadata.loading import children_or_none, load_metadata, read_or_none
+from fleetlog.brokers.metadata.loading import children_or_none, load_metadata, read_many, read_or_none
 from fleetlog.brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
 from fleetlog.brokers.metadata.tree_guard import read_marks
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.changes import entry
-from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.registration import UNREGISTERED, incarnation_path
 from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store, StoreError
 from fleetlog.coordination.tree import INCARNATIONS, ensure
 from fleetlog.coordination.zookeeper import ZookeeperStore
@@ -86,9 +86,11 @@ async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
     chosen = await read_or_none(store, znodes.REPAIR)
     stored = await read_or_none(store, PRODUCER_IDS)
     allocated = decode_block(stored[0]).block.last if stored is not None and stored[0] else -1
+    ids = [int(name) for name in await children_or_none(store, INCARNATIONS)]
+    records = zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True)
     return plan_repair(
         loaded.image, inventories, {one.broker_id: await read_marks(store, one.broker_id) for one in inventories},
-        known_brokers=[int(name) for name in await children_or_none(store, INCARNATIONS)], without=without,
+        known_brokers=[b for b, found in records if found is None or found[0] != UNREGISTERED], without=without,
         allocated_id=allocated,
         chosen=znodes.decode_topic_ids(znodes.REPAIR, chosen[0]) if chosen is not None else {},
     )  # fmt: skip

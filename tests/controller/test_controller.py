@@ -15,7 +15,7 @@ from fleetlog.brokers.controller.topic_commands import REMEMBERED_MS, read_known
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.image import MetadataImage
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerInfo, TopicPartition
-from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.registration import incarnation_path, remove_record
 from fleetlog.coordination.store import SetData, Store
 from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import RealClock
@@ -209,6 +209,9 @@ async def test_a_broker_that_left_long_ago_and_holds_nothing_is_forgotten(connec
         assert [b.id for b in await read_known(boss.real, image, later_ms)] == [1, 2], "they hold a replica"
         _, found = await read_known(boss.real, image, now_ms)
         assert (found.incarnation, found.domain) == (1, "127.0.0.1")
+        assert await remove_record(boss.real, 2)
+        assert [b.id for b in await read_known(boss.real, nothing, now_ms)] == [1], "it was unregistered"
+        assert [b.id for b in await read_known(boss.real, image, now_ms)] == [1, 2], "it holds a replica"
 
 
 @on_loop

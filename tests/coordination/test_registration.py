@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,20 @@ from fleetlog.coordination.registration import (
     broker_path,
     encode_registration,
     incarnation_path,
+    last_registration,
     register,
+    remove_record,
     unregister,
 )
-from fleetlog.coordination.store import Check, Create, MultiFailed, SessionExpired, SessionState
+from fleetlog.coordination.store import (
+    Check,
+    Create,
+    MultiFailed,
+    SessionExpired,
+    SessionState,
+    Stat,
+    UnknownOutcome,
+)
 from fleetlog.coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
 from fleetlog.coordination.zookeeper import ZookeeperStore
 from fleetlog.coordination.zookeeper_session import boot_ms
@@ -338,3 +349,61 @@ async def test_without_a_session_there_is_no_registration(connect: str) -> None:
         await store.close()
         with pytest.raises(SessionExpired):
             await enlist(store)
+
+
+# --- UnregisterBroker: brokers that are gone for good ---
+
+
+@on_loop
+async def test_a_record_is_removed_when_its_broker_is_gone_and_its_incarnations_stay_counted(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        assert not await remove_record(store, 1), "it never was there"
+        first = await enlist(store, replace(ONE, details={"directories": {"id": "/data"}}), process="p")
+        with pytest.raises(DuplicateBroker):
+            await remove_record(store, 1)
+        await unregister(store, first)
+        assert (await last_registration(store, 1)).directories == {"id": "/data"}
+        assert await remove_record(store, 1)
+        assert not await remove_record(store, 1)
+        last = await last_registration(store, 1)
+        assert (last.process, last.directories) == ("", {})
+        assert (await enlist(store)).incarnation > first.incarnation
+
+
+@on_loop
+async def test_a_broker_that_registers_meanwhile_keeps_its_record(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        await unregister(other, await enlist(other))
+        write = store.set
+
+        async def overtaken(path: str, data: bytes, version: int = -1) -> Stat:
+            monkeypatch.setattr(store, "set", write)
+            await enlist(other, process="p")
+            return await write(path, data, version)
+
+        monkeypatch.setattr(store, "set", overtaken)
+        with pytest.raises(DuplicateBroker):
+            await remove_record(store, 1)
+        assert (await last_registration(store, 1)).process == "p"
+
+
+@on_loop
+async def test_a_removal_whose_answer_is_lost_counts(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        await unregister(store, await enlist(store))
+        write = store.set
+
+        async def lost(path: str, data: bytes, version: int = -1) -> Stat:
+            await write(path, data, version)
+            raise UnknownOutcome("the test lost the answer")
+
+        monkeypatch.setattr(store, "set", lost)
+        assert await remove_record(store, 1)

@@ -119,6 +119,7 @@ WORK: dict[int, Entry] = {
     57: _entry(upgrade_type=1, max_version_level=1),
     60: _entry(),
     61: _entry(),
+    64: _entry(),
     65: _entry(),
     66: _entry(transactional_id_pattern=r"\pL" * 333, duration_filter=-1),
     68: _entry(),
