@@ -287,6 +287,10 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
     metadata = context.services.metadata
     limit = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     cursor = request.cursor
+    if cursor is not None and cursor.partition_index < 0:
+        wrong_cursor = ErrorCode.INVALID_REQUEST
+        refused = [_described_topic(response, t.name, wrong_cursor, None, [], context) for t in request.topics]
+        return Done(response(version=0, topics=refused, next_cursor=None))
     rows, next_cursor = [], None
     names = _page_names(request, metadata)
     denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, names, logged=bool(request.topics))
@@ -305,7 +309,6 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if wrong else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             rows.append(_described_topic(response, name, error, None, [], context))
             continue
-        first = max(0, first)
         last = min(first + limit, len(topic.partitions))
         partitions = [_described_partition(response, i, topic.partitions[i], context) for i in range(first, last)]
         rows.append(_described_topic(response, name, ErrorCode.NONE, topic, partitions, context))

@@ -358,6 +358,12 @@ def test_describe_topic_partitions_in_pages(services: Services) -> None:
     asked = request(version=0, topics=[request.TopicRequest(version=0, name=n) for n in ("nope", "a", "no/")])
     found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
     assert [(t.name, t.error_code) for t in found.topics] == [("a", 0), ("no/", 17), ("nope", 3)]
+    wrong = request(
+        version=0, topics=asked.topics, cursor=request.Cursor(version=0, topic_name="a", partition_index=-1)
+    )
+    refused = ask(services, 75, 0, wrong, metadata.handle_describe_topic_partitions)
+    assert {t.error_code for t in refused.topics} == {ErrorCode.INVALID_REQUEST}
+    assert [(len(refused.topics), refused.next_cursor)] == [(3, None)]
     assert found.topics[0].topic_id == A
     first = services.metadata.topics["a"].partitions[0]
     known = replace(first, elr=(BrokerId(2),), elr_incarnations=(1,), last_known_leader=3, partition_epoch=9)
