@@ -1,4 +1,4 @@
-"""``fleetlog brokers drain`` and ``replace``: plans without a fleet, and both on four real brokers."""
+"""``fleetlog brokers drain``, ``replace`` and ``unregister`` (UnregisterBroker): plans, and four real brokers."""
 
 from __future__ import annotations
 
@@ -98,6 +98,8 @@ def test_a_dead_broker_is_replaced_and_another_one_drained(fleet: Fleet) -> None
     eventually(lambda: all(p["leader"] != 2 for p in held(shell, 2)), "others lead what broker 2 led")
     before = len(held(shell, 2))
     assert before
+    refused = shell.fails("brokers", "unregister", "2")
+    assert f"Broker 2 holds replicas of {before} partition(s), such as orders-" in refused
     plan = shell.json("brokers", "replace", "2", "--with", "4", "--plan")
     assert plan["moves"]
     assert not plan["done"]
@@ -106,7 +108,10 @@ def test_a_dead_broker_is_replaced_and_another_one_drained(fleet: Fleet) -> None
     shell.run("brokers", "replace", "2", "--with", "4", "--yes")
     assert (held(shell, 2), len(held(shell, 4))) == ([], before)
     assert "there is no broker 2" in shell.run("brokers", "replace", "2", "--with", "4", code=1).stderr
+    shell.run("brokers", "unregister", "2")
+    assert "Broker ID 2 is not currently registered" in shell.fails("brokers", "unregister", "2")
     shell.run("brokers", "drain", "3", "--yes")
+    assert "Broker 3 is alive: stop it first" in shell.fails("brokers", "unregister", "3")
     assert (held(shell, 3), len(held(shell, 1)), len(held(shell, 4))) == ([], 4, 4)
     consumer = Consumer(
         {"bootstrap.servers": fleet.bootstrap, "group.id": "all", "auto.offset.reset": "earliest"}
