@@ -130,9 +130,9 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     def cut_off(self) -> list[int]:
         """The brokers that say that ZooKeeper does not answer them."""
-        from fleetlog.wire import api_keys, messages  # which few commands need
+        from fleetlog.wire import messages  # which few commands need
 
-        ask = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0)
+        ask = messages.DescribeHealthRequest(version=0)
         answers = self.ask_each({one.node_id: ask for one in self._manager.cluster.brokers()}, TRY_MS / 1000)
         return sorted(
             broker_id for broker_id, row in answers.items()

@@ -33,9 +33,8 @@ from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWante
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
 from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
-from fleetlog.wire import api_keys
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import request_class
 
 DRIFT = 3
 """The exit code of --check when the fleet differs."""
@@ -216,14 +215,14 @@ def _alter_acl(client: Any, change: AlterAcl) -> None:
     kind, pattern_type = int(_TYPES[kind_name]), int(PatternType[pattern.upper()])
     rest = {"operation": int(_OPERATIONS[operation]), "permission_type": int(_PERMISSIONS[verdict])}
     if change.removed:
-        request = request_class(api_keys.DELETE_ACLS)
+        request = messages.DeleteAclsRequest
         one = request.DeleteAclsFilter(
             resource_type_filter=kind, resource_name_filter=name, pattern_type_filter=pattern_type,
             principal_filter=principal, host_filter=host, **rest,
         )  # fmt: skip
         results = client.ask_any(request(filters=[one])).filter_results
     else:
-        request = request_class(api_keys.CREATE_ACLS)
+        request = messages.CreateAclsRequest
         created = request.AclCreation(
             resource_type=kind, resource_name=name, resource_pattern_type=pattern_type, principal=principal, host=host,
             **rest,

@@ -21,8 +21,8 @@ from fleetlog.brokers.cli.client import (
 )
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, progress
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview
-from fleetlog.wire import api_keys
-from fleetlog.wire.messages import Encodable, request_class
+from fleetlog.wire import messages
+from fleetlog.wire.messages import Encodable
 
 ASKED, CLEANING, STOPPED, OFF = 1, 2, 3, 4
 STATES = ("idle", "asked for", "under way", "stopped", "off")
@@ -90,7 +90,7 @@ def _ask(client: AdminClient, copies: Iterable[Copy], request: Callable[[list[An
 
 
 def _figures(client: AdminClient, copies: Iterable[Copy]) -> Figures:
-    kind = request_class(api_keys.DESCRIBE_COMPACTION)
+    kind = messages.DescribeCompactionRequest
 
     def request(topics: list[Any]) -> Encodable:
         return kind(topics=[kind.CompactionTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]
@@ -137,7 +137,7 @@ def compact_topics(
 
 
 def _ask_for(client: AdminClient, copies: list[Copy], now: bool) -> None:
-    kind = request_class(api_keys.COMPACT_TOPICS)
+    kind = messages.CompactTopicsRequest
 
     def request(topics: list[Any]) -> Encodable:
         return kind(now=now, topics=[kind.CompactTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]

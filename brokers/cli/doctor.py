@@ -38,7 +38,7 @@ from fleetlog.brokers.cli.options import at_least
 from fleetlog.brokers.cli.output import CliError, Output, visible
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 
 UNCLEAN_SETTING = "unclean.leader.election.enable"
 EXIT_WARNINGS, EXIT_ERRORS = 3, 4
@@ -147,7 +147,7 @@ def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
 
 
 def _health(client: AdminClient, facts: FleetFacts) -> None:
-    request = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0)
+    request = messages.DescribeHealthRequest(version=0)
     facts.now_ms = time.time_ns() // 1_000_000
     for broker_id, row in client.ask_each(dict.fromkeys(_answering(facts), request), PATIENCE_S).items():
         if row is None:

@@ -9,8 +9,7 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, table
-from fleetlog.wire import api_keys
-from fleetlog.wire.messages import request_class
+from fleetlog.wire import messages
 
 
 @click.group(cls=CommandGroup)
@@ -56,7 +55,7 @@ def upgrade_features(*, target: Target, out: Output, wanted: tuple[str, ...], dr
     with admin(target) as client:
         if not levels:
             levels = {row.name: row.max_version for row in _versions(client).supported_features or ()}
-        request = request_class(api_keys.UPDATE_FEATURES)
+        request = messages.UpdateFeaturesRequest
         updates = [request.FeatureUpdateKey(feature=name, max_version_level=to) for name, to in levels.items()]
         answer = client.ask_any(
             request(timeout_ms=target.timeout_ms, feature_updates=updates, validate_only=dry_run, min_version=1)
@@ -76,7 +75,7 @@ def _level(word: str) -> tuple[str, int]:
 
 def _versions(client: Any) -> Any:
     """ApiVersions of a broker; version 3 leaves features out whose lowest level is 0."""
-    request = request_class(api_keys.API_VERSIONS)
+    request = messages.ApiVersionsRequest
     answer = client.ask_any(request(client_software_name="fleetlog", client_software_version="1", min_version=4))
     if answer.error_code:
         raise CliError("the broker does not say which features it supports")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlog.brokers.cli.overview import PATIENCE_S
-from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 
 
@@ -18,9 +17,9 @@ def lag_of_groups(
     All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
     record not consumed; a ``status`` is empty until the group's coordinator has computed it.
     """
-    from fleetlog.wire.messages import request_class
+    from fleetlog.wire import messages
 
-    request = request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=list(names) or None)
+    request = messages.DescribeLagRequest(version=0, group_ids=list(names) or None)
     if brokers is None:
         brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
     found: list[dict[str, Any]] = []

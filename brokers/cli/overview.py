@@ -18,7 +18,6 @@ from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.output import bytes_text
 from fleetlog.brokers.controller.placement import Place
 from fleetlog.brokers.model import TopicPartition, has_room
-from fleetlog.wire import api_keys
 
 PATIENCE_S = 2.0
 """How long one broker may take to answer what only it knows."""
@@ -316,11 +315,9 @@ def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:
     """Ask each broker for its incarnation; a Kafka broker has none."""
-    from fleetlog.wire.messages import (
-        request_class,  # as much as all else together, and most commands ask nothing of ours
-    )
+    from fleetlog.wire import messages  # as much as all else together, and most commands ask nothing of ours
 
-    ends = request_class(api_keys.REPLICA_ENDS)
+    ends = messages.ReplicaEndsRequest
     requests = {broker.id: ends(version=0, topics=[]) for broker in overview.live_brokers()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
         overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation

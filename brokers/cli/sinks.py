@@ -12,9 +12,9 @@ from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSA
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, iso
-from fleetlog.wire import api_keys
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import Encodable, request_class
+from fleetlog.wire.messages import Encodable
 
 
 @click.group(cls=CommandGroup)
@@ -28,7 +28,7 @@ def list_sinks(target: Target, out: Output) -> None:
     """List all sinks and the last committed batch of each."""
     with admin(target) as client:
         brokers = sorted(broker.node_id for broker in client._manager.cluster.brokers())
-        asked = [(broker_id, request_class(api_keys.DESCRIBE_SINKS)(sink_ids=None)) for broker_id in brokers]
+        asked = [(broker_id, messages.DescribeSinksRequest(sink_ids=None)) for broker_id in brokers]
         answers = _loaded(lambda: client.ask_all(asked, target.timeout_s), target.timeout_s)
     rows = []
     for broker_id, answer in zip(brokers, answers, strict=True):
@@ -47,7 +47,7 @@ def describe_sinks(target: Target, out: Output, names: tuple[str, ...]) -> None:
     rows = []
     with admin(target) as client:
         for name in names:
-            answer = _ask(client, target, name, request_class(api_keys.DESCRIBE_SINKS)(sink_ids=[name]))
+            answer = _ask(client, target, name, messages.DescribeSinksRequest(sink_ids=[name]))
             _check(name, answer)
             (one,) = answer.sinks
             raise_for_code(f"sink {name}", one.error_code)
@@ -83,7 +83,7 @@ def reset_sink(target: Target, out: Output, name: str, replaces: str, query: str
     """
     if (query is None) != (batch is None):
         raise CliError("--query and --batch go together")
-    request = request_class(api_keys.RESET_SINK)(
+    request = messages.ResetSinkRequest(
         sink_id=name, expected_query_id=replaces, query_id=query, batch_id=-1 if batch is None else batch
     )
     with admin(target) as client:

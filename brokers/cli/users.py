@@ -38,9 +38,8 @@ from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.connect import ConnectionSecurity
 from fleetlog.coordination.store import Store, StoreError
-from fleetlog.wire import api_keys
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import request_class
 
 MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
 _CONNECT_MS: Final = 10_000
@@ -157,7 +156,7 @@ def upsertions(user: str, password: str, names: Iterable[str], iterations: int =
 
 def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
     """The iterations of each mechanism of those users that exist, or of all, as the brokers tell. Raises CliError."""
-    kind = request_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS)
+    kind = messages.DescribeUserScramCredentialsRequest
     answer = client.ask_any(kind(users=None if names is None else [kind.UserName(name=name) for name in names]))
     raise_for_code("users", answer.error_code, answer.error_message)
     found = {}
@@ -171,7 +170,7 @@ def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[
 
 def alter_users_at(client: Any, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
     """Have the brokers change users. Raises CliError."""
-    kind = request_class(api_keys.ALTER_USER_SCRAM_CREDENTIALS)
+    kind = messages.AlterUserScramCredentialsRequest
     request = kind(
         deletions=[kind.ScramCredentialDeletion(name=one.user, mechanism=one.mechanism) for one in deletions],
         upsertions=[

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from fleetlog.brokers.cli.client import explain, raise_for_code
 from fleetlog.brokers.console.asking import Answer, Asking
-from fleetlog.wire import api_keys
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import request_class
 
 PER_BROKER: Final = 500
 SHOWN: Final = 300
@@ -22,7 +21,7 @@ def connections_page(asking: Asking) -> Answer:
     order, wanted = asking.choice("order", ORDERS), asking.text("contains").lower()
     client = asking.client
     brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
-    request = request_class(api_keys.DESCRIBE_CONNECTIONS)(version=0, limit=PER_BROKER)
+    request = messages.DescribeConnectionsRequest(version=0, limit=PER_BROKER)
     rows: list[dict[str, Any]] = []
     totals: dict[int, int] = {}
     troubles = []

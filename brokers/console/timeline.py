@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar
 
 from fleetlog.brokers.cli.client import explain
-from fleetlog.wire import api_keys
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import request_class
 
 PATIENCE_S: Final = 4.0
 SHOWN_MAX: Final = 100
@@ -22,7 +21,7 @@ def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: 
 
     ``since`` has, for each broker that answered, since when it keeps all of them (ms); what was before is in no broker.
     """
-    request = request_class(api_keys.DESCRIBE_ELECTIONS)(version=0, topic=topic, limit=limit)
+    request = messages.DescribeElectionsRequest(version=0, topic=topic, limit=limit)
     elections: dict[tuple[str, int, int], dict[str, Any]] = {}
     controllers: list[tuple[int, int]] = []
     brokers: list[tuple[int, tuple[int, bool]]] = []

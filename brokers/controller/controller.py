@@ -61,7 +61,7 @@ from fleetlog.coordination.changes import Pruner
 from fleetlog.coordination.election import ControllerElection, ControllerMoved, Leadership
 from fleetlog.coordination.store import UNANSWERED, SessionEvent, SessionExpired, SessionState, Store, StoreError
 from fleetlog.coordination.tree import ensure
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -275,13 +275,9 @@ class AutoCreation:
         if controller_id < 0 or controller_id == self._broker_id:
             return ErrorCode.NOT_CONTROLLER
         try:
-            response = await self._peers.call(
-                controller_id,
-                api_keys.CREATE_TOPICS,
-                CREATE_TOPICS_VERSION,
-                _create_request(topic, timeout_ms),
-                timeout_ms,
-            )
+            request = _create_request(topic, timeout_ms)
+            version = CREATE_TOPICS_VERSION
+            response = await self._peers.call(controller_id, request.API_KEY, version, request, timeout_ms)
         except PeerUnavailable as problem:
             log.info("creating topic %s at controller %d failed: %s", topic.name, controller_id, problem)
             return ErrorCode.BROKER_NOT_AVAILABLE
@@ -340,7 +336,7 @@ def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
 
 
 def _create_request(topic: NewTopic, timeout_ms: int) -> Any:
-    request = messages.request_class(api_keys.CREATE_TOPICS)
+    request = messages.CreateTopicsRequest
     version = CREATE_TOPICS_VERSION
     configs = [
         request.CreatableTopic.CreatableTopicConfig(version=version, name=name, value=value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from fleetlog._native.batch import crc32c
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.accepted_positions import accepted_as_of
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -90,4 +90,4 @@ async def _ask(peers: PeersPort, broker_id: int, lacking: Lacking, position: int
         version=0, topic_id=topic_id, partition_index=index, current_leader_epoch=lacking.leader_epoch,
         offset=lacking.offset, position=position, now_ms=now_ms,
     )  # fmt: skip
-    return await peers.call(broker_id, api_keys.ACCEPTED_POSITIONS, 0, request, ASK_MS)
+    return await peers.call(broker_id, request.API_KEY, 0, request, ASK_MS)

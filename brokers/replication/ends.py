@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetlog.brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.replication.chunks import in_chunks
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ async def ask(
     pairs = ((topic_id, index) for topic_id, indexes in asked.items() for index in indexes)
     for chunk in in_chunks(pairs, PARTITIONS_PER_REQUEST):
         version = WAIVE_VERSION if waive_lease else 0
-        response = await peers.call(broker_id, api_keys.REPLICA_ENDS, version, _request(chunk, version), ASK_MS)
+        request = _request(chunk, version)
+        response = await peers.call(broker_id, request.API_KEY, version, request, ASK_MS)
         if response.error_code != ErrorCode.NONE or incarnation not in (-1, response.incarnation):
             raise PeerUnavailable(broker_id, f"log end probe failed with error {response.error_code}")
         incarnation = response.incarnation

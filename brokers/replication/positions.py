@@ -12,7 +12,7 @@ from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.replication.chunks import in_chunks
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.serving import Serve
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]
             )
             for name, pairs in chunk.items()
         ]
-        answer = await peers.call(broker_id, api_keys.LOG_POSITIONS, 0, request(version=0, topics=topics), ASK_MS)
+        answer = await peers.call(broker_id, request.API_KEY, 0, request(version=0, topics=topics), ASK_MS)
         if answer.error_code:
             raise PeerUnavailable(broker_id, f"log positions: error {answer.error_code}")
         positions.update(_rows(answer))
