@@ -142,6 +142,61 @@ def _type(owner: str, field: Any, blocks: list[str]) -> str:
     return f"{text} | None" if nullable and not text.endswith("| None") else text
 
 
+# -- types of answers ---------------------------------------------------------------------------------------------
+
+_ANSWERS_HEAD = f'''\
+"""The types of answers as the handlers make them: {BY_HAND}
+
+A type checker's view of the classes in ``wire.messages``; nothing imports it when brokers run. A field that is not in
+the version is not written.
+"""
+
+import uuid
+from typing import Any, dataclass_transform
+
+@dataclass_transform(kw_only_default=True)
+class _Fields:
+    tags: set[str] | None
+    unknown_tags: dict[str, Any] | None
+    def encode_into(self, out: Any, *, version: int, compact: bool = ..., tagged: bool = ...) -> None: ...
+
+class _Row(_Fields):
+    version: int | None = ...
+
+class _Answer(_Fields):
+    API_KEY: int = ...
+    version: int | None = ...
+    def encode(self, *, version: int | None = ...) -> bytes: ...
+'''
+
+
+def answers() -> str:
+    """The stub of the types of answers."""
+    messages = importlib.import_module("fleetlog.wire.messages")
+    lines = []
+    for api in served():
+        lines += ["", *_stub(messages.response_class(api.key), "_Answer", "")]
+    return _ANSWERS_HEAD + "\n".join(lines) + "\n"
+
+
+def _stub(kind: Any, base: str, margin: str) -> list[str]:
+    """The lines of a class, with the classes of its rows inside."""
+    lines, fields, inner = [f"{margin}class {kind.__name__}({base}):"], [], f"{margin}    "
+    for field in kind._struct.fields.values():
+        text = _SCALARS.get(field.type_str, "")
+        if field.is_struct_array() or field.is_struct():
+            row = field.data_class
+            lines += [*_stub(row, "_Row", inner), ""]
+            text = f"list[{row.__name__}]" if field.is_struct_array() else row.__name__
+        elif field.is_array():
+            text = f"list[{_SCALARS[field.array_of.type_str]}]"
+        nullable = any(field.nullable_for_version_q(version) for version in range(30))
+        fields.append(
+            f"{inner}{field.name}: {text}{' | None' if nullable and not text.endswith('| None') else ''} = ..."
+        )
+    return [*lines, *fields] if fields else [f"{lines[0]} ..."]
+
+
 # -- docs ---------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +214,7 @@ def apis_page() -> str:
 FILES: dict[str, Callable[[], str]] = {
     "wire/api_keys.py": api_keys,
     "wire/requests.py": requests,
+    "wire/answers.pyi": answers,
     "docs/apis.md": apis_page,
 }
 """In this order: the messages import the keys."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import kafka.protocol.admin as _admin
 import kafka.protocol.consumer as _consumer
@@ -29,6 +29,9 @@ from fleetlog._native import wire as kernel
 from fleetlog._native.wire import RequestHeader
 from fleetlog.wire import api_keys, schemas
 from fleetlog.wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
+
+if TYPE_CHECKING:
+    from fleetlog.wire.answers import *  # noqa: F403  the types of the classes that __getattr__ has
 
 __all__ = [
     "Encodable",
