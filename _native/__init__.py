@@ -69,8 +69,8 @@ def _refuse_stale(kernel: str, compiled: ModuleType) -> None:
         )
 
 
-def _implementation() -> str:
+def __getattr__(name: str) -> str:
+    """``IMPLEMENTATION``: cython or pure, as the kernel of batches is; it is loaded when this is first asked."""
+    if name != "IMPLEMENTATION":
+        raise AttributeError(f"fleetlog._native has no {name}")
     return "cython" if choose("batch").__name__.endswith("_cy") else "pure"
-
-
-IMPLEMENTATION = _implementation()

@@ -6,3 +6,5 @@ if __name__ != "fleetlog.wire":
     raise ImportError("wire is imported as fleetlog.wire")
 
 defer("kafka")
+for _package in ("admin", "consumer", "metadata", "producer"):
+    defer(f"kafka.protocol.{_package}", classes=True)

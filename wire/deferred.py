@@ -1,7 +1,8 @@
 """Packages whose ``__init__`` imports far more than brokers and commands need.
 
 ``kafka`` imports its producer, consumer and admin client, ``prometheus_client`` a web server. A broker needs neither.
-``kafka.protocol.admin`` makes a hundred classes out of JSON files, of which a command needs a few.
+The packages of ``kafka.protocol`` make some 160 classes out of JSON files, of which a command or a Spark worker needs a
+few.
 """
 
 from __future__ import annotations
@@ -14,27 +15,28 @@ from pathlib import Path
 from typing import Any
 
 
-class _Later:
+class Later:
     """A class of a package, which is made when it is first used."""
 
     def __init__(self, module: str, name: str) -> None:
         self._where = (module, name)
 
-    def _made(self) -> Any:
+    def made(self) -> Any:
+        """The class."""
         module, name = self._where
         return getattr(importlib.import_module(module), name)
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._made(), attribute)
+        return getattr(self.made(), attribute)
 
     def __getitem__(self, version: Any) -> Any:
-        return self._made()[version]
+        return self.made()[version]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._made()(*arguments, **named)
+        return self.made()(*arguments, **named)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, self._made())
+        return isinstance(instance, self.made())
 
 
 def defer(name: str, *, classes: bool = False) -> None:
@@ -63,5 +65,5 @@ def defer(name: str, *, classes: bool = False) -> None:
         for folder in spec.submodule_search_locations or ():
             for file in Path(folder).glob("[a-z]*.py"):
                 for class_name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
-                    setattr(package, class_name, _Later(f"{name}.{file.stem}", class_name))
+                    setattr(package, class_name, Later(f"{name}.{file.stem}", class_name))
     sys.modules[name] = package

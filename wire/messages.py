@@ -1,9 +1,9 @@
 """Every message of the protocol, and the only place that imports ``kafka.protocol``.
 
 One class per message for all versions, from kafka-python's schemas (Kafka's own JSON); what the library lacks, or has
-in fewer versions, is declared in ``wire/schemas`` as JSON in the same format. Decoding goes through
-:mod:`wire.bounded`, never through the library's decoder, which trusts its input; the library is the reference in the
-tests.
+in fewer versions, is declared in ``wire/schemas`` as JSON in the same format. A class is made when it is first asked
+for, so commands and Spark's workers make those they use. Decoding goes through :mod:`wire.bounded`, never through the
+library's decoder, which trusts its input; the library is the reference in the tests.
 
 The library has one shared default list per field. Never append to a field that was not set; build lists first and
 pass them to the constructor.
@@ -11,24 +11,25 @@ pass them to the constructor.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
-from functools import cache, partial
-from importlib.resources import files
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import kafka.protocol.admin as _admin
 import kafka.protocol.consumer as _consumer
 import kafka.protocol.metadata as _metadata
 import kafka.protocol.producer as _producer
-import kafka.protocol.sasl as _sasl
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
 from fleetlog._native import wire as kernel
 from fleetlog._native.wire import RequestHeader
 from fleetlog.wire import api_keys, schemas
+from fleetlog.wire.apis import APIS
 from fleetlog.wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
+from fleetlog.wire.deferred import Later
 
 if TYPE_CHECKING:
     from fleetlog.wire.answers import *  # noqa: F403  the types of the classes that __getattr__ has
@@ -45,6 +46,7 @@ __all__ = [
     "encode_response_header",
     "frame_request",
     "is_flexible",
+    "make_all",
     "parse_request_header",
     "request_class",
     "response_class",
@@ -68,64 +70,75 @@ class Encodable(Protocol):
 # -- the registry -------------------------------------------------------------------------------------------------
 
 
-def _collect() -> tuple[dict[int, Any], dict[int, Any]]:
-    modules = (_admin, _consumer, _metadata, _producer, _sasl)
-    messages: dict[str, Any] = {name: getattr(module, name) for module in modules for name in module.__all__}
-    for file in files(schemas).iterdir():
-        name = file.name.removesuffix(".json")
-        if name.endswith(("Request", "Response")):  # what is declared here takes the place of the library's
-            base = messages.get(name, _ApiMessage)
-            messages[name] = type(_ApiMessage)(
-                name, (base,), {"__module__": __name__, "__doc__": ""}, load_json=schemas
-            )
-    requests: dict[int, Any] = {}
-    responses: dict[int, Any] = {}
-    for cls in messages.values():
-        if isinstance(cls, type(_ApiMessage)):
-            (requests if cls.is_request() else responses)[cls.API_KEY] = cls
-    assert requests.keys() == responses.keys(), "a request without its response"
-    return requests, responses
+_LIBRARY = (_metadata, _consumer, _producer, _admin)
+_NAMES: Final = {api.key: api.name for api in APIS.values()}
+_OWN: Final = frozenset(file.stem for file in Path(schemas.__file__).parent.glob("*.json"))
 
 
-_REQUESTS, _RESPONSES = _collect()
-_BY_NAME: dict[str, Any] = {cls.__name__: cls for table in (_REQUESTS, _RESPONSES) for cls in table.values()}
+@cache
+def _made(name: str) -> Any:
+    """The class of a message, with that of its request or response, which the library finds by the key.
+
+    What the library has of that name is made first: else it would read the answers of the library's requests.
+    """
+    made = next((vars(package)[name] for package in _LIBRARY if name in vars(package)), None)
+    if isinstance(made, Later):
+        made = made.made()
+    if name in _OWN:
+        own = {"__module__": __name__, "__qualname__": name}
+        made = type(_ApiMessage)(name, (made or _ApiMessage,), own, load_json=schemas)
+    elif made is None:
+        from kafka.protocol import sasl  # what logs in needs
+
+        made = getattr(sasl, name)
+    if name.endswith("Request"):
+        _made(name.removesuffix("Request") + "Response")
+    return made
 
 
 def __getattr__(name: str) -> Any:
     """All message classes by name: ``from fleetlog.wire.messages import MetadataResponse``."""
-    try:
-        return _BY_NAME[name]
-    except KeyError:
-        raise AttributeError(f"fleetlog.wire.messages has no message {name!r}") from None
+    kind = re.fullmatch("([A-Z][A-Za-z]+)(Request|Response)", name)
+    if kind is None or kind[1] not in _NAMES.values():
+        raise AttributeError(f"fleetlog.wire.messages has no message {name!r}")
+    return _made(name)
 
 
 def request_class(key: int) -> Any:
     """The request class of an API key; KeyError if there is none."""
-    return _REQUESTS[key]
+    return _made(f"{_NAMES[key]}Request")
 
 
 def response_class(key: int) -> Any:
     """The response class of an API key; KeyError if there is none."""
-    return _RESPONSES[key]
+    return _made(f"{_NAMES[key]}Response")
 
 
 def schema_versions(key: int) -> tuple[int, int]:
     """Lowest and highest version the schema of that key describes."""
-    low, high = _REQUESTS[key].valid_versions
+    low, high = request_class(key).valid_versions
     return low, high
 
 
 _NEVER: Final = 2**15
-_FLEXIBLE_FROM: Final = {
-    key: next((v for v in range(schema_versions(key)[1] + 1) if cls.flexible_version_q(v)), _NEVER)
-    for key, cls in _REQUESTS.items()
-}
-"""The first flexible version of each key, the same for request and response."""
+
+
+@cache
+def _flexible_from(key: int) -> int:
+    """The first flexible version of a key, the same for request and response."""
+    cls = request_class(key)
+    return next((v for v in range(schema_versions(key)[1] + 1) if cls.flexible_version_q(v)), _NEVER)
+
+
+@cache
+def make_all() -> dict[int, int]:
+    """Make all classes, so that no request waits for its own; returns the first flexible version of each key."""
+    return {key: _flexible_from(key) for key in _NAMES}
 
 
 def is_flexible(key: int, version: int) -> bool:
     """Whether that version uses compact types and tagged fields (KIP-482)."""
-    return version >= _FLEXIBLE_FROM[key]
+    return version >= _flexible_from(key)
 
 
 # -- headers ------------------------------------------------------------------------------------------------------
@@ -134,20 +147,19 @@ def is_flexible(key: int, version: int) -> bool:
 _PREFIX = struct.Struct(">hhi")
 
 
-parse_request_header: Final[Callable[[memoryview], RequestHeader]] = partial(
-    kernel.parse_request_header, flexible_from=_FLEXIBLE_FROM
-)
-"""Parse the header of a frame (without its length prefix); raises MalformedRequest.
+def parse_request_header(frame: memoryview) -> RequestHeader:
+    """Parse the header of a frame (without its length prefix); raises MalformedRequest.
 
-For an API key without a schema the body's position is that of a version 1 header: it is never decoded. An ApiVersions
-of an unknown version is flexible (KIP-511).
-"""
+    For an API key without a schema the body's position is that of a version 1 header: it is never decoded. An
+    ApiVersions of an unknown version is flexible (KIP-511).
+    """
+    return kernel.parse_request_header(frame, make_all())
 
 
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:
     """The header before a response body. ApiVersions always uses header version 0 (KIP-511)."""
     head = correlation_id.to_bytes(4, "big", signed=True)
-    return head + b"\0" if version >= _FLEXIBLE_FROM[key] and key != api_keys.API_VERSIONS else head
+    return head + b"\0" if version >= _flexible_from(key) and key != api_keys.API_VERSIONS else head
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------
@@ -155,7 +167,7 @@ def encode_response_header(key: int, version: int, correlation_id: int) -> bytes
 
 @cache
 def _codec(key: int, version: int, response: bool) -> Codec:
-    cls = (_RESPONSES if response else _REQUESTS)[key]
+    cls = response_class(key) if response else request_class(key)
     low, high = schema_versions(key)
     if not min(low, 0) <= version <= high:
         raise MalformedRequest(f"{cls.__name__} has no version {version}")

@@ -1,5 +1,1 @@
 """The command line: ``fleetlog``."""
-
-from fleetlog.wire.deferred import defer
-
-defer("kafka.protocol.admin", classes=True)

@@ -184,6 +184,7 @@ class Dispatcher:
         self._unpacking = services.unpacking
         self._unpacking.count_on(services.loop.call_soon)
         self._loose: set[str] = set()
+        messages.make_all()
         self._routes = {key: self._route(row, handlers) for key, row in api_table().items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 

@@ -15,12 +15,14 @@ from tests.support.fleet import Fleet
 pytestmark = pytest.mark.zookeeper
 
 OTHERS = (
-    "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "kafka.consumer", "kafka.producer",
+    "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "crc32c", "kafka.consumer", "kafka.producer",
+    "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce", "kafka.protocol.admin.acl",
+    "kafka.protocol.admin.users", "fleetlog._native.batch",
     "fleetlog.brokers.app", "fleetlog.brokers.server", "fleetlog.brokers.api", "fleetlog.brokers.log",
     "fleetlog.brokers.metadata", "fleetlog.brokers.coordinators",
 )  # fmt: skip
 OWN_MESSAGES = (
-    "fleetlog.wire.messages", "fleetlog._native", "re2", "kafka.protocol.admin.acl",
+    "fleetlog.wire.messages", "fleetlog._native", "re2",
     "fleetlog.brokers.logins.mechanisms", "fleetlog.brokers.logins.scram", "fleetlog.brokers.tls.contexts",
 )  # fmt: skip
 """Needed by requests of our own APIs, and by logins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleetlog.wire import messages
+from fleetlog.wire.apis import APIS
 
 
 def assert_defaults_untouched() -> None:
@@ -16,6 +17,6 @@ def assert_defaults_untouched() -> None:
         for child in (field.fields or {}).values() if field.is_struct() or field.is_struct_array() else ():
             walk(child, f"{path}.{child.name}")
 
-    for cls in messages._BY_NAME.values():
+    for cls in [kind(key) for key in APIS for kind in (messages.request_class, messages.response_class)]:
         for field in cls._struct.fields.values():
             walk(field, f"{cls.__name__}.{field.name}")

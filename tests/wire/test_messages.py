@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 from types import SimpleNamespace
 
@@ -206,6 +208,21 @@ def test_what_the_library_lacks_is_declared_here() -> None:
             message = response(key, version, random.Random(version))
             body = m.encode_response(message, key, version)
             assert m.decode_response(key, version, body).to_dict(json=False) == message.to_dict(json=False)
+
+
+def test_a_class_is_made_when_it_is_asked_for() -> None:
+    code = """
+import gc
+from fleetlog.wire import api_keys, messages
+made = lambda: {cls.__name__ for cls in gc.get_objects() if isinstance(cls, type(messages._ApiMessage))}
+before = made()
+messages.request_class(api_keys.DESCRIBE_HEALTH)
+print(*sorted(made() - before), len(made()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    request_name, response_name, number = done.stdout.split()
+    assert (request_name, response_name) == ("DescribeHealthRequest", "DescribeHealthResponse")
+    assert int(number) < 10
 
 
 def test_flexible_versions_are_the_schemas() -> None:
