@@ -14,10 +14,10 @@ import random
 import shutil
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from fleetlog._native import compact_cy, compact_py  # type: ignore[attr-defined]
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
 from fleetlog.brokers.log import Log, Origin, RealDisk, Terms
@@ -131,7 +131,7 @@ def main() -> int:
         print(f"{found.megabytes} MB of updates of {keys} keys, codec {found.codec}")
         kept = set()
         for _ in range(found.rounds):
-            for twin in (compact_cy, compact_py):
+            for twin in (import_module(f"fleetlog._native.compact_{twin}") for twin in ("cy", "py")):
                 per_cpu, per_second, mapped, left = clean(directory, twin)
                 kept.add(left)
                 print(
