@@ -217,8 +217,12 @@ def test_kafka_serves_our_directory(tmp_path, kafka, clean):
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
-def test_we_open_kafkas_directory(kafka, clean):
-    """What librdkafka wrote into Kafka, read from Kafka's own files: records, transactions, producers, epochs."""
+def test_we_open_kafkas_directory(tmp_path, kafka, clean):
+    """What librdkafka wrote into Kafka, read from Kafka's own files: records, transactions, producers, epochs.
+
+    The index of aborted transactions that is made anew from Kafka's batches is Kafka's own, byte for byte, and its
+    segment is closed.
+    """
     from confluent_kafka import Producer
 
     admin = kafka.start()
@@ -249,12 +253,26 @@ def test_we_open_kafkas_directory(kafka, clean):
             producer.abort_transaction(60)
         else:
             producer.commit_transaction(60)
+    filler = Producer(quiet)
+    for _ in range(12):
+        sent.append(b"f" * 90_000)
+        filler.produce("events", sent[-1])
+    filler.flush(60)
     # Kafka answers a commit before its marker is in the log; a committed read waits for that
     assert len(_consume(kafka.bootstrap, len(sent) - len(aborted), "read_committed")) == len(sent) - len(aborted)
     kafka.stop(signal.SIGTERM if clean else signal.SIGKILL)
     folder = kafka.data / "events-0"
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix == ".log"}
     settings = config(segment_bytes=1 << 20, index_interval_bytes=1024)
+    again = tmp_path / "again" / "events-0"
+    shutil.copytree(folder, again)
+    indexes = {file.name: file.read_bytes() for file in again.glob("*.txnindex") if file.stat().st_size}
+    assert set(indexes) == {f"{0:020}.txnindex"}
+    assert len(before) > 1
+    for file in again.glob("*.txnindex"):
+        file.unlink()
+    open_log(again, clean=False, high_watermark=1 << 40, config=settings)
+    assert {file.name: file.read_bytes() for file in again.glob("*.txnindex")} == indexes
     log = open_log(folder, clean=clean, high_watermark=1 << 40, config=settings)
     assert not log.recovery_report.truncated_bytes
     assert [r.value for r in records(log)] == sent
