@@ -23,7 +23,7 @@ from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCo
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin, dedup
-from fleetlog.brokers.log.compaction.passes import retained
+from fleetlog.brokers.log.compaction import retained
 from fleetlog.brokers.log.directories.owner import DirectoryOwner
 from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
 from fleetlog.brokers.log.producers import state as producers
