@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
@@ -261,10 +262,17 @@ class Scribe:
         ]
 
 
+def _place(line: Line) -> tuple[int, str]:
+    return line.moment, line.of
+
+
 def _in_order(lines: Iterable[Line]) -> Iterator[tuple[str, str]]:
     """Who and what, in order; several that say or do the same at the same moment have one line, and none has two."""
+    ordered: list[Line] = []
+    for _, some in groupby(sorted(lines, key=_place), lambda line: (_place(line), line.before != "")):
+        ordered += sorted(some, key=lambda line: line.before)  # answers of several brokers at once
     together: dict[tuple[int, str, str, str], list[str]] = {}
-    for line in sorted(lines, key=lambda line: (line.moment, line.of)):
+    for line in ordered:
         names = together.setdefault((line.moment, line.before, line.after, line.text), [])
         if line.of not in names:
             names.append(line.of)
@@ -411,6 +419,20 @@ def _stops(request: Any, answer: Any) -> str:
     return f"ControlledShutdown b{request.broker_id}" if answer is None else _plain(answer.error_code)
 
 
+def _hears_ends(request: Any, answer: Any) -> str:
+    """The controller asks replicas for the ends of their logs, and a leader to act as without a lease."""
+    if answer is None:
+        return f"ReplicaEnds{'; it is to waive its lease' if request.waive_lease else ''}"
+    return ", ".join(
+        f"the log ends at {part.log_end_offset}, in epoch {part.last_epoch}"
+        if part.last_epoch >= 0
+        else "the log is empty"
+        for topic in answer.topics
+        for part in topic.partitions
+        if part.error_code == 0
+    )
+
+
 def _plain(error: int) -> str:
     return "done" if error == 0 else _of_error(error)
 
@@ -517,6 +539,7 @@ TELLERS: dict[int, Callable[[Any, Any], str]] = {
     api_keys.OFFSET_COMMIT: _commits,
     api_keys.OFFSET_FETCH: _looks,
     api_keys.PRODUCE: _produce,
+    api_keys.REPLICA_ENDS: _hears_ends,
     api_keys.SYNC_GROUP: _syncs,
     api_keys.WRITE_TXN_MARKERS: _marks,
 }

@@ -38,6 +38,7 @@ def test_no_other_histories_are_kept() -> None:
     [
         ("logs are not compared by epoch", "03-the-leader-dies"),
         ("acks=all is answered before the record is committed", "02-a-follower-dies"),
+        ("a broker counts as intact after an unclean restart", "14-the-last-member-lost-its-tail"),
     ],
 )
 def test_a_bug_changes_what_is_told(bug: str, name: str) -> None:

@@ -467,6 +467,27 @@ async def _coordinator_moves(stage: Stage) -> None:
     await m1.run(m1.position("g", T0))
 
 
+async def _lost_tails(stage: Stage) -> None:
+    b1, b2, b3 = (stage.brokers[one] for one in (1, 2, 3))
+    before = b1.medium.copy()
+    b3.kill()
+    await stage.in_sync(1, 2)
+    stage.step("b3 is away and not in sync. p sends a.")
+    await stage.sends("a")
+    stage.step("b2 is killed, and then b1, whose disk has lost a with the power.")
+    b2.kill()
+    await stage.in_sync(1)
+    b1.kill()
+    b1.medium.put_back(before)
+    await stage.until(lambda: stage.state().leader < 0, "nobody leads")
+    stage.step("b3 and b1 are started again.")
+    await stage.serves(3)
+    await stage.serves(1)
+    stage.step("b2 is started again.")
+    await stage.serves(2)
+    await stage.in_sync(1, 2, 3)
+
+
 COURSES = (
     Course(
         "01-replication", "Records are replicated, and the high watermark follows",
@@ -548,6 +569,13 @@ COURSES = (
         "What a group's coordinator knows stands in a partition of __consumer_offsets. The next leader of that"
         " partition reads it, and is the coordinator: members go on in the same generation.",
         _coordinator_moves,
+    ),
+    Course(
+        "14-the-last-member-lost-its-tail", "The last member of the in-sync set comes back without what it had",
+        "A broker that was not stopped cleanly begins a new incarnation, and what the state says of the one before does"
+        " not count for it. So it does not lead at once, though it was the last in sync: the replicas that may have it"
+        " all are heard first, and the one with most leads.",
+        _lost_tails,
     ),
 )  # fmt: skip
 
