@@ -30,6 +30,7 @@ RIM = (
     "brokers/log/disk/files.py",
     "brokers/log/disk/sync_times.py",
     "brokers/tls/contexts.py",
+    "brokers/tls/listeners.py",
     "brokers/logins/issuer_keys.py",
     "brokers/metrics/process.py",
     "coordination/zookeeper.py",
