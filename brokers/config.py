@@ -102,6 +102,7 @@ def _check_whole(config: BrokerConfig) -> None:
     if len({path.rstrip("/") for path in config.log_dirs}) < len(config.log_dirs):
         raise ConfigError("log.dirs", ",".join(config.log_dirs), "must name each directory once")
     _check_listeners(config)
+    _check_together(config)
     if config.zookeeper_session_timeout_ms >= config.replica_lag_time_max_ms:
         raise ConfigError(
             "zookeeper.session.timeout.ms", str(config.zookeeper_session_timeout_ms),
@@ -114,6 +115,27 @@ def _check_whole(config: BrokerConfig) -> None:
             f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
             "would be refused before it is read; raise socket.request.max.bytes, too",
         )  # fmt: skip
+
+
+def _check_together(config: BrokerConfig) -> None:
+    """What Kafka's brokers check across those settings that have an effect here. Raises ConfigError."""
+    kept = (
+        ("ms", config.log_retention_ms),
+        ("minutes", config.log_retention_minutes),
+        ("hours", config.log_retention_hours),
+    )
+    unit, retention = next((unit, value) for unit, value in kept if value is not None)
+    if retention == 0:
+        raise ConfigError(f"log.retention.{unit}", "0", "must be at least 1, or -1 for ever")
+    lag, idle = config.replica_lag_time_max_ms, config.connections_max_idle_ms
+    if config.replica_fetch_wait_max_ms > lag:
+        reason = f"must not pass replica.lag.time.max.ms ({lag}), else followers that wait leave the in-sync set"
+        raise ConfigError("replica.fetch.wait.max.ms", str(config.replica_fetch_wait_max_ms), reason)
+    if config.connection_failed_authentication_delay_ms >= idle:
+        name, reason = "connection.failed.authentication.delay.ms", f"must be below connections.max.idle.ms ({idle})"
+        raise ConfigError(name, str(config.connection_failed_authentication_delay_ms), reason)
+    if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
+        raise ConfigError("max.connections.per.ip", "0", "shuts out every client: name some in its .overrides")
 
 
 def _check_not_kraft(given: Mapping[str, str]) -> None:

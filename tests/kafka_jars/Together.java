@@ -3,11 +3,13 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Properties;
+import kafka.server.KafkaConfig;
 import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.common.errors.ApiException;
 import org.apache.kafka.storage.internals.log.LogConfig;
 
-/** What Kafka says of a topic's settings together: a line of name=value with tabs between, answered by ok or the reason. */
+/** What Kafka says of a topic's settings together, or, if told so, a broker's: a line of name=value with tabs between, answered by ok or the reason. */
 public final class Together {
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -20,8 +22,12 @@ public final class Together {
             }
             String said = "ok";
             try {
-                LogConfig.validate(Map.of(), settings, Map.of("min.insync.replicas", "1"), true); // with defaults, as of a topic
-            } catch (ConfigException | ApiException wrong) {
+                if (arguments.length > 0) {
+                    Properties broker = new Properties();
+                    broker.putAll(settings);
+                    new KafkaConfig(broker, false);
+                } else LogConfig.validate(Map.of(), settings, Map.of("min.insync.replicas", "1"), true); // with defaults, as of a topic
+            } catch (ConfigException | ApiException | IllegalArgumentException wrong) {
                 said = String.valueOf(wrong.getMessage()).replace('\n', ' ');
             }
             answers.append(said).append('\n');

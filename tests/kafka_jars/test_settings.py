@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
-from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig, load_config
 from fleetlog.brokers.setting_kinds import ConfigError, Setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
@@ -120,20 +120,19 @@ def accepts(row: Setting, value: str) -> bool:
     return True
 
 
-def test_a_topics_settings_are_checked_together_as_by_kafka(classpath: str) -> None:
-    asked = pairs(random.Random(35))
+def said_together(classpath: str, asked: list[dict[str, str]], *whose: str) -> list[str]:
+    """What Kafka says of each: ok, or why not."""
     text = "".join("\t".join(f"{name}={value}" for name, value in one.items()) + "\n" for one in asked)
-    command = [
-        "java",
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        classpath,
-        str(Path(__file__).parent / "Together.java"),
-    ]
+    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classpath]
+    command += [str(Path(__file__).parent / "Together.java"), *whose]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    theirs = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_a_topics_settings_are_checked_together_as_by_kafka(classpath: str) -> None:
+    asked = pairs(random.Random(35))
+    theirs = said_together(classpath, asked)
     ours = []
     for one in asked:
         try:
@@ -148,3 +147,46 @@ def test_a_topics_settings_are_checked_together_as_by_kafka(classpath: str) -> N
     assert different == []
     together = [mine for one, mine in zip(asked, ours, strict=True) if len(one) > 1]
     assert min(together.count("ok"), sum("max.compaction.lag.ms (" in mine for mine in together)) > 20
+
+
+KRAFT = {
+    "process.roles": "broker", "node.id": "1", "controller.quorum.voters": "2@localhost:9093",
+    "controller.listener.names": "CONTROLLER", "listeners": "PLAINTEXT://localhost:9092",
+}  # fmt: skip
+HERE = "broker.id=1\nzookeeper.connect=z:1\nzookeeper.session.timeout.ms=2000\n"
+RELATED = {
+    "replica.fetch.wait.max.ms": ("500", "2999", "3000", "3001", "31000"),
+    "replica.lag.time.max.ms": ("3000", "30000"),
+    "replica.socket.timeout.ms": ("60000",),
+    "connection.failed.authentication.delay.ms": ("0", "99", "100", "101", "5000"),
+    "connections.max.idle.ms": ("100", "101", "6000"),
+    "max.connections.per.ip": ("0", "1"),
+    "max.connections.per.ip.overrides": ("", "127.0.0.1:1"),
+    "log.retention.ms": ("-1", "1", "0"),
+    "log.retention.hours": ("-1", "1"),
+    "log.roll.ms": ("0", "1"),
+    "group.min.session.timeout.ms": ("1000", "70000"),
+    "group.max.session.timeout.ms": ("2000", "80000"),
+    "log.cleaner.dedupe.buffer.size": ("1048577", "134217728"),
+    "socket.request.max.bytes": ("104857600",),
+    "message.max.bytes": ("0", "1000000"),
+}
+
+
+def test_a_brokers_settings_are_checked_together_as_by_kafka(classpath: str) -> None:
+    chance = random.Random(35)
+    asked = []
+    for _ in range(1500):
+        names = chance.sample(sorted(RELATED), chance.randint(1, 6))
+        asked.append({name: chance.choice(RELATED[name]) for name in names})
+    theirs = said_together(classpath, [KRAFT | {"replica.socket.timeout.ms": "60000"} | one for one in asked], "broker")
+    ours = []
+    for one in asked:
+        try:
+            load_config(HERE + "".join(f"{name}={value}\n" for name, value in one.items()))
+            ours.append("ok")
+        except ConfigError as wrong:
+            ours.append(str(wrong))
+    different = [found for found in zip(asked, ours, theirs, strict=True) if (found[1] == "ok") != (found[2] == "ok")]
+    assert different == []
+    assert min(ours.count("ok"), sum("must not pass" in mine for mine in ours)) > 20
