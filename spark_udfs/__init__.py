@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import fleetlog.wire  # noqa: F401 - before all rooms, which then import kafka-python without its clients
+
 if __name__ != "fleetlog.spark":
     from fleetlog.renamed import rename
 

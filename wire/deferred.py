@@ -11,7 +11,11 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -39,9 +43,9 @@ class Later:
         return isinstance(instance, self.made())
 
 
-def defer(name: str, *, classes: bool = False) -> None:
+def defer(name: str) -> None:
     """Let the package's modules be imported without its ``__init__``, which runs at the first access to a name that it
-    defines; ``classes`` of its modules can be imported from it before, and each is made when it is first used.
+    defines.
 
     Does nothing if the package is imported already, or is not installed.
     """
@@ -51,19 +55,52 @@ def defer(name: str, *, classes: bool = False) -> None:
     if spec is None or spec.loader is None:
         return
     package = importlib.util.module_from_spec(spec)
-    loader = spec.loader
+    _without_init(package, spec.loader)
+    sys.modules[name] = package
 
+
+def defer_classes(*names: str) -> None:
+    """The same for packages that nothing has imported yet, when they are; classes of their modules can be imported from
+    them before ``__init__`` runs, and each is made when it is first used.
+    """
+    sys.meta_path.insert(0, _OfClasses(names))
+
+
+def _without_init(package: ModuleType, loader: Loader) -> None:
     def missing(attribute: str) -> Any:
-        if importlib.util.find_spec(f"{name}.{attribute}") is not None:
-            return importlib.import_module(f"{name}.{attribute}")
+        if importlib.util.find_spec(f"{package.__name__}.{attribute}") is not None:
+            return importlib.import_module(f"{package.__name__}.{attribute}")
         if vars(package).pop("__getattr__", None) is not None:
             loader.exec_module(package)
         return getattr(package, attribute)
 
     vars(package)["__getattr__"] = missing
-    if classes:
-        for folder in spec.submodule_search_locations or ():
+
+
+class _OfClasses:
+    """Finds packages, for Python's imports."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
+        """By Python, for each import."""
+        found = PathFinder.find_spec(name, path) if name in self._names else None
+        if found is not None and found.loader is not None:
+            found.loader = _LaterClasses(found.loader)
+        return found
+
+
+class _LaterClasses(Loader):
+    """Makes a package with a `Later` for each class."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """By Python."""
+        _without_init(module, self._loader)
+        for folder in module.__path__:
             for file in Path(folder).glob("[a-z]*.py"):
                 for class_name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
-                    setattr(package, class_name, Later(f"{name}.{file.stem}", class_name))
-    sys.modules[name] = package
+                    setattr(module, class_name, Later(f"{module.__name__}.{file.stem}", class_name))

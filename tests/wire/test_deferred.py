@@ -42,8 +42,6 @@ def test_what_is_imported_already_stays() -> None:
 LATER = """
 import sys
 from fleetlog import wire
-from fleetlog.wire.deferred import defer
-defer("kafka.protocol.admin", classes=True)
 import kafka.admin
 from kafka.protocol.admin import DescribeConfigsRequest, ElectionType, ListGroupsRequest
 """

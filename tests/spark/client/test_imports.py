@@ -35,6 +35,15 @@ def test_the_schema_is_told_without_a_client() -> None:
     assert len(found) <= 45, sorted(found)
 
 
+@pytest.mark.parametrize("room", ["source.readers", "sink.writer", "sink.batch_transactions"])
+def test_a_worker_that_imports_a_room_first_has_no_clients_of_kafka_python(room: str) -> None:
+    """So does one that unpickles a reader or writer: Spark's workers import nothing of fleetlog before."""
+    found = loaded(f"import fleetlog.spark.{room}")
+    unneeded = ("kafka.admin", "kafka.consumer", "kafka.producer", "kafka.coordinator", "kafka.record", "kafka.codec")
+    assert not {name for name in found if name.startswith(unneeded)}
+    assert not {"kafka.protocol.admin.acl", "kafka.protocol.admin.users", "kafka.protocol.consumer.metadata"} & found
+
+
 def test_what_plans_a_stream_has_no_kernels_of_columns_and_no_sink() -> None:
     found = loaded("import fleetlog.spark.source.readers")
     assert not {"pyarrow.compute", "fleetlog._native.columns", "fleetlog.spark.source.decode"} & found
