@@ -118,7 +118,7 @@ def requests() -> str:
     blocks: list[str] = []
     for api in served():
         if api.key not in hot.DECODERS:
-            request = messages.request_class(api.key)
+            request = messages.message_class(f"{api.name}Request")
             _describe(request.__name__, request._struct, blocks)
     return "\n\n".join([_REQUESTS_HEAD, *blocks])
 
@@ -175,7 +175,7 @@ def answers() -> str:
     messages = importlib.import_module("fleetlog.wire.messages")
     lines = []
     for api in served():
-        lines += ["", *_stub(messages.response_class(api.key), "_Answer", "")]
+        lines += ["", *_stub(messages.message_class(f"{api.name}Response"), "_Answer", "")]
     return _ANSWERS_HEAD + "\n".join(lines) + "\n"
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "frame_request",
     "is_flexible",
     "make_all",
+    "message_class",
     "parse_request_header",
     "request_class",
     "response_class",
@@ -76,7 +77,7 @@ _OWN: Final = frozenset(file.stem for file in Path(schemas.__file__).parent.glob
 
 
 @cache
-def _made(name: str) -> Any:
+def message_class(name: str) -> Any:
     """The class of a message, with that of its request or response, which the library finds by the key.
 
     What the library has of that name is made first: else it would read the answers of the library's requests.
@@ -92,7 +93,7 @@ def _made(name: str) -> Any:
 
         made = getattr(sasl, name)
     if name.endswith("Request"):
-        _made(name.removesuffix("Request") + "Response")
+        message_class(name.removesuffix("Request") + "Response")
     return made
 
 
@@ -101,17 +102,17 @@ def __getattr__(name: str) -> Any:
     kind = re.fullmatch("([A-Z][A-Za-z]+)(Request|Response)", name)
     if kind is None or kind[1] not in _NAMES.values():
         raise AttributeError(f"fleetlog.wire.messages has no message {name!r}")
-    return _made(name)
+    return message_class(name)
 
 
 def request_class(key: int) -> Any:
     """The request class of an API key; KeyError if there is none."""
-    return _made(f"{_NAMES[key]}Request")
+    return message_class(f"{_NAMES[key]}Request")
 
 
 def response_class(key: int) -> Any:
     """The response class of an API key; KeyError if there is none."""
-    return _made(f"{_NAMES[key]}Response")
+    return message_class(f"{_NAMES[key]}Response")
 
 
 def schema_versions(key: int) -> tuple[int, int]:
