@@ -23,7 +23,7 @@ from fleetlog.brokers.metadata.marks import ClusterMarks
 from fleetlog.brokers.metadata.repair import EPOCHS_LEFT_OUT
 from fleetlog.brokers.metadata.znodes import TopicZnode
 from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
-from fleetlog.coordination.registration import incarnation_path
+from fleetlog.coordination.registration import UNREGISTERED, incarnation_path
 from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store
 from fleetlog.coordination.tree import adopt, ensure
 from fleetlog.coordination.zookeeper import ZookeeperStore
@@ -162,6 +162,20 @@ def test_a_repair_that_was_broken_off_is_gone_on_with(connect: str, tmp_path: Pa
     assert len(left[0]) > len(left[-1]), "the plan names what is left"
     assert not any("is made" in line or line.startswith(("kept-0", "producer ids")) for line in left[-1])
     assert "topic(s) are right already" in plan
+
+
+@pytest.mark.parametrize(("record", "code"), [(UNREGISTERED, 0), (b"", 1)], ids=["unregistered", "away"])
+def test_a_broker_that_was_unregistered_is_not_waited_for(
+    connect: str, tmp_path: Path, record: bytes, code: int
+) -> None:  # fmt: skip
+    async def remember() -> None:
+        async with Stores() as stores:
+            await (await stores.open(connect)).create(incarnation_path(9), record)
+
+    asyncio.run(_restore(connect, new=False))
+    asyncio.run(remember())
+    done = CliRunner().invoke(cli, ["cluster", "repair", _config(tmp_path, connect)])
+    assert (done.exit_code, "broker(s) 9 have not told" in done.output) == (code, bool(code))
 
 
 def test_no_piece_ends_between_a_znode_and_its_parent() -> None:
