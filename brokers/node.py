@@ -467,17 +467,17 @@ class Node:
         assert self._logs is not None, "opened before"
         self._forget_missing()
         if last.process != self._process:
-            found = None
+            since = None
             if self._keeper is not None and self._keeper.guard.repaired:
                 logger.info("ZooKeeper was repaired: broker %d counts as intact from now on", self.config.broker_id)
             elif self._registrations:
                 logger.error("another process registered as broker %d meanwhile (incarnation %d): its"
                              " acknowledged records are not here", self.config.broker_id, last.incarnation)  # fmt: skip
             else:
-                found = intact_since(self._stopped, last, self._logs.owner.missing)
+                since = intact_since(self._stopped, last, self._logs.owner.missing)
                 for line in stale_directories(self.config.broker_id, self._stopped, last):
                     logger.error("%s", line)
-            self._intact_since = found
+            self._intact_since = since
         details: dict[str, object] = {"directories": self._logs.known_directories()}
         return details if self._intact_since is None else details | {"intact_since": self._intact_since}
 

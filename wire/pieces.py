@@ -42,14 +42,14 @@ _KNOWN: dict[tuple[int, int], tuple[Nested, ...]] = {}
 
 def _nested(struct: Any, version: int) -> tuple[Nested, ...]:
     """The arrays of structs in a struct, however deep. Schemas never change, so the result is cached."""
-    found = _KNOWN.get((id(struct), version))
-    if found is None:
-        found = _KNOWN[id(struct), version] = tuple(
+    nested = _KNOWN.get((id(struct), version))
+    if nested is None:
+        nested = _KNOWN[id(struct), version] = tuple(
             Nested(field.name, _nested(field.array_of, version))
             for field in struct.untagged_fields(version)
             if field.is_struct_array()
         )
-    return found
+    return nested
 
 
 def _weight(item: Any, nested: tuple[Nested, ...], enough: int) -> int:

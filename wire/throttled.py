@@ -48,7 +48,7 @@ def _place(key: int, version: int) -> int | None:
 
 def _produced(data: bytearray, version: int, header: int, throttle_ms: int) -> bytearray:
     """Answers of requests that were executed together stand behind each other."""
-    found, start = bytearray(), 0
+    produced, start = bytearray(), 0
     while start < len(data):
         end = start + _SIZE + int.from_bytes(data[start : start + _SIZE], "big")
         frame = data[start:end]
@@ -58,9 +58,9 @@ def _produced(data: bytearray, version: int, header: int, throttle_ms: int) -> b
             _I32.pack_into(frame, time_end - 4, throttle_ms)
         else:  # endpoints of leaders follow it
             frame = _exchanged(frame, api_keys.PRODUCE, version, header, throttle_ms)
-        found += frame
+        produced += frame
         start = end
-    return found
+    return produced
 
 
 def _exchanged(frame: bytearray, key: int, version: int, header: int, throttle_ms: int) -> bytearray:

@@ -103,16 +103,16 @@ def _frame(version: int, session_id: int, endpoints: Sequence[NodeEndpoint]) -> 
 
 def _together(topics: Sequence[list[Pair]]) -> Iterator[list[list[Pair]]]:
     """Topics of some dozens of partitions in all, or one that has more."""
-    found: list[list[Pair]] = []
+    together: list[list[Pair]] = []
     count = 0
     for topic in topics:
-        if found and count + len(topic) > PIECE_ELEMENTS:
-            yield found
-            found, count = [], 0
-        found.append(topic)
+        if together and count + len(topic) > PIECE_ELEMENTS:
+            yield together
+            together, count = [], 0
+        together.append(topic)
         count += len(topic)
-    if found:
-        yield found
+    if together:
+        yield together
 
 
 def _inner(chunks: list[Any], head: int, tail: int) -> list[Any]:

@@ -136,11 +136,11 @@ class AclCache:
 
         patterns = [
             pattern
-            for place, found in zip(places, await gather_bounded(places, names), strict=True)
-            for name in found
+            for place, children in zip(places, await gather_bounded(places, names), strict=True)
+            for name in children
             if (pattern := pattern_at(*place, name)) is not None
         ]
-        entries = {pattern: found for pattern, found in (await self._read_entries(patterns)).items() if found}
+        entries = {pattern: children for pattern, children in (await self._read_entries(patterns)).items() if children}
         before = self.image
         if entries == before.entries:
             return None

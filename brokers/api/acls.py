@@ -80,7 +80,7 @@ def _code(kind: type[_Code], number: int) -> _Code:
 
 def _filter(asked: Any) -> AclFilter:
     """Raises InvalidAcl."""
-    found = AclFilter(
+    meant = AclFilter(
         type=_code(ResourceType, asked.resource_type_filter),
         name=asked.resource_name_filter,
         pattern_type=_code(PatternType, asked.pattern_type_filter),
@@ -89,13 +89,13 @@ def _filter(asked: Any) -> AclFilter:
         operation=_code(AclOperation, asked.operation),
         permission=_code(Permission, asked.permission_type),
     )
-    check_filter(found)
-    return found
+    check_filter(meant)
+    return meant
 
 
 def _binding(asked: CreateAclsCreations) -> AclBinding:
     """Raises InvalidAcl."""
-    found = AclBinding(
+    binding = AclBinding(
         ResourcePattern(
             _code(ResourceType, asked.resource_type),
             asked.resource_name,
@@ -108,10 +108,10 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
             _code(Permission, asked.permission_type),
         ),
     )
-    check_binding(found)
+    check_binding(binding)
     if unfit(asked.principal, asked.host):
         raise InvalidAcl("A principal or host whose bytes are not UTF-8 cannot be given in an ACL.")
-    return found
+    return binding
 
 
 # ---------------------------------------------------------------- describing
@@ -178,8 +178,8 @@ async def _edited(
     except TimeoutError:
         return dict.fromkeys(edits, _UNWRITTEN)
     return {
-        pattern: found if isinstance(found, EditedEntries) else _refusal(pattern, found)
-        for pattern, found in outcomes.items()
+        pattern: outcome if isinstance(outcome, EditedEntries) else _refusal(pattern, outcome)
+        for pattern, outcome in outcomes.items()
     }
 
 
@@ -302,13 +302,13 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
 
 async def _deletions(cache: AclCache, filters: list[AclFilter], context: Context) -> dict[ResourcePattern, Edit]:
     """The deletion of what the filters match, by the patterns that have something to delete."""
-    found: dict[ResourcePattern, Edit] = {}
+    edits: dict[ResourcePattern, Edit] = {}
     for pattern, entries in cache.image.entries.items():
         await context.yield_now()
         meant = [asked for asked in filters if asked.matches_pattern(pattern)]
         if meant and entries_without(pattern, entries, meant) != entries:
-            found[pattern] = partial(_without, pattern=pattern, filters=meant)
-    return found
+            edits[pattern] = partial(_without, pattern=pattern, filters=meant)
+    return edits
 
 
 def _without(present: Entries, pattern: ResourcePattern, filters: Iterable[AclFilter]) -> Entries:
@@ -319,7 +319,7 @@ async def _deleted(
     cache: AclCache, outcomes: Mapping[ResourcePattern, Outcome], context: Context
 ) -> dict[AclBinding, AclRefusal]:
     """The ACLs that are gone, and those of the patterns that could not be written."""
-    found: dict[AclBinding, AclRefusal] = {}
+    refusals: dict[AclBinding, AclRefusal] = {}
     for pattern, outcome in outcomes.items():
         if isinstance(outcome, EditedEntries):
             entries, error = outcome.before - outcome.after, AclRefusal(ErrorCode.NONE, None)
@@ -327,8 +327,8 @@ async def _deleted(
             entries, error = cache.image.entries.get(pattern, frozenset()), outcome
         for entry in sorted(entries):
             await context.yield_now()
-            found[AclBinding(pattern, entry)] = error
-    return found
+            refusals[AclBinding(pattern, entry)] = error
+    return refusals
 
 
 def _matching(

@@ -155,8 +155,8 @@ def through(work: Generator[Any, None, R]) -> R:
         try:
             next(work)
         except StopIteration as ended:
-            found: R = ended.value
-            return found
+            result: R = ended.value
+            return result
 
 
 def named_once(topics: Iterable[tuple[str, Iterable[int]]]) -> Generator[None, None, tuple[TopicPartition, ...]]:

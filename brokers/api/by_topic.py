@@ -14,4 +14,4 @@ V = TypeVar("V")
 def by_topic(results: Iterable[tuple[TopicPartition, V]]) -> list[tuple[str, list[tuple[TopicPartition, V]]]]:
     """The results of each topic, sorted by topic and partition."""
     ordered = sorted(results, key=lambda item: item[0])
-    return [(name, list(found)) for name, found in groupby(ordered, key=lambda item: item[0].topic)]
+    return [(name, list(items)) for name, items in groupby(ordered, key=lambda item: item[0].topic)]

@@ -19,15 +19,15 @@ DETAILS_MAX: Final = 100
 
 def codes_of(rows: Any, name: str) -> dict[Any, int]:
     """The error of each row of an answer, by the row's name; of rows with partitions the first error among them."""
-    found: dict[Any, int] = {}
+    codes_by_key: dict[Any, int] = {}
     for row in rows or ():
         parts = getattr(row, "partitions", None)
         if parts is None:
             parts = getattr(row, "partition_result", None)
         codes = [row.error_code] if parts is None else [part.error_code for part in parts]
         key = getattr(row, name)
-        found[key] = found.get(key) or next((code for code in codes if code), 0)
-    return found
+        codes_by_key[key] = codes_by_key.get(key) or next((code for code in codes if code), 0)
+    return codes_by_key
 
 
 def named(

@@ -66,8 +66,8 @@ async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, co
     for entity, values in sorted(context.services.quotas.values.items(), key=lambda row: entity_path(row[0])):
         await context.yield_now()
         if entity_matches(entity, components, request.strict):
-            found = [entry.ValueData(version=version, key=key, value=value) for key, value in sorted(values.items())]
-            rows.append(entry(version=version, entity=_parts(entity, entry.EntityData, version), values=found))
+            quotas = [entry.ValueData(version=version, key=key, value=value) for key, value in sorted(values.items())]
+            rows.append(entry(version=version, entity=_parts(entity, entry.EntityData, version), values=quotas))
     return _described(context, ErrorCode.NONE, None, rows)
 
 

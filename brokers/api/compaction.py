@@ -73,13 +73,13 @@ def _named(
     topics: Iterable[tuple[str, Iterable[int]]], context: Context, operation: AclOperation
 ) -> Generator[None, None, Asked]:
     """The partitions with their logs, or what is wrong with them."""
-    found: Asked = []
+    named: Asked = []
     logs = context.services.replicas.logs
     for tp in (yield from named_once(topics)):
         yield
         refusal = context.refusal(operation, TOPIC, tp.topic)
-        found.append((tp, refusal or logs.get(tp) or ErrorCode.REPLICA_NOT_AVAILABLE))
-    return found
+        named.append((tp, refusal or logs.get(tp) or ErrorCode.REPLICA_NOT_AVAILABLE))
+    return named
 
 
 def _still(store: LogStore, tp: TopicPartition, log: Log | ErrorCode) -> Log | ErrorCode:

@@ -167,8 +167,8 @@ def broker_synonyms(row: Setting, metadata: MetadataCache) -> list[Synonym]:
     shared = metadata.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY)
     given = dict(metadata.static.given)
     rows = [BROKER_SETTINGS[name] for name in names]
-    found = [Synonym(r.name, own[r.name], Source.DYNAMIC_BROKER_CONFIG) for r in rows if r.live and r.name in own]
-    found += [
+    synonyms = [Synonym(r.name, own[r.name], Source.DYNAMIC_BROKER_CONFIG) for r in rows if r.live and r.name in own]
+    synonyms += [
         Synonym(r.name, shared[r.name], Source.DYNAMIC_DEFAULT_BROKER_CONFIG)
         for r in rows
         if r.live and r.name in shared
@@ -176,13 +176,13 @@ def broker_synonyms(row: Setting, metadata: MetadataCache) -> list[Synonym]:
     for r in rows:
         value = static_value(r, metadata.static)
         if value is not None and (r.name in given or value != r.format(r.default)):
-            found.append(Synonym(r.name, value, Source.STATIC_BROKER_CONFIG))
+            synonyms.append(Synonym(r.name, value, Source.STATIC_BROKER_CONFIG))
     for r in rows:
         default = r.format(r.default)
         if default is not None:
-            found.append(Synonym(r.name, default, Source.DEFAULT_CONFIG))
-    own_name = next((index for index, synonym in enumerate(found) if synonym.name == row.name), len(found))
-    return found[own_name:]
+            synonyms.append(Synonym(r.name, default, Source.DEFAULT_CONFIG))
+    own_name = next((index for index, synonym in enumerate(synonyms) if synonym.name == row.name), len(synonyms))
+    return synonyms[own_name:]
 
 
 _FAMILIES = tuple(

@@ -171,14 +171,14 @@ def _configs(
     elif kind == Resource.GROUP:
         _check_group(name)
         same = (kind, frozenset(metadata.dynamic_config(znodes.CONFIG_GROUPS, name).items()), wanted)
-    found = made.get(same)
-    if found is None:
+    described = made.get(same)
+    if described is None:
         result = messages.response_class(api_keys.DESCRIBE_CONFIGS).DescribeConfigsResult
         entries = [entry for entry in _entries(kind, name, metadata) if not wanted or entry.name in wanted]
-        found = [_described(entry, request, result, context.api_version) for entry in entries]
+        described = [_described(entry, request, result, context.api_version) for entry in entries]
         if len(made) < MAX_KEPT_CONFIGS:
-            made[same] = found
-    return found
+            made[same] = described
+    return described
 
 
 def _entries(kind: int, name: str, metadata: MetadataCache) -> list[ConfigEntry]:
@@ -365,15 +365,15 @@ async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context, *, kee
     twice = [one for one, count in Counter(a.name for a in plan.alterations).items() if count > 1]
     if twice:
         raise Refused(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {','.join(sorted(twice))}")
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     if resource is Resource.BROKER_LOGGER:
-        return found
+        return settings
     for alteration in plan.alterations:
         await context.yield_now()
         row = setting_of(alteration, _TABLES[resource], resource, unknown, of_all_brokers=not plan.name)
         if row is not None:
-            found[alteration.name] = row
-    return found
+            settings[alteration.name] = row
+    return settings
 
 
 async def _alter_one(

@@ -45,14 +45,14 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
         results = dict.fromkeys(wanted or (), (ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}."))
         return Done(_elected(context, ErrorCode.INVALID_REQUEST, results))
     controller = context.services.controller
-    found = await controller.elect_leaders(wanted, unclean=kind == ElectionType.UNCLEAN, timeout_ms=request.timeout_ms)
+    chosen = await controller.elect_leaders(wanted, unclean=kind == ElectionType.UNCLEAN, timeout_ms=request.timeout_ms)
     if wanted is None:
-        found = {tp: result for tp, result in found.items() if result[0] is not ErrorCode.ELECTION_NOT_NEEDED}
-    elsewhere = any(error is ErrorCode.NOT_CONTROLLER for error, _ in found.values())
-    if elsewhere or (not found and not controller.is_active):
-        found = dict.fromkeys(wanted or (), (ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT))
-        return Done(_elected(context, ErrorCode.NOT_CONTROLLER, found))
-    return Done(_elected(context, ErrorCode.NONE, found))
+        chosen = {tp: result for tp, result in chosen.items() if result[0] is not ErrorCode.ELECTION_NOT_NEEDED}
+    elsewhere = any(error is ErrorCode.NOT_CONTROLLER for error, _ in chosen.values())
+    if elsewhere or (not chosen and not controller.is_active):
+        chosen = dict.fromkeys(wanted or (), (ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT))
+        return Done(_elected(context, ErrorCode.NOT_CONTROLLER, chosen))
+    return Done(_elected(context, ErrorCode.NONE, chosen))
 
 
 def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
@@ -61,9 +61,9 @@ def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, 
     version = context.api_version
     topic_row = response.ReplicaElectionResult
     rows = []
-    for name, found in by_topic(results.items()):
+    for name, parts in by_topic(results.items()):
         partitions = []
-        for tp, (error, message) in found:
+        for tp, (error, message) in parts:
             yield
             partitions.append(
                 topic_row.PartitionResult(

@@ -39,8 +39,8 @@ _TELL_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 def aborted_in(log: Log, read: ReadResult) -> list[tuple[int, int]]:
     """Producer id and first offset of the aborted transactions among what was read. Raises LogOffline."""
-    found = log.reader.aborted_transactions(read.first_offset, read.next_offset)
-    return [(transaction.producer_id, transaction.first_offset) for transaction in found]
+    transactions = log.reader.aborted_transactions(read.first_offset, read.next_offset)
+    return [(transaction.producer_id, transaction.first_offset) for transaction in transactions]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,9 +106,9 @@ class PartitionReader:
         partition = part.partition
         if partition is not None and not partition.deleted:
             return partition
-        found = self.find(part.asked)
-        part.settle(None if isinstance(found, FetchOutcome) else found)
-        return found
+        current = self.find(part.asked)
+        part.settle(None if isinstance(current, FetchOutcome) else current)
+        return current
 
     def read(self, partition: Partition, part: FetchPart, left: int, first: bool) -> FetchOutcome:
         """What the partition has for the asker, at most ``left`` bytes, but one batch if it is the ``first``."""
@@ -145,14 +145,14 @@ class PartitionReader:
                 return self.state(partition)
             if part_bytes < left:
                 left = part_bytes
-            found = log.reader.read(offset, left if left > 0 else 0, limit, first)
-            slices, size, _, _ = found
+            result = log.reader.read(offset, left if left > 0 else 0, limit, first)
+            slices, size, _, _ = result
             if not size:  # the next batch is too large for what is left, or only a part of it is below the limit
                 self.out_of_turn = not first
                 return self.state(partition)
-            aborted = aborted_in(log, found) if committed_only else None
+            aborted = aborted_in(log, result) if committed_only else None
             if log.producers.positions is not None and replica is None:
-                passed = log.reader.passing(found)
+                passed = log.reader.passing(result)
                 if passed is not None:
                     return FetchOutcome(_NONE, watermark, stable, start, aborted, (passed,), len(passed))
         except OffsetOutOfRange:

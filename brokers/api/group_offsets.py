@@ -229,8 +229,8 @@ def _fetch_one(
     if shard is None:
         return GroupOffsets(error)
     if partitions is None:
-        found = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
-        every = tuple(one for one in found if one.committed is not None or one.error is not ErrorCode.NONE)
+        fetched = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
+        every = tuple(one for one in fetched if one.committed is not None or one.error is not ErrorCode.NONE)
         denied = yield from context.denied_in_turns(
             DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False
         )
@@ -238,10 +238,10 @@ def _fetch_one(
             every = tuple(offset for offset in every if offset.partition.topic not in denied)
         return GroupOffsets(ErrorCode.NONE, every)
     allowed = tuple(p for p in partitions if p.topic not in denied) if denied else partitions
-    found = yield from _told(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
+    fetched = yield from _told(shard.fetch(FetchRequest(group_id, allowed, bool(require_stable))), context)
     hidden = (p for p in partitions if p.topic in denied)
     refused = (FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden)
-    return GroupOffsets(ErrorCode.NONE, (*found, *refused))
+    return GroupOffsets(ErrorCode.NONE, (*fetched, *refused))
 
 
 def _told(offsets: Sequence[FetchedOffset], context: Context) -> Generator[None, None, list[FetchedOffset]]:
@@ -297,14 +297,14 @@ def _fetched_topics(
     by_topic: dict[str, list[Any]] = {}
     for partition, committed, error in offsets:
         yield
-        found = committed or CommittedOffset(-1)
+        offset = committed or CommittedOffset(-1)
         by_topic.setdefault(partition.topic, []).append(
             partition_class(
                 version=version,
                 partition_index=partition.partition,
-                committed_offset=found.offset,
-                committed_leader_epoch=found.leader_epoch,
-                metadata=found.metadata,
+                committed_offset=offset.offset,
+                committed_leader_epoch=offset.leader_epoch,
+                metadata=offset.metadata,
                 error_code=int(error),
             )
         )

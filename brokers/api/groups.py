@@ -374,9 +374,9 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
 
     def render(answers: list[Any]) -> Any:
         results = []
-        found = dict.fromkeys(every, CommandFailed(ErrorCode.GROUP_AUTHORIZATION_FAILED))
-        found.update(zip(names, answers, strict=True))
-        for name, answer in found.items():
+        by_group = dict.fromkeys(every, CommandFailed(ErrorCode.GROUP_AUTHORIZATION_FAILED))
+        by_group.update(zip(names, answers, strict=True))
+        for name, answer in by_group.items():
             yield
             results.append(
                 m.DeleteGroupsResponse.DeletableGroupResult(

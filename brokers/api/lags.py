@@ -28,8 +28,8 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
         rows = []
         for one in topic.partitions:
             yield
-            found = own_position(TopicPartition(topic.name, one.partition_index), one.offset, services.replicas)
-            rows.append(_position_row(kind.TopicPositions, one, found))
+            position = own_position(TopicPartition(topic.name, one.partition_index), one.offset, services.replicas)
+            rows.append(_position_row(kind.TopicPositions, one, position))
         topics.append(kind.TopicPositions(version=0, name=topic.name, partitions=rows))
     return Done(kind(version=0, throttle_time_ms=0, error_code=0, topics=topics))
 
@@ -71,13 +71,13 @@ def _described(group_id: str, lags: LagWatch, context: Context) -> Any:
         error, shard = context.services.groups.shard_for(group_id)
         if shard is not None and group_id not in shard.groups:
             error = ErrorCode.GROUP_ID_NOT_FOUND
-    found = lags.groups.get(group_id)
-    if error is not ErrorCode.NONE or found is None:
+    lag = lags.groups.get(group_id)
+    if error is not ErrorCode.NONE or lag is None:
         return kind(version=0, error_code=error, group_id=group_id, status="", topics=[])
-    denied = context.denied(DESCRIBE, TOPIC, {tp.topic for tp in found.partitions}, logged=False)
-    topics = yield from _topics(kind.TopicLag, found, denied)
-    age_ms = context.services.clock.mono_ms() - found.at_ms
-    status = found.progress.group_status
+    denied = context.denied(DESCRIBE, TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
+    topics = yield from _topics(kind.TopicLag, lag, denied)
+    age_ms = context.services.clock.mono_ms() - lag.at_ms
+    status = lag.progress.group_status
     return kind(version=0, error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
 
 

@@ -17,12 +17,12 @@ def current_leader(context: Context, tp: TopicPartition) -> tuple[int, int] | No
 
 def endpoints_of(context: Context, leaders: Iterable[tuple[int, int] | None]) -> list[NodeEndpoint]:
     """The addresses of those leaders on the listener of the connection, each once; dead ones are left out."""
-    found: dict[int, NodeEndpoint] = {}
+    endpoints: dict[int, NodeEndpoint] = {}
     for leader in leaders:
-        if leader is None or leader[0] in found:
+        if leader is None or leader[0] in endpoints:
             continue
         broker = context.services.metadata.brokers.get(leader[0])
         endpoint = broker.endpoint(context.connection.listener) if broker is not None else None
         if broker is not None and endpoint is not None:
-            found[leader[0]] = NodeEndpoint(leader[0], endpoint.host, endpoint.port, broker.rack)
-    return list(found.values())
+            endpoints[leader[0]] = NodeEndpoint(leader[0], endpoint.host, endpoint.port, broker.rack)
+    return list(endpoints.values())

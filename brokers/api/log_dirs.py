@@ -41,13 +41,13 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     rows = []
     for directory in context.services.replicas.logs.usage():
         logs = [] if directory.offline else directory.logs
-        found = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
+        wanted = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
         error = ErrorCode.KAFKA_STORAGE_ERROR if directory.offline else ErrorCode.NONE
         fields: dict[str, Any] = {"error_code": int(error), "log_dir": directory.path}
         if version >= 4:
             fields |= {"total_bytes": directory.total_bytes, "usable_bytes": directory.usable_bytes}
         topic_rows = []
-        for name, those in by_topic(found):
+        for name, those in by_topic(wanted):
             yield
             topic_rows.append(_topic(response, version, name, those))
         rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
@@ -113,10 +113,10 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
                 topic_row.AlterReplicaLogDirPartitionResult(
                     version=version, partition_index=tp.partition, error_code=int(error)
                 )
-                for tp, error in found
+                for tp, error in errors
             ],
         )
-        for name, found in by_topic(results.items())
+        for name, errors in by_topic(results.items())
     ]
     return Done(response(version=version, results=rows))
 

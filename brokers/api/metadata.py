@@ -109,11 +109,11 @@ def _asked_names(request: MetadataRequest, context: Context) -> Iterator[str]:
 
 
 def _answer_paced(rows: Iterator[bytes], request: MetadataRequest, context: Context) -> Paced:
-    found = []
+    answered = []
     for row in rows:
-        found.append(row)
+        answered.append(row)
         yield
-    return _answer(found, request, context)
+    return _answer(answered, request, context)
 
 
 def _to_create(request: MetadataRequest, context: Context) -> list[str]:

@@ -108,10 +108,10 @@ class _Listing:
 
     def unconfirmed(self) -> Generator[None, None, dict[TopicPartition, Partition]]:
         """The partitions led here, as far as this broker knows, whose lease does not answer for them. Paced work."""
-        found: dict[TopicPartition, Partition] = {}
+        uncertain: dict[TopicPartition, Partition] = {}
         replicas = self._context.services.replicas
         if self._request.replica_id != CONSUMER:
-            return found
+            return uncertain
         for topic in self._request.topics:
             if topic.name in self._denied:
                 continue
@@ -120,8 +120,8 @@ class _Listing:
                 tp = TopicPartition(topic.name, part.partition_index)
                 partition, _ = replicas.leader(tp, part.current_leader_epoch)
                 if partition is not None and tp not in self._twice and not partition.lease_valid():
-                    found[tp] = partition
-        return found
+                    uncertain[tp] = partition
+        return uncertain
 
     def delay(self, partitions: dict[TopicPartition, Partition]) -> JoinedResponse:
         """Wait until each of them is confirmed or refused; those that are neither in time are refused."""
@@ -154,14 +154,14 @@ class _Listing:
             for part in topic.partitions:
                 yield
                 yield from self._context.services.unpacking.share()
-                found = yield from self._find(TopicPartition(topic.name, part.partition_index), part)
+                offset = yield from self._find(TopicPartition(topic.name, part.partition_index), part)
                 answers.append(
                     ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
                         partition_index=part.partition_index,
-                        error_code=found.error,
-                        timestamp=found.timestamp,
-                        offset=found.offset,
-                        leader_epoch=found.leader_epoch,
+                        error_code=offset.error,
+                        timestamp=offset.timestamp,
+                        offset=offset.offset,
+                        leader_epoch=offset.leader_epoch,
                     )
                 )
             topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
@@ -188,14 +188,14 @@ class _Listing:
         elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         try:
-            found = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
+            offset = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
             if self._partition(tp, part.current_leader_epoch).partition is not partition:
                 return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # deleted meanwhile, or moved
             return Found(ErrorCode.KAFKA_STORAGE_ERROR)
-        if found.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
+        if offset.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
-        return found
+        return offset
 
     def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> LedPartition:
         replicas = self._context.services.replicas
@@ -239,12 +239,12 @@ def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[obje
         if view.behind:
             return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
         return Found(offset=view.limit, leader_epoch=view.leader[1])
-    found = yield from _search(log.reader, timestamp, unpacking)
+    match = yield from _search(log.reader, timestamp, unpacking)
     if (partition.is_leader, partition.leader_epoch) != view.leader:
         return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # what was searched may have been cut meanwhile
-    if found is None or found[0] >= view.limit:
+    if match is None or match[0] >= view.limit:
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if view.behind else Found()
-    offset, stamp, leader_epoch = found
+    offset, stamp, leader_epoch = match
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
 
 
@@ -329,12 +329,12 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> LedPartition:
     """The partition, whose log begins at the offset now, or what is wrong."""
     if tp.topic in PROTECTED_TOPICS:
         return LedPartition(None, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    found = context.services.replicas.leader(tp)
-    if found.partition is not None:
-        error = _delete_before(found.partition, offset)
+    led = context.services.replicas.leader(tp)
+    if led.partition is not None:
+        error = _delete_before(led.partition, offset)
         if error is not ErrorCode.NONE:
             return LedPartition(None, error)
-    return found
+    return led
 
 
 def _delete_before(partition: Partition, offset: int) -> ErrorCode:

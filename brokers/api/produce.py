@@ -178,30 +178,30 @@ class ProduceExecution:
         topic_id: uuid.UUID | None = None,
     ) -> None:
         """Nothing can be appended to a partition: the client may not, it is not led here, or the topic is internal."""
-        found: list[Any] = []
+        refused: list[Any] = []
         for batch in batches:
             if denied is not ErrorCode.NONE:
-                found.append(ProduceOutcome(denied))
+                refused.append(ProduceOutcome(denied))
             elif not ALL <= self.acks <= LEADER:
-                found.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
+                refused.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
             elif topic is None:
                 if topic_id is not None and batch:
                     self._remember((topic_id, index), batch, ErrorCode.UNKNOWN_TOPIC_ID)
-                found.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
+                refused.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
             elif topic in PROTECTED_TOPICS and not self._may_audit(topic):
                 message = f"{topic} is an internal topic; clients cannot write to it"
                 right = self.context.refusal(WRITE, TOPIC, topic) if topic == AUDIT_TOPIC else _NONE
-                found.append(ProduceOutcome(right or ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=message))
+                refused.append(ProduceOutcome(right or ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=message))
             elif not batch:
-                found.append(ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch"))
+                refused.append(ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch"))
             else:
                 tp, services = TopicPartition(topic, index), self.context.services
                 error = services.replicas.leader(tp).error
                 self._remember(tp, batch, error)
-                found.append(refusal(error, tp, self.context, message=services.replicas.why_unopened(tp)))
+                refused.append(refusal(error, tp, self.context, message=services.replicas.why_unopened(tp)))
         self.plain = False
         self.partitions.append(None)
-        self.outcomes.append(found)
+        self.outcomes.append(refused)
 
     def _remember(self, place: Place, batch: memoryview, error: ErrorCode) -> None:
         """Those behind it may arrive when this broker leads the partition."""
@@ -290,7 +290,7 @@ class ProduceExecution:
                 Origin.CLIENT, transactional=True, zstd=self.terms.zstd, whole_request=True, guards=guards[group],
                 explain=self.terms.explain, shares=self.terms.shares, unpack=self.terms.unpack - self.terms.unpacked,
             )  # fmt: skip
-            found = list(self.outcomes[group])
+            appended_so_far = list(self.outcomes[group])
             for batch in batches:
                 late += 1
                 if late % VERIFIED_PER_YIELD == 0:
@@ -301,7 +301,7 @@ class ProduceExecution:
                 why = header and refused.get((group, header.producer_id, header.producer_epoch))
                 if header and why and header.is_transactional:
                     error, message = why
-                    found.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
+                    appended_so_far.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
                     continue
                 worked = terms.work
                 outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
@@ -309,11 +309,11 @@ class ProduceExecution:
                     unpacking.spend(terms.work - worked)
                 if partition.figures is not None:
                     count(partition.figures, appended)
-                found += outcomes
+                appended_so_far += outcomes
                 self.plain = self.plain and plain
             self.terms.unpacked += terms.unpacked
             self.plain = self.plain and not refused
-            self.outcomes[group] = found
+            self.outcomes[group] = appended_so_far
         self.unverified = {}
 
     def _led(self, group: int) -> Partition:
@@ -323,7 +323,7 @@ class ProduceExecution:
 
     def _producers(self, unverified: dict[int, list[bytes]]) -> dict[tuple[int, int], dict[int, int]]:
         """The producers (id, epoch) whose transactions are verified, with their first sequence in each partition."""
-        found: dict[tuple[int, int], dict[int, int]] = {}
+        producers_seen: dict[tuple[int, int], dict[int, int]] = {}
         for group, batches in unverified.items():
             producers = self._led(group).log.producers
             for batch in batches:
@@ -332,16 +332,16 @@ class ProduceExecution:
                     continue
                 producer = header.producer_id, header.producer_epoch
                 if producers.needs_verification(*producer):
-                    found.setdefault(producer, {}).setdefault(group, header.base_sequence)
-        return found
+                    producers_seen.setdefault(producer, {}).setdefault(group, header.base_sequence)
+        return producers_seen
 
     def _first(self, groups: dict[int, int]) -> dict[TopicPartition, tuple[Any, int]]:
         """The producers and the first sequence of each partition, which may have several groups."""
-        found: dict[TopicPartition, tuple[Any, int]] = {}
+        firsts: dict[TopicPartition, tuple[Any, int]] = {}
         for group, first in groups.items():
             partition = self._led(group)
-            found.setdefault(partition.tp, (partition.log.producers, first))
-        return found
+            firsts.setdefault(partition.tp, (partition.log.producers, first))
+        return firsts
 
     # ---- waiting
 
@@ -354,9 +354,9 @@ class ProduceExecution:
         waits: list[tuple[int, Partition, int]] = []
         for group, partition in enumerate(self.partitions):
             if partition is not None:
-                found = self.outcomes[group]
+                of_group = self.outcomes[group]
                 # of a refused batch it is -1, of a duplicate not the last
-                last_offset = found[-1][1] if plain else max([last_offset_of(one) for one in found])
+                last_offset = of_group[-1][1] if plain else max([last_offset_of(one) for one in of_group])
                 if partition.must_wait(acks, last_offset):
                     waits.append((group, partition, last_offset))
         if not waits:
@@ -401,7 +401,7 @@ class ProduceExecution:
                 assert partition is not None, "each has batches in its log"
                 starts.append(partition.log.log_start_offset)
             return [encode_produce_run(run, starts, self.outcomes)]
-        turns = [iter(found) for found in self.outcomes]
+        turns = [iter(of_group) for of_group in self.outcomes]
         outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in run.groups]
         self._count_errors(run.groups, outcomes)
         parts = [(run.parts[group], outcome) for group, outcome in zip(run.groups, outcomes, strict=True)]
@@ -667,7 +667,7 @@ class _SlicedExecution(ProduceExecution):
         return Encoded((yield from produce_response_pieces(self.run.version, answers, endpoints)))
 
     def _answers(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Answers]:
-        turns = [iter(found) for found in self.outcomes]
+        turns = [iter(of_group) for of_group in self.outcomes]
         answers: Answers = []
         for groups in slices_of(self.run.groups):
             yield

@@ -55,19 +55,19 @@ async def _refused(
     wanted: Sequence[tuple[TopicPartition, Sequence[int] | None]], context: Context, *, keep_factor: bool
 ) -> dict[TopicPartition, Result]:
     """What is wrong with single lines of the request itself, before the controller is asked."""
-    found: dict[TopicPartition, Result] = {}
+    refused: dict[TopicPartition, Result] = {}
     counted = Counter(tp for tp, _ in wanted)
     for tp, replicas in wanted:
         await context.yield_now()
         state = context.services.metadata.partition(tp)
         if counted[tp] > 1:
-            found[tp] = (ErrorCode.INVALID_REQUEST, f"Partition {tp} stands more than once in the request.")
+            refused[tp] = (ErrorCode.INVALID_REQUEST, f"Partition {tp} stands more than once in the request.")
         elif keep_factor and replicas is not None and state is not None and len(replicas) != _factor(state):
-            found[tp] = (
+            refused[tp] = (
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"The replication factor is changed from {_factor(state)} to {len(replicas)}",
             )
-    return found
+    return refused
 
 
 def _factor(state: PartitionState) -> int:
@@ -83,9 +83,9 @@ def _altered(
     version = context.api_version
     topic_row = response.ReassignableTopicResponse
     rows = []
-    for name, found in by_topic(results.items()):
+    for name, parts in by_topic(results.items()):
         partitions = []
-        for tp, (error, message) in found:
+        for tp, (error, message) in parts:
             yield
             partitions.append(
                 topic_row.ReassignablePartitionResponse(
@@ -115,9 +115,9 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
             moving[tp] = state
     topic_row = response.OngoingTopicReassignment
     rows = []
-    for name, found in by_topic(moving.items()):
+    for name, parts in by_topic(moving.items()):
         partitions = []
-        for tp, state in found:
+        for tp, state in parts:
             yield
             partitions.append(
                 topic_row.OngoingPartitionReassignment(

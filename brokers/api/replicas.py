@@ -62,8 +62,8 @@ def _answer(
     own = services.metadata.brokers.get(services.config.broker_id)
     if own is None:  # between two registrations: the answer would count for neither
         return _refused(ErrorCode.BROKER_NOT_AVAILABLE, version)
-    found = ends.own_ends(asked, services.metadata, services.replicas, unknown)
-    return Done(ends.response(own.incarnation, found, version))
+    own_ends = ends.own_ends(asked, services.metadata, services.replicas, unknown)
+    return Done(ends.response(own.incarnation, own_ends, version))
 
 
 async def _after_reading(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
@@ -78,8 +78,8 @@ async def _after_reading(asked: dict[Any, list[int]], context: Context, version:
 
 
 async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:
-    found = await ends.waive(asked, context.services.metadata, context.services.replicas)
-    return Done(ends.response(incarnation, found, ends.WAIVE_VERSION))
+    own_ends = await ends.waive(asked, context.services.metadata, context.services.replicas)
+    return Done(ends.response(incarnation, own_ends, ends.WAIVE_VERSION))
 
 
 def handle_accepted_positions(request: AcceptedPositionsRequest, context: Context) -> Paced:

@@ -76,9 +76,9 @@ class Row(NamedTuple):
 def api_table() -> dict[int, Row]:
     """The rows of all modules by API key, in the order of ``wire.apis``. Raises LookupError where these two differ."""
     modules = [import_module(f"{api.__name__}.{module.name}") for module in pkgutil.iter_modules(api.__path__)]
-    found = [row for module in modules for row in getattr(module, "API", ())]
-    by_key = {row.key: row for row in found}
-    if len(by_key) != len(found) or by_key.keys() != APIS.keys():
-        twice = {row.key for row in found if found.count(row) > 1 or by_key[row.key] is not row}
+    rows = [row for module in modules for row in getattr(module, "API", ())]
+    by_key = {row.key: row for row in rows}
+    if len(by_key) != len(rows) or by_key.keys() != APIS.keys():
+        twice = {row.key for row in rows if rows.count(row) > 1 or by_key[row.key] is not row}
         raise LookupError(f"APIs with a schema or a row alone {by_key.keys() ^ APIS.keys()}, with two rows {twice}")
     return {key: by_key[key] for key in APIS}

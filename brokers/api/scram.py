@@ -53,11 +53,11 @@ async def handle_describe_user_scram_credentials(
         return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, UNANSWERED, [])
     result = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS).DescribeUserScramCredentialsResult
     rows = []
-    for user, found in describe_users(configs, asked).items():
+    for user, described in describe_users(configs, asked).items():
         await context.yield_now()
-        infos = [result.CredentialInfo(mechanism=code, iterations=count) for code, count in found.credentials]
+        infos = [result.CredentialInfo(mechanism=code, iterations=count) for code, count in described.credentials]
         rows.append(
-            result(user=user, error_code=int(found.error), error_message=found.message, credential_infos=infos)
+            result(user=user, error_code=int(described.error), error_message=described.message, credential_infos=infos)
         )  # fmt: skip
     return _described(ErrorCode.NONE, None, rows)
 

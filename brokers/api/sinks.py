@@ -91,13 +91,13 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
     ids = coordinator.producer_ids
 
     def render(answer: Any) -> Any:
-        found = answer if isinstance(answer, BeginAnswer) else BeginAnswer(answer.error)
-        given = found.error is ErrorCode.NONE
+        result = answer if isinstance(answer, BeginAnswer) else BeginAnswer(answer.error)
+        given = result.error is ErrorCode.NONE
         return m.BeginBatchResponse(
-            **_fields(found.error),
-            producer_id=found.producer_id if given else NO_PRODUCER_ID,
-            producer_epoch=found.producer_epoch if given else NO_PRODUCER_EPOCH,
-            fence=_fence(m.BeginBatchResponse, found.fence),
+            **_fields(result.error),
+            producer_id=result.producer_id if given else NO_PRODUCER_ID,
+            producer_epoch=result.producer_epoch if given else NO_PRODUCER_EPOCH,
+            fence=_fence(m.BeginBatchResponse, result.fence),
         )
 
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
@@ -148,10 +148,12 @@ def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     """CommitBatch: the winners' records count, and the fence names the batch, in one record."""
 
     def render(answer: Any) -> Any:
-        found = answer if isinstance(answer, CommitAnswer) else CommitAnswer(answer.error)
+        result = answer if isinstance(answer, CommitAnswer) else CommitAnswer(answer.error)
         kind = m.CommitBatchResponse
         return kind(
-            **_fields(found.error, found.message), already_committed=found.already, fence=_fence(kind, found.fence)
+            **_fields(result.error, result.message),
+            already_committed=result.already,
+            fence=_fence(kind, result.fence),
         )
 
     sink_id, producer = request.sink_id, _producer(request)
@@ -186,9 +188,9 @@ def _sink_command(
     client must be allowed to ALTER the cluster, too."""
 
     def render(answer: Any) -> Any:
-        found = answer if isinstance(answer, SinkAnswer) else SinkAnswer(answer.error)
-        more = {"fence": _fence(kind, found.fence)} if fence else {}
-        return kind(**_fields(found.error, found.message), **more)
+        result = answer if isinstance(answer, SinkAnswer) else SinkAnswer(answer.error)
+        more = {"fence": _fence(kind, result.fence)} if fence else {}
+        return kind(**_fields(result.error, result.message), **more)
 
     refusal = context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)
     if refusal is ErrorCode.NONE and operator:

@@ -110,8 +110,8 @@ def _partition_count(topic: Any, context: Context) -> int:
 
 
 def _partitions_of(topic: str, context: Context) -> int:
-    found = context.services.metadata.topics.get(topic)
-    return 0 if found is None else len(found.partitions)
+    info = context.services.metadata.topics.get(topic)
+    return 0 if info is None else len(info.partitions)
 
 
 def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:

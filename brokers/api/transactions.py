@@ -381,8 +381,8 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
 
     def render(written: list[list[ErrorCode]]) -> Any:
         errors = list(late)
-        for indexes, found in zip(runs.found, written, strict=True):
-            for index, error in zip(indexes, found, strict=True):
+        for indexes, codes in zip(runs.found, written, strict=True):
+            for index, error in zip(indexes, codes, strict=True):
                 errors[index] = error
         return _markers_response(request, version, places, errors)
 

@@ -152,8 +152,8 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     def ask_all(self, requests: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
         """The same for pairs of broker and request; the answers come in their order."""
-        found: list[Any] = self._manager.run(self._ask_all, requests, timeout_s)
-        return found
+        answers: list[Any] = self._manager.run(self._ask_all, requests, timeout_s)
+        return answers
 
     async def _ask_all(self, requests: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
@@ -251,10 +251,10 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         if key is None:
             return broker_id
         find = FindCoordinatorRequest(key_type=kind, key=key, coordinator_keys=[key], min_version=4)
-        (found,) = (await self._ask_any(find)).coordinators
-        if found.error_code:
+        (coordinator,) = (await self._ask_any(find)).coordinators
+        if coordinator.error_code:
             return broker_id
-        moved: int = self._manager.cluster.add_coordinator(found, kind, key, synthesize_node_id=False)
+        moved: int = self._manager.cluster.add_coordinator(coordinator, kind, key, synthesize_node_id=False)
         return moved
 
     async def _ask_any(self, request: Encodable) -> Any:

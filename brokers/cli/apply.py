@@ -113,7 +113,7 @@ def found_in(client: Any, wanted: FleetFile) -> FleetFound:
 
 
 def _topics_found(client: Any, names: list[str]) -> dict[str, TopicFound]:
-    found = {}
+    topics = {}
     for topic in client.describe_topics(names):
         if topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             continue
@@ -122,8 +122,8 @@ def _topics_found(client: Any, names: list[str]) -> dict[str, TopicFound]:
         configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(topic["name"], {})
         own = {key: row["value"] for key, row in configs.items() if "TOPIC" in str(row.get("config_source", "TOPIC"))}
         factors = frozenset(len(partition["replica_nodes"]) for partition in topic["partitions"])
-        found[topic["name"]] = TopicFound(len(topic["partitions"]), factors, own)
-    return found
+        topics[topic["name"]] = TopicFound(len(topic["partitions"]), factors, own)
+    return topics
 
 
 def _acls_found(client: Any) -> list[AclRow]:
@@ -132,10 +132,10 @@ def _acls_found(client: Any) -> list[AclRow]:
 
 
 def _quotas_found(client: Any) -> dict[Entity, dict[str, float]]:
-    found: dict[Entity, dict[str, float]] = defaultdict(dict)
+    quotas: dict[Entity, dict[str, float]] = defaultdict(dict)
     for user, client_id, address, key, value in quota_rows(client, []):
-        found[user, client_id, address][key] = float(value)
-    return dict(found)
+        quotas[user, client_id, address][key] = float(value)
+    return dict(quotas)
 
 
 # ---- making it so -----------------------------------------------------------------------------------------------

@@ -195,13 +195,13 @@ class PartitionsOf(NamedTuple):
 
 def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[PartitionsOf]:
     """Callback of arguments and options like ``TOPIC`` or ``TOPIC:0,3``."""
-    found = []
+    named = []
     for value in values:
         topic, colon, listed = value.partition(":")
         if colon and not all(re.fullmatch(" *[0-9]{1,9} *", part) for part in listed.split(",")):
             raise click.BadParameter(f"{value!r} must be TOPIC or TOPIC:PARTITION[,PARTITION...]")
-        found.append(PartitionsOf(topic, tuple(int(part) for part in listed.split(",")) if colon else None))
-    return found
+        named.append(PartitionsOf(topic, tuple(int(part) for part in listed.split(",")) if colon else None))
+    return named
 
 
 def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
@@ -240,19 +240,19 @@ def reach(target: Target) -> list[str]:
     with ThreadPoolExecutor(len(addresses)) as pool:
         probed = list(pool.map(lambda address: _probe(address, target.timeout_s, security), addresses))
     spelled = [address.strip() for address in target.bootstrap.split(",")]
-    answering = [name for name, found in zip(spelled, probed, strict=True) if found is None]
+    answering = [name for name, failure in zip(spelled, probed, strict=True) if failure is None]
     if answering:
         return answering
-    refused = next((found for found in probed if isinstance(found, TlsRefused)), None)
+    refused = next((failure for failure in probed if isinstance(failure, TlsRefused)), None)
     if refused is not None:
         raise CliError(str(refused))
-    silent = [name for name, found in zip(spelled, probed, strict=True) if isinstance(found, TimeoutError)]
+    silent = [name for name, failure in zip(spelled, probed, strict=True) if isinstance(failure, TimeoutError)]
     if silent:
         return silent
     reasons = [
-        f"{host}:{port} ({found.strerror or found})"
-        for (host, port), found in zip(addresses, probed, strict=True)
-        if found is not None
+        f"{host}:{port} ({failure.strerror or failure})"
+        for (host, port), failure in zip(addresses, probed, strict=True)
+        if failure is not None
     ]
     raise CliError(
         f"no broker answers at {', '.join(reasons)}; start one with `fleetlog dev up`, or name one with --bootstrap"
@@ -391,8 +391,8 @@ def _description(code: int) -> str:
 
 def reworded(text: object) -> str:
     """An error as kafka-python writes it, ``[Error 40] InvalidConfigurationError: what``, in this command's form."""
-    found = re.match(r"\[Error (\d+)\] \w+(?:: (.*))?$", str(text), re.DOTALL)
-    return str(text) if found is None else explain(int(found[1]), found[2])
+    match = re.match(r"\[Error (\d+)\] \w+(?:: (.*))?$", str(text), re.DOTALL)
+    return str(text) if match is None else explain(int(match[1]), match[2])
 
 
 def raise_for_code(about: str, code: int, message: str | None = None) -> None:
@@ -449,8 +449,8 @@ def wait_for_topics(client: Any, topics: list[str], timeout_s: float) -> list[st
         requests = {broker_id: _metadata_of(topics) for broker_id in waiting}
         unknown: dict[int, set[str]] = {}
         for broker_id, answer in client.ask_each(requests, min(timeout_s, PROBE_TIMEOUT_S)).items():
-            found = answer.topics if answer is not None else ()
-            unknown[broker_id] = {t.name for t in found if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
+            listed = answer.topics if answer is not None else ()
+            unknown[broker_id] = {t.name for t in listed if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
         waiting = {broker_id for broker_id, missing in unknown.items() if missing}
         if not waiting:
             return []
@@ -468,7 +468,7 @@ def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[
     """Metadata of the partitions asked for, by topic; raises CliError naming what does not exist."""
     names = [one.topic for one in wanted]
     topics = {topic["name"]: topic for topic in client.describe_topics(names)}
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_topic: dict[str, list[dict[str, Any]]] = {}
     for topic, partitions in wanted:
         data = topics.get(topic)
         raise_for_code(f"topic {topic}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if data is None else data["error_code"])
@@ -479,7 +479,7 @@ def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[
         if missing:
             known = f"partitions 0 to {len(existing) - 1}"
             raise CliError(f"topic {topic} has {known}, not {missing[0]} (UNKNOWN_TOPIC_OR_PARTITION)")
-        found.setdefault(topic, []).extend(
+        by_topic.setdefault(topic, []).extend(
             p for p in listed if partitions is None or p["partition_index"] in partitions
         )
-    return found
+    return by_topic

@@ -198,8 +198,8 @@ def _directory(directory: Any) -> dict[str, Any]:
 
 def _troubled(overview: Overview) -> list[PartitionOverview]:
     order = ["offline", "under min ISR", "under-replicated"]
-    found = [p for p in overview.partitions.values() if p.problem is not None]
-    return sorted(found, key=lambda p: (order.index(p.problem or ""), p.tp))
+    troubled = [p for p in overview.partitions.values() if p.problem is not None]
+    return sorted(troubled, key=lambda p: (order.index(p.problem or ""), p.tp))
 
 
 def _print(overview: Overview, health: FleetHealth) -> None:

@@ -85,9 +85,9 @@ def read_command_config(path: Path) -> dict[str, str]:
     The files are shared with Kafka's tools: what has no use here is named in one warning.
     """
     try:
-        found = parse_properties(path.read_text("utf-8"), str(path))
-        properties = {name: value for name, (value, _) in found.items()}
-        for name, (_, where) in found.items():
+        parsed = parse_properties(path.read_text("utf-8"), str(path))
+        properties = {name: value for name, (value, _) in parsed.items()}
+        for name, (_, where) in parsed.items():
             if name not in _KAFKA_NAMES and not name.startswith(_PREFIXES):
                 raise ConfigError(name, HIDDEN, f"is no setting of a client{suggest(name, _KAFKA_NAMES)}", where)
         client_security(properties)
@@ -113,10 +113,10 @@ def client_security(properties: Mapping[str, str]) -> dict[str, Any]:
     if not has_tls and any(name.startswith("ssl.") for name in properties):
         wanted = _SASL_SSL if logs_in else _SSL
         raise ConfigError(PROTOCOL, protocol, f"is without TLS: set {wanted}, or remove what begins ssl.")
-    found = _login(properties) if logs_in else {}
+    arguments = _login(properties) if logs_in else {}
     if has_tls:
-        found[TLS_CONTEXT] = client_context(TlsSettings.of(properties), time.time()).context
-    return {"security_protocol": protocol, **found} if found else {}  # as without a file
+        arguments[TLS_CONTEXT] = client_context(TlsSettings.of(properties), time.time()).context
+    return {"security_protocol": protocol, **arguments} if arguments else {}  # as without a file
 
 
 def _login(properties: Mapping[str, str]) -> dict[str, Any]:

@@ -54,18 +54,18 @@ COLUMNS = ["partition", "broker", "compaction", "clean up to", "dirty", "size", 
 
 def compaction_of(client: AdminClient, overview: Overview) -> Figures:
     """The figures of all copies of the overview's partitions that are compacted; silent brokers' are missing."""
-    found = _figures(client, _copies(overview.partitions.values()))
-    return {copy: figures for copy, figures in found.items() if figures.state != OFF}
+    figures_of = _figures(client, _copies(overview.partitions.values()))
+    return {copy: figures for copy, figures in figures_of.items() if figures.state != OFF}
 
 
 def figure_rows(figures: Figures, topic: str) -> list[list[Any]]:
     """Of one topic, as ``COLUMNS``."""
     return [
         [
-            copy.partition, copy.broker, STATES[found.state], found.clean_offset, f"{found.dirty_ratio:.0%}",
-            bytes_text(found.size_bytes), found.trouble,
+            copy.partition, copy.broker, STATES[one.state], one.clean_offset, f"{one.dirty_ratio:.0%}",
+            bytes_text(one.size_bytes), one.trouble,
         ]
-        for copy, found in sorted(figures.items())
+        for copy, one in sorted(figures.items())
         if copy.topic == topic
     ]  # fmt: skip
 
@@ -154,14 +154,14 @@ def _wait(client: AdminClient, copies: list[Copy], out: Output, patience_s: floa
     with progress(not out.as_json) as bar:
         task = bar.add_task("compacting", total=len(copies))
         while True:
-            found = _figures(client, copies)
-            after |= found
-            if len(found) == len(copies):
+            figures = _figures(client, copies)
+            after |= figures
+            if len(figures) == len(copies):
                 silent_since = time.monotonic()
-            working = sum(one.state in (ASKED, CLEANING) for one in found.values())
-            bar.update(task, completed=len(found) - working)
-            if not working and (len(found) == len(copies) or time.monotonic() > silent_since + patience_s):
-                return found
+            working = sum(one.state in (ASKED, CLEANING) for one in figures.values())
+            bar.update(task, completed=len(figures) - working)
+            if not working and (len(figures) == len(copies) or time.monotonic() > silent_since + patience_s):
+                return figures
             time.sleep(POLL_S)
 
 

@@ -23,8 +23,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     zsh:  add to ~/.zshrc    eval "$(fleetlog completion zsh)"
     fish: fleetlog completion fish > ~/.config/fish/completions/fleetlog.fish
     """
-    found = get_completion_class(shell)
-    assert found is not None, "click knows these shells"
-    complete = found(ctx.find_root().command, {}, "fleetlog", "_FLEETLOG_COMPLETE")
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None, "click knows these shells"
+    complete = shell_class(ctx.find_root().command, {}, "fleetlog", "_FLEETLOG_COMPLETE")
     click.echo(f"# {_WHERE[shell]}")
     click.echo(complete.source())

@@ -174,8 +174,8 @@ class _Bounds:
                 return dict(self._ends)
             case "offset":
                 return {tp: max(point.value, self._begins[tp]) for tp in self.partitions}
-        found = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
-        return {tp: found[tp].offset if found[tp].offset >= 0 else self._ends[tp] for tp in self.partitions}
+        listed = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
+        return {tp: listed[tp].offset if listed[tp].offset >= 0 else self._ends[tp] for tp in self.partitions}
 
     def total(self) -> int | None:
         """About how many records there are to read."""

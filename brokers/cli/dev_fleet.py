@@ -80,10 +80,10 @@ def check_tools() -> None:
 
 def homes(directory: Path) -> dict[int, Path]:
     """The brokers' own directories by broker id, including brokers that ``dev add`` added."""
-    found = {
+    by_name = {
         path.parent.name.removeprefix("broker-"): path.parent for path in directory.glob(f"broker-*/{CONFIG_FILE}")
     }
-    return {int(name): home for name, home in sorted(found.items()) if name.isdecimal()}
+    return {int(name): home for name, home in sorted(by_name.items()) if name.isdecimal()}
 
 
 def _has_data(home: Path) -> bool:

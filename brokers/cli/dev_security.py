@@ -187,12 +187,12 @@ def _make_certificates(directory: Path, names: Sequence[str]) -> None:
 
 
 def _openssl(*words: str) -> str:
-    found = shutil.which("openssl")
-    if found is None:
+    program = shutil.which("openssl")
+    if program is None:
         raise SecurityError("the openssl command is missing, which makes the certificates: `apt-get install openssl`")
     before = os.umask(0o077)
     try:
-        done = subprocess.run([found, *words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=False)
     finally:
         os.umask(before)
     if done.returncode != 0:

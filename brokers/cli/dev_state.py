@@ -110,8 +110,8 @@ def start_time(pid: int) -> str | None:
 
 
 def _start_time_by_ps(pid: int) -> str | None:
-    found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    status, _, started = found.stdout.strip().partition(" ")
+    process = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    status, _, started = process.stdout.strip().partition(" ")
     return None if not status or status.startswith("Z") else started.strip()
 
 

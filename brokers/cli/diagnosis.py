@@ -116,8 +116,8 @@ def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
         _controller, _brokers, _partitions, _moves, _zookeeper, _loops, _disks, _clocks, _files, _certificates,
         _transactions, _groups, _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
     )  # fmt: skip
-    found = [one for check in checks for one in check(facts, limits)]
-    return sorted(found, key=lambda one: -one.severity)
+    findings = [one for check in checks for one in check(facts, limits)]
+    return sorted(findings, key=lambda one: -one.severity)
 
 
 class FleetHealth(NamedTuple):
@@ -132,11 +132,11 @@ def verdict(facts: FleetFacts) -> FleetHealth:
 
     The first page of the console and ``cluster describe`` show this.
     """
-    found = [one for one in findings_of(facts, Thresholds()) if one.severity > Severity.NOTE and one.check != "unknown"]
-    if found:
-        level = "bad" if found[0].severity is Severity.ERROR else "warning"
-        where = [f"{one.where}: " if one.where.startswith("broker ") else "" for one in found]
-        return FleetHealth(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, found, strict=True)])
+    shown = [one for one in findings_of(facts, Thresholds()) if one.severity > Severity.NOTE and one.check != "unknown"]
+    if shown:
+        level = "bad" if shown[0].severity is Severity.ERROR else "warning"
+        where = [f"{one.where}: " if one.where.startswith("broker ") else "" for one in shown]
+        return FleetHealth(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, shown, strict=True)])
     brokers, partitions = len(facts.overview.brokers), len(facts.overview.partitions)
     return FleetHealth(
         "good", [f"all {brokers} brokers answer, all {partitions} partitions have their replicas in sync"]

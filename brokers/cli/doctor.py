@@ -76,12 +76,12 @@ def doctor(target: Target, out: Output, **limits: Any) -> None:
     """
     with admin(target) as client:
         facts = gathered(client)
-    found = findings_of(facts, Thresholds(**limits))
+    findings = findings_of(facts, Thresholds(**limits))
     if out.as_json:
-        out.value([one._asdict() | {"severity": one.severity.name.lower()} for one in found])
+        out.value([one._asdict() | {"severity": one.severity.name.lower()} for one in findings])
     else:
-        _print(found, facts)
-    worst = max((one.severity for one in found), default=Severity.NOTE)
+        _print(findings, facts)
+    worst = max((one.severity for one in findings), default=Severity.NOTE)
     if worst > Severity.NOTE:
         sys.exit(EXIT_ERRORS if worst is Severity.ERROR else EXIT_WARNINGS)
 
@@ -219,7 +219,7 @@ def _answering(facts: FleetFacts) -> list[int]:
 def _topics(client: AdminClient, facts: FleetFacts) -> None:
     topics = sorted({p.topic for p in facts.overview.partitions.values()})
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={UNCLEAN_SETTING: None}) for name in topics]
-    found = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
     facts.unclean_topics = [
-        name for name, rows in found.items() if rows.get(UNCLEAN_SETTING, {}).get("value") == "true"
+        name for name, rows in configs.items() if rows.get(UNCLEAN_SETTING, {}).get("value") == "true"
     ]  # fmt: skip

@@ -118,12 +118,12 @@ def _parsed(text: str, source: str) -> Any:
 
 
 def _once(pairs: Iterable[tuple[Any, Any]], source: str) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+    entries: dict[Any, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise CliError(f"{source}: {key} stands twice")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 class _Place:
@@ -167,21 +167,21 @@ class _Place:
 
 
 def _topics(place: _Place, value: Any) -> dict[str, TopicWanted]:
-    found = {}
+    topics = {}
     for name, content in place.mapping(value).items():
         here = place.at(name)
         one = here.mapping(content if content is not None else {}, _TOPIC)
-        found[name] = TopicWanted(
+        topics[name] = TopicWanted(
             here.at("partitions").number(one["partitions"], 1, 1_000_000) if "partitions" in one else None,
             here.at("replication").number(one["replication"], 1, 32_767) if "replication" in one else None,
             _topic_config(here.at("config"), one.get("config", {})),
         )
-    return found
+    return topics
 
 
 def _topic_config(place: _Place, value: Any) -> dict[str, str]:
     known = TOPIC_SETTINGS | KAFKA_TOPIC_SETTINGS
-    found = {}
+    configs = {}
     for name, given in place.mapping(value).items():
         row = known.get(name)
         if row is None:
@@ -193,8 +193,8 @@ def _topic_config(place: _Place, value: Any) -> dict[str, str]:
             row.parse(text)
         except ConfigError as error:
             raise place.wrong(str(error)) from None
-        found[name] = text
-    return found
+        configs[name] = text
+    return configs
 
 
 def setting_text(value: Any) -> str | None:
@@ -209,7 +209,7 @@ def setting_text(value: Any) -> str | None:
 
 
 def _users(place: _Place, value: Any) -> dict[str, UserWanted]:
-    found = {}
+    users = {}
     for name, content in place.mapping(value).items():
         here = place.at(name)
         one = here.mapping(content, _USER)
@@ -223,12 +223,12 @@ def _users(place: _Place, value: Any) -> dict[str, UserWanted]:
                 "give password_file or password_env, where the password is; it does not stand in this file"
             )
         iterations = here.at("iterations").number(one.get("iterations", ITERATIONS_MIN), ITERATIONS_MIN, ITERATIONS_MAX)
-        found[name] = UserWanted(
+        users[name] = UserWanted(
             tuple(mechanisms), iterations,
             None if file is None else here.at("password_file").text(file),
             None if variable is None else here.at("password_env").text(variable),
         )  # fmt: skip
-    return found
+    return users
 
 
 def _acls(place: _Place, value: Any) -> Iterable[AclRow]:
@@ -265,7 +265,7 @@ def _acls(place: _Place, value: Any) -> Iterable[AclRow]:
 
 
 def _quotas(place: _Place, value: Any) -> dict[Entity, dict[str, float]]:
-    found: dict[Entity, dict[str, float]] = {}
+    quotas: dict[Entity, dict[str, float]] = {}
     for index, content in enumerate(place.listed(value)):
         here = place.at(index)
         one = here.mapping(content, (*_ENTITY, *_QUOTAS))
@@ -282,7 +282,7 @@ def _quotas(place: _Place, value: Any) -> dict[Entity, dict[str, float]]:
         if not rates:
             raise here.wrong(f"names no quota; there are {', '.join(allowed)}")
         entity = (user, client_id, address)
-        if entity in found:
+        if entity in quotas:
             raise here.wrong("stands twice: give all quotas of an entity together")
-        found[entity] = {key: float(number) for key, number in rates.items()}
-    return found
+        quotas[entity] = {key: float(number) for key, number in rates.items()}
+    return quotas

@@ -22,7 +22,7 @@ def lag_of_groups(
     request = messages.DescribeLagRequest(version=0, group_ids=list(names) or None)
     if brokers is None:
         brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
-    found: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     unknown: list[str] = []
     for broker_id, answer in client.ask_each(dict.fromkeys(brokers, request), PATIENCE_S).items():
         if answer is None:
@@ -30,8 +30,8 @@ def lag_of_groups(
         elif answer.error_code == ErrorCode.INVALID_CONFIG:
             unknown.append(f"broker {broker_id} computes no lag: group.lag.interval.ms is 0")
         else:
-            found += [_group(row, broker_id) for row in answer.groups if not row.error_code]
-    return sorted(found, key=lambda one: (-one["seconds"], one["group"])), unknown
+            groups += [_group(row, broker_id) for row in answer.groups if not row.error_code]
+    return sorted(groups, key=lambda one: (-one["seconds"], one["group"])), unknown
 
 
 def _group(row: Any, broker_id: int) -> dict[str, Any]:

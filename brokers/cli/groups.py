@@ -67,19 +67,19 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
     behind), ERR (stopped, stalled or rewound). With names each partition is shown.
     """
     with admin(target, " ".join(names)) as client:
-        found, unknown = lag_of_groups(client, names)
+        lags, unknown = lag_of_groups(client, names)
     for text in unknown:
         warn(text)
     if out.as_json:
-        out.value(found)
+        out.value(lags)
     elif names:
         columns = ["group", "topic", "partition", "status", "committed", "end", "lag", "seconds"]
-        rows = [{"group": one["group"], **row} for one in found for row in one["partitions"]]
+        rows = [{"group": one["group"], **row} for one in lags for row in one["partitions"]]
         table(columns, [[row[column] for column in columns] for row in rows])
     else:
         columns = ["group", "status", "lag", "seconds", "worst"]
-        table(columns, [[one[column] for column in columns] for one in found])
-    missing = set(names) - {one["group"] for one in found}
+        table(columns, [[one[column] for column in columns] for one in lags])
+    missing = set(names) - {one["group"] for one in lags}
     if missing:
         raise CliError(f"no coordinator knows {', '.join(sorted(missing))}")
 
@@ -275,8 +275,8 @@ def _goals(client: Any, partitions: list[Any], how: str, value: Any, committed: 
         return lambda tp: max(committed[tp] + int(value), 0)
     if how in {"to_datetime", "by_duration"}:
         moment_ms = value if how == "to_datetime" else time.time_ns() // 1_000_000 - value
-        found = client.list_partition_offsets(dict.fromkeys(partitions, max(moment_ms, 0)))
-        return lambda tp: int(found[tp].offset)
+        listed = client.list_partition_offsets(dict.fromkeys(partitions, max(moment_ms, 0)))
+        return lambda tp: int(listed[tp].offset)
     return lambda tp: -1
 
 

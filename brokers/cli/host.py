@@ -127,8 +127,8 @@ def _state(plan: HostPlan) -> dict[str, Any]:
     address = address_text(*local_address(*plan.admin))
     try:
         with urllib.request.urlopen(f"http://{address}/brokers", timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            state: dict[str, Any] = json.load(answer)
+            return state
     except (OSError, ValueError) as error:
         raise CliError(f"the unit does not answer at {plan.admin[0]}:{plan.admin[1]}: {error}") from error
 

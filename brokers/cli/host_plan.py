@@ -73,7 +73,7 @@ def plan_host(
                 name, "", "is not served for several brokers: bind admin.listener to the loopback, and put a proxy with"
                 " TLS before it",
             )  # fmt: skip
-    found = []
+    planned = []
     for index in range(count):
         own = _derived(base, admin, index, step)
         try:
@@ -85,8 +85,8 @@ def plan_host(
                 error.name, error.value, f"{error.allowed}; this is derived for broker {own['broker.id']} of --brokers"
                 f" {count}: change the file's {error.name}, or --brokers", source,
             ) from None  # fmt: skip
-        found.append(PlannedBroker(config.broker_id, own, config))
-    plan = HostPlan(admin, Path(base.log_dirs[0]), tuple(found))
+        planned.append(PlannedBroker(config.broker_id, own, config))
+    plan = HostPlan(admin, Path(base.log_dirs[0]), tuple(planned))
     _check_ports(plan)
     if check_directories:
         _check_directories(base, plan)

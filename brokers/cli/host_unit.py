@@ -381,16 +381,16 @@ class Unit:
 
     async def _metrics(self, path: str) -> Page:
         pages = await asyncio.gather(*(self._ask(child, path, 10.0) for child in self._children))
-        found = {
+        texts = {
             child.plan.id: page.body.decode(errors="replace")
             for child, page in zip(self._children, pages, strict=True)
             if page is not None and page.status == 200
         }
         kinds = [page.kind for page in pages if page is not None and page.status == 200]
-        if not found and path != "/metrics":
+        if not texts and path != "/metrics":
             return next((page for page in pages if page is not None), Page(503, TEXT, b"no broker answers\n"))
-        own = "" if path != "/metrics" else self._own_metrics(set(found))
-        return Page(200, kinds[0] if kinds else TEXT, (join_metrics(found) + own).encode())
+        own = "" if path != "/metrics" else self._own_metrics(set(texts))
+        return Page(200, kinds[0] if kinds else TEXT, (join_metrics(texts) + own).encode())
 
     def _own_metrics(self, answered: set[int]) -> str:
         labels = [(f'broker="{child.plan.id}"', child) for child in self._children]

@@ -221,11 +221,11 @@ def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: 
     try:
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
-        found = decode_records(payload, header)
+        records = decode_records(payload, header)
     except (CodecError, CorruptBatch) as error:
         yield {"record": None, "damaged": str(error)}
         return
-    for record in found:
+    for record in records:
         row: Row = {"record": True, "offset": record.offset, "time": iso(record.timestamp)}
         row |= _control(record) if header.is_control else decoder(record)
         if record.headers:
@@ -399,8 +399,8 @@ def _checked(decode: Callable[[bytes], Any]) -> Callable[[Path], Any]:
 
 
 def _checkpoint(file: Path) -> Iterator[Row]:
-    found = _checked(lambda data: checkpoints.decode_offsets(data, file.name))(file)
-    for partition, offset in found.items():
+    offsets = _checked(lambda data: checkpoints.decode_offsets(data, file.name))(file)
+    for partition, offset in offsets.items():
         yield {"topic": partition.topic, "partition": partition.partition, "offset": offset}
 
 

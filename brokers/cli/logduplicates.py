@@ -43,10 +43,10 @@ def duplicate_rows(directory: Path) -> Iterator[Row]:
                 counts[record.key] += 1
     total: Counter[str] = Counter()
     for file in segments:
-        found = Counter(_fate(record, aborted, last) for record, aborted in _records(directory, file))
-        total.update(found)
+        fates = Counter(_fate(record, aborted, last) for record, aborted in _records(directory, file))
+        total.update(fates)
         base = int(file.stem)
-        yield {"segment": base, **_counted(found), "compacted": None if clean is None else base < clean}
+        yield {"segment": base, **_counted(fates), "compacted": None if clean is None else base < clean}
     yield {"all": len(segments), **_counted(total), "keys": len(last), "clean_up_to": clean}
     for key, count in nlargest(TOP_KEYS, counts.items(), key=lambda item: item[1]):
         if count > 1:
@@ -107,7 +107,7 @@ def _clean_offset(directory: Path) -> int | None:
     topic, _, index = directory.resolve().name.rpartition("-")
     try:
         data = (directory.resolve().parent / checkpoints.CLEANER_CHECKPOINT).read_bytes()
-        found = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
+        offsets = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
     except (OSError, checkpoints.DamagedFile):
         return None
-    return found.get(TopicPartition(topic, int(index))) if index.isdigit() else None
+    return offsets.get(TopicPartition(topic, int(index))) if index.isdigit() else None

@@ -64,13 +64,13 @@ def log_strays(*, paths: tuple[Path, ...], remove: bool, yes: bool, as_json: boo
 
 def strays_in(directory: Path) -> list[Stray]:
     """Those of one log directory, by name."""
-    found = []
+    strays = []
     for path in sorted(directory.iterdir()):
         match = STRAY_DIRECTORY.fullmatch(path.name)
         if match and path.is_dir():
             size = sum(file.stat().st_size for file in path.glob("*.log"))
-            found.append(Stray(path, match["partition"], _topic_id(path), size))
-    return found
+            strays.append(Stray(path, match["partition"], _topic_id(path), size))
+    return strays
 
 
 def _topic_id(directory: Path) -> str | None:

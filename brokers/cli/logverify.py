@@ -44,14 +44,14 @@ def verify_logs(*, paths: tuple[Path, ...], records: bool, as_json: bool) -> Non
 
         for directory in directories:
             try:
-                found = verify_partition(directory, records=records, progress=advance)
+                verified = verify_partition(directory, records=records, progress=advance)
             except OSError as error:
                 raise CliError(f"{error.filename or directory}: {error.strerror or error}") from error
-            damaged += bool(found.problems)
+            damaged += bool(verified.problems)
             if as_json:
-                click.echo(json.dumps(_row(found)))
+                click.echo(json.dumps(_row(verified)))
             else:
-                _tell(found)
+                _tell(verified)
     if damaged:
         warn(
             f"{damaged} of {len(directories)} partitions are damaged. Where others are in sync, stop the broker,"
@@ -63,10 +63,10 @@ def verify_logs(*, paths: tuple[Path, ...], records: bool, as_json: bool) -> Non
 def _partitions(path: Path) -> list[Path]:
     if partition_of(path.resolve()) is not None and any(path.glob("*" + LOG_SUFFIX)):
         return [path.resolve()]
-    found = sorted(one for one in path.iterdir() if one.is_dir() and partition_of(one) is not None)
-    if not found:
+    directories = sorted(one for one in path.iterdir() if one.is_dir() and partition_of(one) is not None)
+    if not directories:
         raise CliError(f"{path} is neither a log directory nor a partition's directory (TOPIC-PARTITION)")
-    return found
+    return directories
 
 
 def _size(directory: Path) -> int:

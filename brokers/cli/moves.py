@@ -40,13 +40,13 @@ class ReplicaMove:
 
 def moves_to(overview: Overview, wanted: Mapping[TopicPartition, Sequence[int]]) -> list[ReplicaMove]:
     """The moves to these replicas; partitions that already have them are left out."""
-    found = []
+    moves = []
     for tp, after in sorted(wanted.items()):
         partition = overview.partitions[tp]
         if tuple(after) != partition.target or partition.moving:
             size = overview.size_of(partition)
-            found.append(ReplicaMove(tp, partition.settled, tuple(after), -1 if size is None else size))
-    return found
+            moves.append(ReplicaMove(tp, partition.settled, tuple(after), -1 if size is None else size))
+    return moves
 
 
 def spelled_out(partitions: Sequence[PartitionOverview], replicas: Sequence[int]) -> dict[TopicPartition, list[int]]:

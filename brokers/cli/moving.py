@@ -192,16 +192,16 @@ def _look(
     if over:
         now = fetch_overview(client, sorted({tp.topic for tp in over}), directories=False)
         for tp in over:
-            move, found = running[tp], now.partitions.get(tp)
-            if found is not None and found.moving:
+            move, state = running[tp], now.partitions.get(tp)
+            if state is not None and state.moving:
                 continue  # the broker that was asked first did not know it yet
-            if found is not None and found.replicas == move.after:
+            if state is not None and state.replicas == move.after:
                 del running[tp]
                 result.done.append(move)
                 say(f"{tp}: now on {_listed(move.after)}")
             elif time.monotonic() - result.doubted.setdefault(tp, time.monotonic()) > DOUBT_S:
                 del running[tp]
-                has = "the topic is gone" if found is None else f"it is on {_listed(found.replicas)}"
+                has = "the topic is gone" if state is None else f"it is on {_listed(state.replicas)}"
                 result.failed[tp] = f"was cancelled or changed meanwhile: {has}"
     read_directories(client, overview, list(running))
     copied = 0

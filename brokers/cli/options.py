@@ -16,10 +16,10 @@ class _Number(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
             self.fail(f"{value!r} must be a number", param, ctx)
-        return found
+        return number
 
 
 class _BrokerId(click.IntRange):
@@ -34,13 +34,13 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback of options that take NAME=VALUE several times."""
-    found = {}
+    by_name = {}
     for value in values:
         name, mark, rest = value.partition("=")
         if not mark or not name.strip():
             raise click.BadParameter(f"{value!r} must be NAME=VALUE")
-        found[name.strip()] = rest
-    return found
+        by_name[name.strip()] = rest
+    return by_name
 
 
 def rate(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
@@ -52,10 +52,10 @@ def rate(_: click.Context, __: click.Parameter, value: str | None) -> int | None
         raise click.BadParameter(f"{value!r} is not a rate like 5000000, 5M or 4.5MiB")
     number, unit, binary = match.groups()
     base = 1024 if binary else 1000
-    found = round(float(number) * {"": 1, "k": base, "m": base * base, "g": base * base * base}[unit.lower()])
-    if found < 1:
+    speed = round(float(number) * {"": 1, "k": base, "m": base * base, "g": base * base * base}[unit.lower()])
+    if speed < 1:
         raise click.BadParameter("the rate must be at least one byte per second")
-    return found
+    return speed
 
 
 def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:

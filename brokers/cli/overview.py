@@ -210,26 +210,26 @@ class Overview:
 
     def troubles(self) -> list[tuple[int, str]]:
         """Problems of brokers, as far as their directories were asked for: (broker, text)."""
-        found = []
+        troubles = []
         for broker_id, broker in sorted(self.brokers.items()):
             if not broker.alive:
-                found.append((broker_id, "not registered: stopped, dead, or cut off from ZooKeeper"))
+                troubles.append((broker_id, "not registered: stopped, dead, or cut off from ZooKeeper"))
             elif broker.directories is None:
-                found.append(
+                troubles.append(
                     (
                         broker_id,
                         "registered, but does not answer: paused, cut off, or out of file descriptors; see its log",
                     )
                 )
             else:
-                found += [(broker_id, text) for text in broker.lacks]
-                found += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
+                troubles += [(broker_id, text) for text in broker.lacks]
+                troubles += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
                 missing = [p for _, p in sorted(self.partitions.items()) if self._lacks(broker, p)]
                 if missing:
                     named = ", ".join(str(p.tp) for p in missing[:MISSING_NAMED])
                     more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
-                    found.append((broker_id, f"no log of {len(missing)} replica(s) assigned to it: {named}{more}"))
-        return found
+                    troubles.append((broker_id, f"no log of {len(missing)} replica(s) assigned to it: {named}{more}"))
+        return troubles
 
     @staticmethod
     def _lacks(broker: BrokerOverview, partition: PartitionOverview) -> bool:
@@ -309,8 +309,8 @@ def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={MIN_IN_SYNC: None}) for name in topics]
     if not resources:
         return {}
-    found = client.describe_configs(resources, config_filter="all").get("topic", {})
-    return {name: int(rows[MIN_IN_SYNC]["value"]) for name, rows in found.items() if MIN_IN_SYNC in rows}
+    configs = client.describe_configs(resources, config_filter="all").get("topic", {})
+    return {name: int(rows[MIN_IN_SYNC]["value"]) for name, rows in configs.items() if MIN_IN_SYNC in rows}
 
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:

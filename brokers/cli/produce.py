@@ -167,14 +167,14 @@ def _stdin() -> Iterator[bytes]:
     pieces: queue.Queue[bytes | OSError] = queue.Queue(CHUNK_BYTES // PIPE_BYTES)
     threading.Thread(target=_read, args=(number, pieces), daemon=True, name="stdin").start()
     while True:
-        found = [pieces.get()]
+        taken = [pieces.get()]
         with contextlib.suppress(queue.Empty):
-            while len(found) < CHUNK_BYTES // PIPE_BYTES and isinstance(found[-1], bytes) and found[-1]:
-                found.append(pieces.get_nowait())
-        yield b"".join(piece for piece in found if isinstance(piece, bytes))
-        if isinstance(found[-1], OSError):
-            raise CliError(f"stdin: {found[-1].strerror}")
-        if not found[-1]:
+            while len(taken) < CHUNK_BYTES // PIPE_BYTES and isinstance(taken[-1], bytes) and taken[-1]:
+                taken.append(pieces.get_nowait())
+        yield b"".join(piece for piece in taken if isinstance(piece, bytes))
+        if isinstance(taken[-1], OSError):
+            raise CliError(f"stdin: {taken[-1].strerror}")
+        if not taken[-1]:
             return
 
 
@@ -209,8 +209,8 @@ def parse_line(line: bytes, separator: bytes | None, number: int) -> InputRecord
     """A raw line; with a separator, key and value. Raises CliError naming the line."""
     if separator is None:
         return InputRecord(line)
-    key, found, value = line.partition(separator)
-    if not found:
+    key, separated, value = line.partition(separator)
+    if not separated:
         raise CliError(f"line {number} has no {separator.decode()!r} between key and value")
     return InputRecord(value, key)
 

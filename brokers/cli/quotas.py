@@ -40,36 +40,36 @@ def _entity_options(function: _Function) -> _Function:
 
 def _entity(options: dict[str, Any]) -> _Named:
     """Type and name (None: the default) of what the options name."""
-    found: _Named = []
+    parts: _Named = []
     for kind, option in _KINDS.items():
         name, default = options.pop(option), options.pop(f"{option}_default")
         if name is not None and default:
             raise click.UsageError(f"--{kind} and --{kind}-default exclude each other")
         if name is not None or default:
-            found.append((kind, name))
-    if len(found) > 1 and found[-1][0] == IP:
+            parts.append((kind, name))
+    if len(parts) > 1 and parts[-1][0] == IP:
         raise click.UsageError("an address has quotas of its own: give --ip alone")
-    return found
+    return parts
 
 
 def _needed(options: dict[str, Any]) -> _Named:
-    found = _entity(options)
-    if not found:
+    entity = _entity(options)
+    if not entity:
         raise click.UsageError("name a user, a client id or an address, or one of the defaults")
-    return found
+    return entity
 
 
 def _rates(_context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
-    found = {}
+    rates = {}
     for word in words:
         name, _, text = word.partition("=")
         if name not in _QUOTAS:
             raise click.BadParameter(f"{name}: quotas are {', '.join(_QUOTAS)}")
         try:
-            found[name] = float(text)
+            rates[name] = float(text)
         except ValueError:
             raise click.BadParameter(f"{word}: write it as {name}=NUMBER") from None
-    return found
+    return rates
 
 
 @click.group(cls=CommandGroup)

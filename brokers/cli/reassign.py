@@ -273,8 +273,8 @@ def elect_leaders(
     with admin(target) as client:
         wanted = None
         if names:
-            found = known_partitions(client, [PartitionsOf(name, indexes or None) for name in names])
-            wanted = [TopicPartition(topic, p["partition_index"]) for topic, rows in found.items() for p in rows]
+            known = known_partitions(client, [PartitionsOf(name, indexes or None) for name in names])
+            wanted = [TopicPartition(topic, p["partition_index"]) for topic, rows in known.items() for p in rows]
         answers = request_elections(client, wanted, UNCLEAN if kind == "unclean" else PREFERRED, target.timeout_ms)
     rows: list[list[Any]] = []
     failed = 0

@@ -33,10 +33,10 @@ class RecordPlace(NamedTuple):
 
 def _place(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:
     """Callback of an argument like ``TOPIC:PARTITION:OFFSET``."""
-    found = re.fullmatch(r"([^:]+):([0-9]{1,9}):([0-9]{1,18})", value)
-    if found is None:
+    match = re.fullmatch(r"([^:]+):([0-9]{1,9}):([0-9]{1,18})", value)
+    if match is None:
         raise click.BadParameter(f"{value!r} must be TOPIC:PARTITION:OFFSET")
-    return RecordPlace(found[1], int(found[2]), int(found[3]))
+    return RecordPlace(match[1], int(match[2]), int(match[3]))
 
 
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the record; write nothing.")
@@ -44,13 +44,13 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the record;
 
 def _headers(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     """Callback of an option that takes NAME=VALUE several times; a name may come again."""
-    found = []
+    headers = []
     for value in values:
         name, mark, rest = value.partition("=")
         if not mark or not name:
             raise click.BadParameter(f"{value!r} must be NAME=VALUE")
-        found.append((name, rest.encode()))
-    return tuple(found)
+        headers.append((name, rest.encode()))
+    return tuple(headers)
 
 
 @click.group(cls=CommandGroup)
@@ -109,9 +109,9 @@ def copy_record(
 ) -> None:
     """Write a committed record again, to TOPIC: key, value and headers as they are."""
     with admin(target, f"record {origin}") as client:
-        found = stored_record(client, origin)
-    time_ms = found.timestamp_ms if keep_time else None
-    record = InputRecord(found.value, found.key, found.headers, partition, time_ms)
+        stored = stored_record(client, origin)
+    time_ms = stored.timestamp_ms if keep_time else None
+    record = InputRecord(stored.value, stored.key, stored.headers, partition, time_ms)
     _write(target, out, topic, record, dry_run, str(origin))
 
 

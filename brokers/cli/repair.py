@@ -76,7 +76,7 @@ async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
         if part is not None and broker_id not in without:
             parts.setdefault(broker_id, {})[number] = part[0]
     inventories: list[Inventory] = [
-        decode_inventory(f"{znodes.INVENTORIES}/{broker_id}", found) for broker_id, found in sorted(parts.items())
+        decode_inventory(f"{znodes.INVENTORIES}/{broker_id}", row) for broker_id, row in sorted(parts.items())
     ]
     click.echo(f"brokers that have told what they have: {', '.join(map(str, sorted(parts))) or 'none'}")
     loaded = await load_metadata(store)
@@ -90,7 +90,7 @@ async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
     records = zip(ids, await read_many(store, [incarnation_path(b) for b in ids]), strict=True)
     return plan_repair(
         loaded.image, inventories, {one.broker_id: await read_marks(store, one.broker_id) for one in inventories},
-        known_brokers=[b for b, found in records if found is None or found[0] != UNREGISTERED], without=without,
+        known_brokers=[b for b, row in records if row is None or row[0] != UNREGISTERED], without=without,
         allocated_id=allocated,
         chosen=znodes.decode_topic_ids(znodes.REPAIR, chosen[0]) if chosen is not None else {},
     )  # fmt: skip

@@ -117,20 +117,20 @@ class Sender:
         """Records by partition: the one they name, their key's, or else runs of equal length, one per partition."""
         count = len(self._leaders)
         run = -(-len(items) // count)
-        found: dict[int, list[Record]] = {}
+        by_partition: dict[int, list[Record]] = {}
         for number, (value, key, headers, partition, timestamp_ms) in enumerate(items):
             if partition is None:
                 partition = (self._turn + number // run) % count if key is None else partition_for_key(key, count)
             elif partition >= count:
                 self.check_partition(partition)
             record = Record(-1, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
-            listed = found.get(partition)
+            listed = by_partition.get(partition)
             if listed is None:
-                found[partition] = [record]
+                by_partition[partition] = [record]
             else:
                 listed.append(record)
         self._turn = (self._turn + 1) % count
-        return found
+        return by_partition
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -264,14 +264,14 @@ class Sender:
 
 def _batches(records: list[Record]) -> list[list[Record]]:
     """Runs of records that fit into a batch; a record that is larger is sent alone."""
-    found, begin, size = [], 0, 0
+    batches, begin, size = [], 0, 0
     for number, (_, _, key, value, headers) in enumerate(records):
         more = RECORD_OVERHEAD + (len(key) if key else 0) + (len(value) if value else 0)
         if headers:
             more += sum(len(name) * 3 + len(data or b"") + RECORD_OVERHEAD for name, data in headers)
         if size and size + more > BATCH_BYTES:
-            found.append(records[begin:number])
+            batches.append(records[begin:number])
             begin, size = number, 0
         size += more
-    found.append(records[begin:])
-    return found
+    batches.append(records[begin:])
+    return batches

@@ -118,11 +118,13 @@ def _restore_brokers(client: AdminClient, before: Mapping[int, Mapping[str, str]
 def clear_throttles(client: AdminClient, topics: Collection[str], brokers: Collection[int]) -> list[str]:
     """Remove throttles that a move left; returns what was cleared, as text. Raises CliError."""
     cleared = []
-    found = {_topic(t): values for t, values in _own_values(client, topics).items() if values}
-    found |= {_broker(b): values for b, values in _own_rates(client, brokers).items() if values}
-    if found:
-        _alter(client, {where: [(name, _Operation.DELETE, None) for name in values] for where, values in found.items()})
-        cleared = [str(resource) for resource in found]
+    limits = {_topic(t): values for t, values in _own_values(client, topics).items() if values}
+    limits |= {_broker(b): values for b, values in _own_rates(client, brokers).items() if values}
+    if limits:
+        _alter(
+            client, {where: [(name, _Operation.DELETE, None) for name in values] for where, values in limits.items()}
+        )
+        cleared = [str(resource) for resource in limits]
     return cleared
 
 

@@ -77,8 +77,8 @@ class TopicReader:
     def __init__(self, client: Any, topic: str, partitions: Collection[int] | None = None) -> None:
         self._client, self.topic = client, topic
         wanted = None if partitions is None else tuple(sorted(partitions))
-        found = known_partitions(client, [PartitionsOf(topic, wanted)])[topic]
-        self.leaders: dict[int, int] = {row["partition_index"]: row["leader_id"] for row in found}
+        rows = known_partitions(client, [PartitionsOf(topic, wanted)])[topic]
+        self.leaders: dict[int, int] = {row["partition_index"]: row["leader_id"] for row in rows}
         self.silent = {partition for partition, leader in self.leaders.items() if leader < 0}
 
     def bounds(self, undecided: bool = True) -> dict[int, PartitionBounds]:
@@ -102,7 +102,7 @@ class TopicReader:
                 request = self._client._list_partition_offsets_request(dict.fromkeys(led, moment), isolation)
                 requests.append((leader, request))
                 numbers.append(number)
-        found: list[dict[int, int]] = [{} for _ in asked]
+        offsets: list[dict[int, int]] = [{} for _ in asked]
         answers = self._client.ask_all(requests, PATIENCE_S)
         for (leader, _), number, answer in zip(requests, numbers, answers, strict=True):
             if answer is None:
@@ -112,8 +112,8 @@ class TopicReader:
                 if row.error_code:
                     self.silent.add(row.partition_index)
                 else:
-                    found[number][row.partition_index] = row.offset
-        return found
+                    offsets[number][row.partition_index] = row.offset
+        return offsets
 
     def fetch(
         self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
@@ -125,7 +125,7 @@ class TopicReader:
             if partition not in self.silent:
                 by_leader.setdefault(self.leaders[partition], []).append(partition)
         requests = [(leader, self._request(ps, positions, isolation)) for leader, ps in by_leader.items()]
-        found: dict[int, FetchedPart] = {}
+        parts: dict[int, FetchedPart] = {}
         bytes_left = max(bytes_max, DECODED_BYTES_MIN)
         for (leader, _), answer in zip(requests, self._client.ask_all(requests, PATIENCE_S), strict=True):
             if answer is None:
@@ -139,11 +139,11 @@ class TopicReader:
                 aborted = [(one.producer_id, one.first_offset) for one in row.aborted_transactions or ()]
                 data = row.records
                 if data and bytes_left > 0:
-                    found[partition] = decode_part(
+                    parts[partition] = decode_part(
                         bytes(data), partition, positions[partition], isolation, aborted, records_max, bytes_left
                     )
-                    bytes_left -= found[partition].size
-        return found
+                    bytes_left -= parts[partition].size
+        return parts
 
     def _request(self, partitions: list[int], positions: Mapping[int, int], isolation: int) -> Any:
         kind = request_class(FETCH)
@@ -189,10 +189,10 @@ def decode_part(
     """The records from ``start`` on. Batches beyond ``records_max`` records, or ``bytes_max`` inflated bytes, are left
     for the next fetch; one is decoded."""
     runs = _Aborted(aborted)
-    found: list[StoredRecord] = []
+    stored: list[StoredRecord] = []
     next_offset, size = start, 0
     for position, header in scan(data):
-        if found and (len(found) >= records_max or size >= bytes_max):
+        if stored and (len(stored) >= records_max or size >= bytes_max):
             break
         lost = runs.has(header)
         state = ""
@@ -201,10 +201,10 @@ def decode_part(
         records, inflated = _records(data, position, header, partition, "" if header.is_control else state)
         if header.is_control and records and records[0].marker == _MARKERS[0]:
             runs.end(header.producer_id)
-        found += [record for record in records if record.offset >= start]
+        stored += [record for record in records if record.offset >= start]
         next_offset = max(next_offset, header.last_offset + 1)
         size += max(header.size, inflated)
-    return FetchedPart(found, next_offset, size)
+    return FetchedPart(stored, next_offset, size)
 
 
 def _records(

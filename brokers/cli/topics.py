@@ -179,8 +179,8 @@ def _figures(client: AdminClient, overview: Overview) -> dict[Any, Any]:
     policies = client.describe_configs(
         [ConfigResource(ConfigResourceType.TOPIC, name, configs={CLEANUP: None}) for name in names], config_filter="all"
     )
-    found = policies.get("topic", {})
-    if not any("compact" in str(rows.get(CLEANUP, {}).get("value")) for rows in found.values()):
+    configs = policies.get("topic", {})
+    if not any("compact" in str(rows.get(CLEANUP, {}).get("value")) for rows in configs.values()):
         return {}
     from fleetlog.brokers.cli.compact import compaction_of  # as much as all else together
 
@@ -247,8 +247,8 @@ def topic_value(
         "configs": overrides,
         "partitions": rows,
         "compaction": [
-            {"partition": copy.partition, "broker": copy.broker, **found._asdict()}
-            for copy, found in sorted(figures.items())
+            {"partition": copy.partition, "broker": copy.broker, **one._asdict()}
+            for copy, one in sorted(figures.items())
             if copy.topic == name
         ],
         "troubles": troubles,

@@ -68,8 +68,8 @@ def list_transactions(
         )
     rows = [
         [one.transactional_id, broker_id, one.producer_id, one.state.value]
-        for broker_id, found in listed.items()
-        for one in found
+        for broker_id, of_broker in listed.items()
+        for one in of_broker
     ]
     out.rows(["transactional id", "coordinator", "producer id", "state"], sorted(rows))
 
@@ -82,8 +82,8 @@ def describe_transactions(target: Target, out: Output, names: tuple[str, ...]) -
     described = []
     for name in names:
         with admin(target, f"transactional id {name}") as client:
-            found = client.describe_transactions([name])[name]
-        described.append(_description(name, found))
+            description = client.describe_transactions([name])[name]
+        described.append(_description(name, description))
     if out.as_json:
         out.value(described)
         return

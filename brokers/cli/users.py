@@ -93,8 +93,8 @@ def _connection_security(file: Path | None) -> ConnectionSecurity:
     from fleetlog.brokers.config import ConfigError, parse_properties  # loads the settings of brokers
 
     try:
-        found = parse_properties(file.read_text("utf-8"), str(file))
-        return ZookeeperSettings.of({name: text for name, (text, _) in found.items()}).connection(time.time)
+        parsed = parse_properties(file.read_text("utf-8"), str(file))
+        return ZookeeperSettings.of({name: text for name, (text, _) in parsed.items()}).connection(time.time)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--zk-tls-config-file") from None
     except (OSError, UnicodeDecodeError):
@@ -159,13 +159,13 @@ def users_at(client: Any, names: Sequence[str] | None = None) -> dict[str, dict[
     kind = messages.DescribeUserScramCredentialsRequest
     answer = client.ask_any(kind(users=None if names is None else [kind.UserName(name=name) for name in names]))
     raise_for_code("users", answer.error_code, answer.error_message)
-    found = {}
+    users = {}
     for result in answer.results:
         if result.error_code == ErrorCode.RESOURCE_NOT_FOUND:
             continue
         raise_for_code(f"user {result.user}", result.error_code, result.error_message)
-        found[result.user] = _by_mechanism((one.mechanism, one.iterations) for one in result.credential_infos)
-    return found
+        users[result.user] = _by_mechanism((one.mechanism, one.iterations) for one in result.credential_infos)
+    return users
 
 
 def alter_users_at(client: Any, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
@@ -223,11 +223,11 @@ def list_users(place: Target | _Ensemble, out: Output) -> None:
     """List the users, their mechanisms and iterations."""
     if isinstance(place, Target):
         with _asked_brokers(place) as client:
-            found = users_at(client)
+            by_user = users_at(client)
     else:
         configs = _with_store(place, read_users)
-        found = {user: _by_mechanism(one.credentials) for user, one in describe_users(configs, None).items()}
-    rows = [(user, *one) for user in sorted(found) for one in found[user].items()]
+        by_user = {user: _by_mechanism(one.credentials) for user, one in describe_users(configs, None).items()}
+    rows = [(user, *one) for user in sorted(by_user) for one in by_user[user].items()]
     out.rows(["user", "mechanism", "iterations"], rows)
 
 
@@ -241,10 +241,10 @@ def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemb
     confirm(f"Remove the user {name}?", yes)
 
     def gone(known: Collection[str]) -> list[Deletion]:
-        found = [Deletion(name, MECHANISMS[one].code) for one in names or MECHANISMS if one in known]
-        if not found:
+        deletions = [Deletion(name, MECHANISMS[one].code) for one in names or MECHANISMS if one in known]
+        if not deletions:
             raise CliError(f"user {name} has no such credential; see `fleetlog users list`")
-        return found
+        return deletions
 
     if isinstance(place, Target):
         with _asked_brokers(place) as client:

@@ -69,7 +69,7 @@ class AvroSchema:
         kind = schema["type"]
         if not isinstance(kind, str):
             return {**schema, "type": self._resolved(kind, space, depth + 1)}
-        found = {**schema, "space": space}
+        resolved = {**schema, "space": space}
         if kind in _NAMED:
             name = str(schema["name"])
             if "." in name:
@@ -77,25 +77,25 @@ class AvroSchema:
             else:
                 space = str(schema.get("namespace", space) or "")
                 name = f"{space}.{name}" if space else name
-            self._named[name] = found
+            self._named[name] = resolved
         if kind in {"record", "error"}:
-            found["fields"] = [
+            resolved["fields"] = [
                 {"name": str(field["name"]), "type": self._resolved(field["type"], space, depth + 1)}
                 for field in schema["fields"]
             ]
         elif kind == "array":
-            found["items"] = self._resolved(schema["items"], space, depth + 1)
+            resolved["items"] = self._resolved(schema["items"], space, depth + 1)
         elif kind == "map":
-            found["values"] = self._resolved(schema["values"], space, depth + 1)
-        return found
+            resolved["values"] = self._resolved(schema["values"], space, depth + 1)
+        return resolved
 
     def named(self, name: str, space: str) -> Schema:
         """The type of that name; raises AvroError."""
-        found = self._named.get(f"{space}.{name}") if space and "." not in name else None
-        found = found if found is not None else self._named.get(name)
-        if found is None:
+        schema = self._named.get(f"{space}.{name}") if space and "." not in name else None
+        schema = schema if schema is not None else self._named.get(name)
+        if schema is None:
             raise AvroError(f"the schema has no type {name[:100]!r}")
-        return found
+        return schema
 
     def decode(self, data: bytes, budget: FieldBudget, start: int = 0) -> Any:
         """The value from ``start`` on, of what JSON has, and bytes. Raises AvroError."""
@@ -145,13 +145,13 @@ class _AvroReader:
         return self._data[self.at - size : self.at]
 
     def _long(self) -> int:
-        found = shift = 0
+        number = shift = 0
         for _ in range(_VARINT_BYTES):
             byte = self._data[self.at]
             self.at += 1
-            found |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return (found >> 1) ^ -(found & 1)
+                return (number >> 1) ^ -(number & 1)
             shift += 7
         raise AvroError(f"the value is not of its schema: a number is too long at byte {self.at}")
 
@@ -188,19 +188,19 @@ class _AvroReader:
                 one()
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        found: list[Any] = []
-        self._blocks(lambda: found.append(self.value(schema["items"], depth + 1)))
-        return found
+        items: list[Any] = []
+        self._blocks(lambda: items.append(self.value(schema["items"], depth + 1)))
+        return items
 
     def _map(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
 
         def one() -> None:
             name = self._text()
-            found[name] = self.value(schema["values"], depth + 1)
+            entries[name] = self.value(schema["values"], depth + 1)
 
         self._blocks(one)
-        return found
+        return entries
 
 
 _PRIMITIVES: Final[dict[str, Callable[[_AvroReader], Any]]] = {

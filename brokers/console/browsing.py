@@ -114,13 +114,13 @@ class Browse:
         """The records from these offsets on, merged by time."""
         stop = {p: self.end(p) for p in start if p in self._bounds}
         at = {p: min(max(start[p], self._bounds[p].first), stop[p]) for p in stop}
-        found: dict[int, list[StoredRecord]] = {p: [] for p in at}
-        self._scan(at, stop, found, lambda p: len(found[p]) >= self._count)
-        merged = heapq.merge(*found.values(), key=lambda one: (one.timestamp_ms, one.partition, one.offset))
+        records: dict[int, list[StoredRecord]] = {p: [] for p in at}
+        self._scan(at, stop, records, lambda p: len(records[p]) >= self._count)
+        merged = heapq.merge(*records.values(), key=lambda one: (one.timestamp_ms, one.partition, one.offset))
         shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
         number = _count_by_partition(shown)
         following = {}
-        for p, rows in found.items():
+        for p, rows in records.items():
             taken = number.get(p, 0)
             following[p] = rows[taken].offset if taken < len(rows) else at[p]
         at_end = all(following[p] >= stop[p] for p in following)
@@ -133,7 +133,7 @@ class Browse:
             for p in self._bounds
             if before is None or p in before
         }
-        found: dict[int, list[StoredRecord]] = {p: [] for p in stop}
+        records: dict[int, list[StoredRecord]] = {p: [] for p in stop}
         low = dict(stop)
         span = max(1, min(self._count, FIRST_SPAN, RECORDS_MAX // max(len(stop), 1)))
         self.budget.only_time = True
@@ -150,16 +150,16 @@ class Browse:
                 if at[p] < top[p]:  # the budget ended in the middle: the next page takes this step again
                     low[p] = top[p]
                 else:
-                    found[p] = part[p] + found[p]
-            if sum(map(len, found.values())) >= self._count:
+                    records[p] = part[p] + records[p]
+            if sum(map(len, records.values())) >= self._count:
                 break
             span *= 2
-        downward = [list(reversed(rows)) for rows in found.values()]
+        downward = [list(reversed(rows)) for rows in records.values()]
         merged = heapq.merge(*downward, key=lambda one: (-one.timestamp_ms, -one.partition, -one.offset))
         shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
         number = _count_by_partition(shown)
         following = {}
-        for p, rows in found.items():
+        for p, rows in records.items():
             taken = number.get(p, 0)
             following[p] = low[p] if taken == len(rows) else rows[len(rows) - taken].offset if taken else stop[p]
         at_start = all(following[p] <= self._bounds[p].first for p in following)
@@ -197,10 +197,10 @@ class Browse:
 
 
 def _count_by_partition(records: Iterable[StoredRecord]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for record in records:
-        found[record.partition] = found.get(record.partition, 0) + 1
-    return found
+        counts[record.partition] = counts.get(record.partition, 0) + 1
+    return counts
 
 
 def encode_cursor(positions: Positions) -> str:
@@ -214,10 +214,10 @@ def decode_cursor(text: str) -> Positions:
     if len(text) > CURSOR_MAX:
         raise ValueError("the cursor is too long")
     raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
-    found = {}
+    positions = {}
     for one in raw.split(","):
         partition, _, offset = one.partition(".")
         if not (partition.isdecimal() and offset.isdecimal() and len(partition) < 10 and len(offset) < 20):
             raise ValueError("the cursor is malformed")
-        found[int(partition)] = int(offset)
-    return found
+        positions[int(partition)] = int(offset)
+    return positions

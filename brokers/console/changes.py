@@ -233,8 +233,8 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
     change.command.check()
     if change.preview is None:
         return []
-    found, _ = change.preview.run(target)
-    rows = found if isinstance(found, list) else [found]
+    preview, _ = change.preview.run(target)
+    rows = preview if isinstance(preview, list) else [preview]
     return [row for row in rows if isinstance(row, dict)]
 
 

@@ -105,19 +105,19 @@ class FleetClients:
         while True:
             with self._lock:
                 idle = self._idle.get(login)
-                found = idle.pop() if idle else None
-            if found is None:
+                rested = idle.pop() if idle else None
+            if rested is None:
                 return None
-            rested_s = self._now_s() - found.since_s
+            rested_s = self._now_s() - rested.since_s
             if rested_s < FRESH_S:
-                return found
+                return rested
             try:
                 if rested_s < IDLE_S:
-                    found.client.know(found.client.ask_any(MetadataRequest(topics=[])))
-                    return found
+                    rested.client.know(rested.client.ask_any(MetadataRequest(topics=[])))
+                    return rested
             except Exception:  # whatever went wrong with a rested client, a new one says it better
                 pass
-            found.stack.close()
+            rested.stack.close()
 
     def _give_back(self, login: UserLogin | None, lent: _Idle) -> None:
         with self._lock:

@@ -149,11 +149,11 @@ def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
     user = ""
     if file is not None:
         try:
-            found = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8"), str(file)).items()}
+            given = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8"), str(file)).items()}
         except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise click.BadParameter(str(error), param_hint="--schema-registry-config") from None
-        user = found.pop(REGISTRY_USER, "")
-        if found or ":" not in user:
+        user = given.pop(REGISTRY_USER, "")
+        if given or ":" not in user:
             raise click.BadParameter(
                 f"{file} must have {REGISTRY_USER}=USER:PASSWORD and nothing else",
                 param_hint="--schema-registry-config",

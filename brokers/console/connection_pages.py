@@ -71,13 +71,13 @@ def _texts(row: dict[str, Any]) -> Iterator[str]:
 
 def _by_software(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Connections and bytes of each client software and version, the most connections first."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_software: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         name, version = row["software"], row["version"]
-        one = found.setdefault(
+        one = by_software.setdefault(
             (name, version), {"software": name, "version": version, "connections": 0, "bytes_in": 0, "bytes_out": 0}
         )
         one["connections"] += 1
         one["bytes_in"] += max(row["bytes_in"], 0)
         one["bytes_out"] += max(row["bytes_out"], 0)
-    return sorted(found.values(), key=lambda one: (-one["connections"], one["software"], one["version"]))
+    return sorted(by_software.values(), key=lambda one: (-one["connections"], one["software"], one["version"]))

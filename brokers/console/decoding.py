@@ -62,17 +62,17 @@ def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) ->
     try:
         if schemas is None:
             raise SchemaProblem("the console was started without --schema-registry")
-        found = schemas.avro(raw)
+        decoded = schemas.avro(raw)
     except SchemaProblem as problem:
         if how == "auto":
             return _without_schema(raw, how, limit)._replace(problem=str(problem))
         return _without_schema(raw, "hex", limit)._replace(problem=str(problem))
     number = schema_id(raw)
-    if found is None:
+    if decoded is None:
         shown = _without_schema(raw[PREFIX_BYTES : PREFIX_BYTES + READ_MAX + 1], "json", limit)
         wrong = "" if shown.kind == "json" or shown.cut else f"schema {number} is one of JSON, and the value is not"
         return shown._replace(size=len(raw), schema=number, problem=wrong)
-    text = _as_json(found[1], limit)
+    text = _as_json(decoded[1], limit)
     return ShownBytes("avro", text[:limit], len(raw), len(text) > limit, number)
 
 

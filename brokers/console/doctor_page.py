@@ -17,7 +17,7 @@ def doctor_page(asking: Asking) -> Answer:
     """All findings, the worst first; what cannot be asked in two seconds is a finding, too. Raises PageError."""
     limits = thresholds(asking)
     facts = gathered(asking.client)
-    found = findings_of(facts, limits)
+    findings = findings_of(facts, limits)
     given = limits._asdict()
     changed = [name for name, default in Thresholds()._asdict().items() if given[name] != default]
     return {
@@ -28,22 +28,22 @@ def doctor_page(asking: Asking) -> Answer:
             ["fleetlog doctor", *(f"--{name.replace('_', '-')}={number_text(given[name])}" for name in changed)]
         ),
         "findings": [
-            {**one._asdict(), "severity": one.severity.name.lower(), "level": LEVELS[one.severity]} for one in found
+            {**one._asdict(), "severity": one.severity.name.lower(), "level": LEVELS[one.severity]} for one in findings
         ],
     }
 
 
 def thresholds(asking: Asking) -> Thresholds:
     """From when on something is a trouble: the command's options by their names with underscores; raises PageError."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for name, default in Thresholds()._asdict().items():
         text = asking.text(name)
         if isinstance(default, int):
-            found[name] = asking.number(name, default, 1, 10**9)
+            limits[name] = asking.number(name, default, 1, 10**9)
         elif not text:
-            found[name] = default
+            limits[name] = default
         elif re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text):
-            found[name] = float(text)
+            limits[name] = float(text)
         else:
             raise PageError(400, f"{name} must be a number such as 0.5, not {text[:40]!r}")
-    return Thresholds(**found)
+    return Thresholds(**limits)

@@ -65,11 +65,11 @@ def controller_page(asking: Asking) -> Answer:
 
 def _events(timeline: dict[str, Any]) -> list[dict[str, Any]]:
     """Controllers and registrations as one list of sentences, the newest first."""
-    found = [
+    events = [
         {"at": one["at"], "text": f"broker {one['broker']} {'registered' if one['registered'] else 'was gone'}"}
         for one in timeline["registrations"]
     ]
     for one in timeline["controllers"]:
         text = f"broker {one['controller']} is the controller" if one["controller"] >= 0 else "there is no controller"
-        found.append({"at": one["at"], "text": text})
-    return sorted(found, key=lambda one: -one["at"])
+        events.append({"at": one["at"], "text": text})
+    return sorted(events, key=lambda one: -one["at"])

@@ -54,17 +54,17 @@ def group_page(asking: Asking) -> Answer:
     them now and then; they are None where it has not.
     """
     name = _name(asking)
-    (found,) = listed(asking.target, "groups", "describe", names=(name,))
+    (description,) = listed(asking.target, "groups", "describe", names=(name,))
     lags, unknown = _lags(asking, name)
     group = lags.get(name)
     partitions = {(one["topic"], one["partition"]): one for one in group["partitions"]} if group is not None else {}
     by_topic: dict[str, int] = {}
-    for row in found["offsets"]:
+    for row in description["offsets"]:
         by_topic[row["topic"]] = by_topic.get(row["topic"], 0) + (row["lag"] or 0)
         one = partitions.get((row["topic"], row["partition"]))
         row |= {column: one[column] if one is not None else None for column in COMPUTED_OF_PARTITIONS}
     return {
-        **found,
+        **description,
         **_judged(group),
         "worst": group["worst"] if group is not None else None,
         "age_s": group["age_s"] if group is not None else None,
@@ -75,8 +75,8 @@ def group_page(asking: Asking) -> Answer:
 
 def _lags(asking: Asking, *names: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What the coordinators have computed, by group, and what could not be asked: of groups named, or of all."""
-    found, unknown = lag_of_groups(asking.client, names)
-    return {one["group"]: one for one in found if one["status"]}, unknown
+    lags, unknown = lag_of_groups(asking.client, names)
+    return {one["group"]: one for one in lags if one["status"]}, unknown
 
 
 def _judged(group: dict[str, Any] | None) -> dict[str, Any]:

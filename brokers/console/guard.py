@@ -53,11 +53,11 @@ class Guard:
 
         async def send_strict(message: Message) -> None:
             if message["type"] == "http.response.start":
-                found = MutableHeaders(scope=message)
+                headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    found[name] = value
+                    headers[name] = value
                 if not scope["path"].startswith("/static/"):
-                    found["Cache-Control"] = "no-store"
+                    headers["Cache-Control"] = "no-store"
             await send(message)
 
         refusal = self._refusal(scope["method"], headers)

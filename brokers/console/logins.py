@@ -36,8 +36,8 @@ class BrowserSession:
 
     def noticed(self) -> list[str]:
         """What is to be shown, once."""
-        found, self.notices = self.notices, []
-        return found
+        notices, self.notices = self.notices, []
+        return notices
 
 
 class BrowserSessions:
@@ -50,15 +50,15 @@ class BrowserSessions:
 
     def find(self, key: str | None, *, renews: bool = True) -> BrowserSession | None:
         """The session of a cookie, unless it has ended. ``renews``: a person asks, not the page by itself."""
-        found = self._open.get(key or "")
-        if found is None:
+        session = self._open.get(key or "")
+        if session is None:
             return None
-        if self._is_over(found):
-            del self._open[found.key]
+        if self._is_over(session):
+            del self._open[session.key]
             return None
         if renews:
-            found.used_s = self._now_s()
-        return found
+            session.used_s = self._now_s()
+        return session
 
     def _is_over(self, session: BrowserSession) -> bool:
         now_s = self._now_s()

@@ -19,11 +19,11 @@ QUIET_S: Final = 0.5
 
 def trim_function() -> Callable[[], object] | None:
     """glibc's ``malloc_trim`` for all that is free; None where the system's library has none."""
-    found = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if found is None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
         return None
-    found.argtypes = (ctypes.c_size_t,)
-    return lambda: found(0)
+    trim.argtypes = (ctypes.c_size_t,)
+    return lambda: trim(0)
 
 
 class SpareMemory:

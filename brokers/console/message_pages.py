@@ -93,9 +93,9 @@ def _start(
         moment = parse_time(text)
     except ValueError:
         raise PageError(400, f"{text[:40]!r} is not a time such as 2026-01-31T12:00 or @1769860800000") from None
-    found = reader.offsets(max(moment, 0), COMMITTED)
+    offsets = reader.offsets(max(moment, 0), COMMITTED)
     # a partition without a record that is so new has nothing to show
-    return {p: found[p] if found.get(p, -1) >= 0 else browse.end(p) for p in bounds}
+    return {p: offsets[p] if offsets.get(p, -1) >= 0 else browse.end(p) for p in bounds}
 
 
 def _partitions(text: str) -> list[int] | None:

@@ -71,14 +71,14 @@ class OidcLogin:
         self._secret = secrets.token_bytes(32)
         self._opener = direct_opener()
         _check_address("--oidc-issuer", options.issuer)
-        found = self._answer(urllib.request.Request(f"{self.issuer}/.well-known/openid-configuration"))
-        if str(found.get("issuer", "")).rstrip("/") != self.issuer:
-            raise IssuerError(f"{self.issuer} says that it is the issuer {str(found.get('issuer'))[:200]!r}")
-        self._authorize = str(found.get("authorization_endpoint", ""))
-        self._token = str(found.get("token_endpoint", ""))
+        metadata = self._answer(urllib.request.Request(f"{self.issuer}/.well-known/openid-configuration"))
+        if str(metadata.get("issuer", "")).rstrip("/") != self.issuer:
+            raise IssuerError(f"{self.issuer} says that it is the issuer {str(metadata.get('issuer'))[:200]!r}")
+        self._authorize = str(metadata.get("authorization_endpoint", ""))
+        self._token = str(metadata.get("token_endpoint", ""))
         for name, url in (("authorization_endpoint", self._authorize), ("token_endpoint", self._token)):
             _check_address(name, url)
-        methods = found.get("code_challenge_methods_supported")
+        methods = metadata.get("code_challenge_methods_supported")
         if isinstance(methods, list) and "S256" not in methods:
             raise IssuerError(f"{self.issuer} has no PKCE with S256")
 
@@ -166,17 +166,17 @@ class OidcLogin:
         try:
             with self._opener.open(request, timeout=ANSWER_S) as answer:
                 body = answer.read(ANSWER_BYTES_MAX + 1)
-            found = json.loads(body) if len(body) <= ANSWER_BYTES_MAX else None
+            document = json.loads(body) if len(body) <= ANSWER_BYTES_MAX else None
         except urllib.error.HTTPError as error:
             text = error.read(500).decode(errors="replace")
             raise IssuerError(f"{where} answers {error.code}: {_reason(text)}") from None
         except OSError as error:
             raise IssuerError(f"{where} does not answer: {getattr(error, 'reason', None) or error}") from None
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise IssuerError(f"{where} answers no JSON object")
-        return found
+        return document
 
     def _derived(self, purpose: str, text: str) -> str:
         return _coded(hmac.new(self._secret, f"{purpose} {text}".encode(), hashlib.sha256).digest())
@@ -197,8 +197,8 @@ def _check_address(name: str, url: str) -> None:
 def _reason(text: str) -> str:
     """The error in an answer of a token endpoint."""
     try:
-        found = json.loads(text)
-        return str(found.get("error_description") or found.get("error") or "")[:300]
+        document = json.loads(text)
+        return str(document.get("error_description") or document.get("error") or "")[:300]
     except (ValueError, AttributeError, RecursionError):
         return ""
 
@@ -206,10 +206,10 @@ def _reason(text: str) -> str:
 def _claims(token: str) -> dict[str, Any]:
     """What a token says, unchecked."""
     try:
-        found = json.loads(_decoded(token.split(".")[1]))
+        claims = json.loads(_decoded(token.split(".")[1]))
     except (ValueError, IndexError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return claims if isinstance(claims, dict) else {}
 
 
 def _coded(raw: bytes) -> str:

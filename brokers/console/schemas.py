@@ -74,18 +74,18 @@ class SchemaRegistry:
     def kept(self, number: int) -> RegisteredSchema | None:
         """The schema if it was asked for before; raises SchemaProblem if that failed, a moment ago."""
         with self._lock:
-            found, failed = self._known.get(number), self._failed.get(number)
-        if found is None and failed is not None and self._now_s() < failed[0]:
+            known, failed = self._known.get(number), self._failed.get(number)
+        if known is None and failed is not None and self._now_s() < failed[0]:
             raise failed[1]
-        return found
+        return known
 
     def schema(self, number: int) -> RegisteredSchema:
         """The schema of the id. Raises SchemaProblem."""
-        found = self.kept(number)
-        if found is not None:
-            return found
+        schema = self.kept(number)
+        if schema is not None:
+            return schema
         try:
-            found = self._asked(number)
+            schema = self._asked(number)
         except SchemaProblem as problem:
             if problem.unknown:
                 with self._lock:
@@ -94,10 +94,10 @@ class SchemaRegistry:
                         self._failed.popitem(last=False)
             raise
         with self._lock:
-            self._known[number] = found
+            self._known[number] = schema
             while len(self._known) > SCHEMAS_KEPT:
                 self._known.popitem(last=False)
-        return found
+        return schema
 
     def _asked(self, number: int) -> RegisteredSchema:
         request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
@@ -106,8 +106,12 @@ class SchemaRegistry:
                 body = answer.read(SCHEMA_BYTES_MAX + 1)
             if len(body) > SCHEMA_BYTES_MAX:
                 raise SchemaProblem(f"schema {number} has more than {SCHEMA_BYTES_MAX} bytes", unknown=True)
-            found = json.loads(body)
-            kind, text, references = str(found.get("schemaType") or "AVRO"), found["schema"], found.get("references")
+            fields = json.loads(body)
+            kind, text, references = (
+                str(fields.get("schemaType") or "AVRO"),
+                fields["schema"],
+                fields.get("references"),
+            )
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -156,9 +160,9 @@ class PageSchemas:
         return None
 
     def _schema(self, number: int) -> RegisteredSchema:
-        found = self._registry.kept(number)
-        if found is not None:
-            return found
+        known = self._registry.kept(number)
+        if known is not None:
+            return known
         if self._silent is not None:
             raise self._silent
         if self._asked >= PAGE_IDS or self._waited_s >= PAGE_S:

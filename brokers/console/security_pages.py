@@ -31,9 +31,9 @@ def _section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
 
 def _users(asking: Asking) -> list[dict[str, Any]]:
     with explained(asking.target, "users"):
-        found = users_at(asking.client)
+        users = users_at(asking.client)
     return [
         {"user": user, "mechanism": mechanism, "iterations": iterations}
-        for user, credentials in found.items()
+        for user, credentials in users.items()
         for mechanism, iterations in credentials.items()
     ]

@@ -68,13 +68,13 @@ def _keep_first(found: dict[tuple[str, int, int], dict[str, Any]], one: Any) -> 
 
 def merged_changes(seen: list[tuple[int, _Change]]) -> list[tuple[int, _Change]]:
     """What several brokers saw, each change once at the first time that it was seen; the newest first."""
-    found: list[tuple[int, _Change]] = []
+    merged: list[tuple[int, _Change]] = []
     latest: dict[_Change, int] = {}
     for at, change in sorted(seen, key=lambda one: one[0]):
         if change not in latest or at - latest[change] > NEAR_MS:
-            found.append((at, change))
+            merged.append((at, change))
             latest[change] = at
-    return found[::-1][:SHOWN_MAX]
+    return merged[::-1][:SHOWN_MAX]
 
 
 def _work(broker_id: int, answer: Any) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def topic_page(asking: Asking) -> Answer:
 
 def _settings(client: Any, name: str) -> list[dict[str, Any]]:
     """Each setting: value, origin, and the values that it hides, nearest first."""
-    found = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], True, "all")
+    configs = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], True, "all")
     rows = []
-    for key, row in sorted(found.get("topic", {}).get(name, {}).items()):
+    for key, row in sorted(configs.get("topic", {}).get(name, {}).items()):
         origin = str(row.get("config_source") or "")
         synonyms = [
             {"name": one["name"], "value": one["value"], "origin": _origin(str(one["source"]))}

@@ -142,12 +142,12 @@ class Console:
 
     def session(self, request: Request) -> BrowserSession:
         """The request's session, a new one where no login is wanted; raises LoginNeeded."""
-        found = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
+        session = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
         if self.settings.login is not None:
-            if found is None or found.login is None:
+            if session is None or session.login is None:
                 raise LoginNeeded
-            return found
-        return found if found is not None else self.sessions.begin()
+            return session
+        return session if session is not None else self.sessions.begin()
 
     def page(self, template: str, function: PageFunction) -> Callable[[Request], Any]:
         """The endpoint of a page that only reads."""
@@ -293,17 +293,17 @@ class Console:
         visitor = self.sessions.visitor(request.cookies.get(COOKIE))
 
         def finish() -> TokenLogin:
-            found = oidc.finish(request.cookies.get(LOGIN_COOKIE, ""), params, redirect)
-            self._try(found.login)
-            return found
+            returned = oidc.finish(request.cookies.get(LOGIN_COOKIE, ""), params, redirect)
+            self._try(returned.login)
+            return returned
 
         try:
-            found = await self._logins.run(finish)
+            returned = await self._logins.run(finish)
         except PageError as error:
             logger.warning("login refused: %s", error)
             return self._login_page(request, visitor, "/", error)
-        session = self.sessions.begin(found.login, found.lasts_s)
-        response = self.render(request, session, "continue.html", {"next": local_path(found.onward)})
+        session = self.sessions.begin(returned.login, returned.lasts_s)
+        response = self.render(request, session, "continue.html", {"next": local_path(returned.onward)})
         response.delete_cookie(LOGIN_COOKIE, path=CALLBACK)
         return response
 

@@ -322,9 +322,9 @@ class Segment:
             return hint
         entry = self.offset_index.floor(offset)
         if entry.position:
-            found = self._walk_from(entry, self.size, offset)
-            if found is not None:
-                return self._reached(found, offset)
+            walked = self._walk_from(entry, self.size, offset)
+            if walked is not None:
+                return self._reached(walked, offset)
             self.rebuild_offset_index()
             entry = self.offset_index.floor(offset)
         return self._reached(self._walk(entry.position, self.size, offset), offset)
@@ -365,7 +365,7 @@ class Segment:
             left = size - position
             data = self.log.read(position, left if left < _WALK_BYTES else _WALK_BYTES)
             try:
-                begun, step, behind, base, last, found = walk(data, limit - position, offset)
+                begun, step, behind, base, last, hit = walk(data, limit - position, offset)
             except CorruptBatch:
                 if first < 0:
                     raise
@@ -375,8 +375,8 @@ class Segment:
             if behind >= 0:
                 passed = behind
             position += step
-            if found:
-                return _walked(_Walked, (first, position, passed, base, last, found, False))
+            if hit:
+                return _walked(_Walked, (first, position, passed, base, last, hit, False))
         return _Walked(first, position, passed)
 
     def rebuild_offset_index(self) -> None:

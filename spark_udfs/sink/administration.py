@@ -25,10 +25,10 @@ def read_fence(bootstrap_servers: str, sink_id: str, **kafka: Any) -> Fence | No
     ``kafka``: further settings, ``_`` for ``.``.
     """
     settings = _settings(bootstrap_servers, kafka)
-    found = read_driver_fence(settings, sink_id)
-    if found is not None and found.query_id is not None:
-        return found
-    return executor_fence(settings, sink_id) or found
+    fence = read_driver_fence(settings, sink_id)
+    if fence is not None and fence.query_id is not None:
+        return fence
+    return executor_fence(settings, sink_id) or fence
 
 
 def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str | None, **kafka: Any) -> None:
@@ -46,10 +46,10 @@ def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str 
 
     with fencing_producer(settings, sink_id) as (producer, consumer):
         begin_with_fence(producer, consumer, _NO_FENCE)
-        found = committed_fence(consumer)
-        if (found.query_id if found else None) != expected_query_id:
+        fence = committed_fence(consumer)
+        if (fence.query_id if fence else None) != expected_query_id:
             retrying(producer.abort_transaction)
-            raise FenceConflict(f"the fence is {found}, not of query {expected_query_id}: left as it was")
+            raise FenceConflict(f"the fence is {fence}, not of query {expected_query_id}: left as it was")
         retrying(producer.commit_transaction)
 
 
@@ -99,9 +99,9 @@ def _reset_executor_fence(settings: Mapping[str, str], sink_id: str, expected_qu
     client = Client(kafka_python_settings(settings))
     try:
         transactions = BatchTransactions(client, sink_id)
-        found = transactions.fence()
-        if found is None or found.query_id != expected_query_id:
-            raise FenceConflict(f"the fence is {found}, not of query {expected_query_id}: left as it was")
+        fence = transactions.fence()
+        if fence is None or fence.query_id != expected_query_id:
+            raise FenceConflict(f"the fence is {fence}, not of query {expected_query_id}: left as it was")
         transactions.begin(_TRANSACTION_TIMEOUT_MS)  # fences a driver that still runs
         transactions.reset(expected_query_id, None)
     finally:

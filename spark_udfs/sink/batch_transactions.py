@@ -217,11 +217,11 @@ class BatchTransactions:
         answer = self._client.request(
             kind(key_type=TRANSACTION, key=self._sink_id, coordinator_keys=[self._sink_id], min_version=4)
         )
-        (found,) = answer.coordinators
-        code = ErrorCode(found.error_code)
+        (coordinator,) = answer.coordinators
+        code = ErrorCode(coordinator.error_code)
         if code is not ErrorCode.NONE:
             raise ClientError(f"no coordinator of sink {self._sink_id}: {code.name}", code)
-        return int(found.node_id)
+        return int(coordinator.node_id)
 
     def _failure(self, code: ErrorCode, text: str) -> Exception:
         what = f"sink {self._sink_id}: {text or code.name}"

@@ -24,11 +24,11 @@ class Collector:
 
     def collect(self, rows: DataFrame) -> list[pa.RecordBatch] | None:
         """All rows; None where they are too many."""
-        found = self._of_one_partition(rows) if self._single_partition else None
-        if found is None:
+        parts = self._of_one_partition(rows) if self._single_partition else None
+        if parts is None:
             limited: Any = rows.limit(self._rows_max + 1)
-            found = limited._collect_as_arrow()  # toArrow() without a dozen calls into the JVM for its schema
-        return found if sum(part.num_rows for part in found) <= self._rows_max else None
+            parts = limited._collect_as_arrow()  # toArrow() without a dozen calls into the JVM for its schema
+        return parts if sum(part.num_rows for part in parts) <= self._rows_max else None
 
     def _of_one_partition(self, rows: DataFrame) -> list[pa.RecordBatch] | None:
         """A job on the frame as it is: a limit would be planned anew, and return its rows through a socket.

@@ -124,10 +124,10 @@ def committed_fence(consumer: Consumer) -> Fence | None:
 def committed_write(consumer: Consumer) -> tuple[Fence | None, str]:
     """The committed fence, and the target of the write that set it; empty where it is not known."""
     wanted = [TopicPartition(FENCE_TOPIC, 0)]
-    found = retrying(lambda timeout: consumer.committed(wanted, timeout=timeout))[0]
-    if found.error is not None:
-        raise KafkaException(found.error)
-    return Fence.decode(found.offset, found.metadata), target_in(found.metadata)
+    committed = retrying(lambda timeout: consumer.committed(wanted, timeout=timeout))[0]
+    if committed.error is not None:
+        raise KafkaException(committed.error)
+    return Fence.decode(committed.offset, committed.metadata), target_in(committed.metadata)
 
 
 def send_fence(producer: Producer, consumer: Consumer, fence: Fence, target: str) -> None:

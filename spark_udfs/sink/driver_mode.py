@@ -113,8 +113,8 @@ class DriverMode:
         producer, consumer = self._connect()
         driver_fence.begin_with_fence(producer, consumer, Fence(query_id, batch_id), write.target)
         if self._options.fenced:
-            found, target = driver_fence.committed_write(consumer)
-            decision = decide(found, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover)
+            fence, target = driver_fence.committed_write(consumer)
+            decision = decide(fence, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover)
             write.settle(decision, target)
             if decision is Decision.SKIP:
                 driver_fence.retrying(producer.abort_transaction)
@@ -178,14 +178,14 @@ def _not_written(producer: Producer, topic: str, partition: int, error: str) -> 
     """
     where = f"a row for partition {partition} of topic {topic}" if partition >= 0 else f"a row for topic {topic}"
     try:
-        found = producer.list_topics(topic, timeout=_STATE_TIMEOUT_S).topics[topic].partitions.get(partition)
+        state = producer.list_topics(topic, timeout=_STATE_TIMEOUT_S).topics[topic].partitions.get(partition)
     except KafkaException as problem:
         return f"{where}: {error}; its leader is not known: {problem.args[0].str()}"
-    if found is None:
+    if state is None:
         return f"{where}: {error}"
-    leader = f"its leader is broker {found.leader}" if found.leader >= 0 else "it has no leader"
-    in_sync = ", ".join(map(str, sorted(found.isrs))) or "none"
-    return f"{where}: {error}; {leader}, in sync: {in_sync}, of its replicas {', '.join(map(str, found.replicas))}"
+    leader = f"its leader is broker {state.leader}" if state.leader >= 0 else "it has no leader"
+    in_sync = ", ".join(map(str, sorted(state.isrs))) or "none"
+    return f"{where}: {error}; {leader}, in sync: {in_sync}, of its replicas {', '.join(map(str, state.replicas))}"
 
 
 def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
@@ -253,8 +253,8 @@ def _milliseconds(batch: pa.RecordBatch) -> Iterable[int]:
     if "timestamp" not in batch.schema.names:
         return repeat(0, batch.num_rows)
     column = pc.cast(batch.column("timestamp"), pa.timestamp("ms"), safe=False).view(pa.int64())
-    found: list[int] = pc.fill_null(column, 0).to_pylist()
-    return found
+    times: list[int] = pc.fill_null(column, 0).to_pylist()
+    return times
 
 
 def _producer_settings(options: SinkOptions) -> dict[str, Any]:

@@ -40,9 +40,9 @@ def read_driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None
     deadline = time.monotonic() + TIMEOUT_S
     try:
         while True:
-            code, found = _asked(client, name)
+            code, fence = _asked(client, name)
             if code is ErrorCode.NONE:
-                return found
+                return fence
             if code not in _MOVING or time.monotonic() > deadline:
                 raise ClientError(f"sink {sink_id}: the fence of driver mode could not be read: {code.name}", code)
             time.sleep(_PAUSE_S)
@@ -51,10 +51,10 @@ def read_driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None
 
 
 def _asked(client: Client, group: str) -> tuple[ErrorCode, Fence | None]:
-    found = client.request(
+    response = client.request(
         request_class(FIND_COORDINATOR)(key_type=GROUP, key=group, coordinator_keys=[group], min_version=4)
     )
-    (coordinator,) = found.coordinators
+    (coordinator,) = response.coordinators
     code = ErrorCode(coordinator.error_code)
     if code is not ErrorCode.NONE:
         return code, None

@@ -79,12 +79,12 @@ class ExactlyOnceBatch:
         topic = str(self._options.topic)
         client = Client(kafka_python_settings(self._options.kafka))  # of this query alone: one client serves one thread
         try:
-            found = client.topics([topic]).get(topic)
+            numbers = client.topics([topic]).get(topic)
         finally:
             client.close()
-        if not found:
+        if not numbers:
             raise OptionError(f"option topic: topic {topic} does not exist; create it")
-        return len(found)
+        return len(numbers)
 
     def _start_mode(self) -> BatchMode:
         options = self._options

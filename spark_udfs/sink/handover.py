@@ -63,8 +63,8 @@ def take_over_figures(query_id: str, batch_id: int) -> BatchFigures | None:
     """What was handed over for a batch, once."""
     try:
         path = directory_of(query_id) / str(batch_id)
-        found = BatchFigures(*json.loads(path.read_text()))
+        figures = BatchFigures(*json.loads(path.read_text()))
         path.unlink()
     except (OSError, ValueError, TypeError):
         return None
-    return found
+    return figures

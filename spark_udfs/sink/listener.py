@@ -35,13 +35,13 @@ def lag(progress: Any) -> dict[str, int]:
 
     The end is the last stable offset when the batch was planned. Transaction markers count.
     """
-    found: dict[str, int] = {}
+    lags: dict[str, int] = {}
     for source in progress.sources:
         end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
         for topic, partitions in latest.items():
             for number, offset in partitions.items():
-                found[f"{topic}-{number}"] = max(0, offset - end.get(topic, {}).get(number, 0))
-    return found
+                lags[f"{topic}-{number}"] = max(0, offset - end.get(topic, {}).get(number, 0))
+    return lags
 
 
 def offsets_behind_latest(progress: Any) -> dict[str, str]:

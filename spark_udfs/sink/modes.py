@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 def driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:
     """The fence of driver mode; None before the first batch, and after a reset."""
-    found = read_driver_fence(settings, sink_id)
-    return found if found is not None and found.query_id is not None else None
+    fence = read_driver_fence(settings, sink_id)
+    return fence if fence is not None and fence.query_id is not None else None
 
 
 def executor_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:

@@ -133,10 +133,10 @@ def task_figures(results: Sequence[TaskResult], write_ms: float, commit_ms: floa
 
 def _written_batch(options: WriteOptions, messages: Sequence[Any]) -> OpenBatch:
     """The batch that the tasks wrote for. Spark runs a task even where there are no rows."""
-    found = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
-    if found is None:
+    batch = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
+    if batch is None:
         raise FenceError(f"sink {options.sink_id}: no task returned the batch it wrote for")
-    return found
+    return batch
 
 
 class _BatchHolder:
@@ -258,10 +258,10 @@ def _follow_refresh(options: WriteOptions, refresh: FlowRefresh) -> None:
     if batch_transactions(options).fence() is not None:
         return
     earlier = (batch_transactions(replace(options, sink_id=name)) for name in refresh.earlier_sink_ids())
-    found = next(((one, fence) for one in earlier if (fence := one.fence()) is not None), None)
-    if found is None:
+    latest = next(((one, fence) for one in earlier if (fence := one.fence()) is not None), None)
+    if latest is None:
         return
-    transactions, fence = found
+    transactions, fence = latest
     if refresh.mode == REFUSE:
         raise FenceConflict(
             f"a full refresh would write again what flow {refresh.flow} has written (up to batch {fence.batch_id} of "
