@@ -18,7 +18,7 @@ from fleetlog.spark.client.workers import keep_loaded
 from fleetlog.spark.source.options import ReadOptions, check_schema, checked_schema, refuse_table, row_schema
 from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _REASONS = (OptionError, FenceError, ClientError, DataLoss)
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def _in_few_lines(method: Callable[..., T]) -> Callable[..., T]:
         try:
             return method(*args, **named)
         except _REASONS as problem:
-            log.debug("refused", exc_info=True)
+            logger.debug("refused", exc_info=True)
             reason = problem.with_traceback(None)
         raise reason from None
 

@@ -32,7 +32,7 @@ from fleetlog.brokers.metadata.loading import children_or_none, gather_bounded, 
 from fleetlog.brokers.metadata.watcher import ZnodeWatcher
 from fleetlog.coordination.store import Store
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ACLS_PER_READ = 50
 """The entries of one pattern may have a few hundred kilobytes."""
@@ -101,7 +101,7 @@ class AclCache:
             seen, last = self._seen[root], sequences[-1] if sequences else -1
             news = [sequence for sequence in sequences if sequence > seen]
             if last < seen or news != list(range(seen + 1, last + 1)):
-                log.info("gap in the changes of ACLs after %s: reading all ACLs again", seen)
+                logger.info("gap in the changes of ACLs after %s: reading all ACLs again", seen)
                 return True
         return False
 
@@ -120,7 +120,7 @@ class AclCache:
                     return None
                 patterns.add(changed_pattern(path, node[0]))
             except BadDocument as problem:
-                log.warning("reading all ACLs again: %s", problem)
+                logger.warning("reading all ACLs again: %s", problem)
                 return None
         return patterns
 
@@ -166,4 +166,4 @@ class AclCache:
 
 
 def _complain(problem: BadDocument) -> None:
-    log.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)
+    logger.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)

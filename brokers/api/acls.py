@@ -43,7 +43,7 @@ from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NO_AUTHORIZER = "No Authorizer is configured on the broker."
 
@@ -184,7 +184,7 @@ async def _edited(
 
 
 def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
-    log.warning("writing the ACLs of %s %s: %s", pattern.type.name, pattern.name, problem)
+    logger.warning("writing the ACLs of %s %s: %s", pattern.type.name, pattern.name, problem)
     match problem:
         case TooLarge():
             return AclRefusal(ErrorCode.INVALID_REQUEST, "That resource would have more ACLs than ZooKeeper can store.")
@@ -245,7 +245,7 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
             assert isinstance(outcome, AclRefusal)
             rows.append(row(*outcome))
     if useless:
-        log.warning("of the ACLs that were made %d never count; the first of them: %s", len(useless), useless[0])
+        logger.warning("of the ACLs that were made %d never count; the first of them: %s", len(useless), useless[0])
     return Done(response(version=version, results=rows))
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.model import Clock
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 COMPLAINT_MS = 10_000
 _SINGLE = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
@@ -193,7 +193,7 @@ class Audit:
         now = self._clock.mono_ms()
         if self._complained_at is None or now - self._complained_at >= COMPLAINT_MS:
             self._complained_at = now
-            log.error("the audit queue is full, because events come faster than they can be written: %s", what)
+            logger.error("the audit queue is full, because events come faster than they can be written: %s", what)
 
 
 def started_audit(config: BrokerConfig, access: Access, source: EventSource, clock: Clock) -> Audit | None:

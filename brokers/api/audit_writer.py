@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.api.audit import Audit
     from fleetlog.brokers.api.base import Services
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PRODUCE_VERSION = 9
 WRITE_TIMEOUT_MS = 10_000
@@ -75,7 +75,7 @@ class AuditWriter:
             if problem is None:
                 pause_s = FIRST_PAUSE_S
                 continue
-            log.log(
+            logger.log(
                 logging.WARNING if pause_s == LAST_PAUSE_S else logging.DEBUG, "audit events wait: %s", problem
             )  # fmt: skip
             await asyncio.sleep(pause_s)
@@ -93,7 +93,9 @@ class AuditWriter:
         except TimeoutError:
             pass
         if trail.queued_bytes:
-            log.error("%d audit events are lost: they could not be written before the stop", len(trail.pending(2**40)))
+            logger.error(
+                "%d audit events are lost: they could not be written before the stop", len(trail.pending(2**40))
+            )
 
     async def close(self) -> None:
         """Close the connections to other brokers."""
@@ -167,7 +169,7 @@ class AuditWriter:
                 leader, api_keys.PRODUCE, PRODUCE_VERSION, _produce(tp, bytes(batch)), 2 * WRITE_TIMEOUT_MS
             )
         except PeerUnavailable as problem:
-            log.debug("audit events for broker %d: %s", leader, problem)
+            logger.debug("audit events for broker %d: %s", leader, problem)
             return ErrorCode.NETWORK_EXCEPTION
         return ErrorCode(response.responses[0].partition_responses[0].error_code)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.coordination.store import Store
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 decisions_log = logging.getLogger(LOGGER)
 
 LINES_PER_SECOND = 200
@@ -137,14 +137,14 @@ class Authorization:
         """Read the ACLs, if requests are authorized, and follow them. Raises CannotReplicate."""
         warning = without_authorizer(self._config)
         if warning is not None:
-            log.warning("%s", warning)
+            logger.warning("%s", warning)
         if self.acls is None:
             return
         await self.acls.start()
         if not self._may_replicate:
             raise CannotReplicate(cannot_replicate(self._principal))
         self._started = True
-        log.info("requests are authorized by %d ACLs", sum(map(len, self.acls.image.entries.values())))
+        logger.info("requests are authorized by %d ACLs", sum(map(len, self.acls.image.entries.values())))
 
     async def stop(self) -> None:
         """Stop following the ACLs."""
@@ -160,4 +160,4 @@ class Authorization:
             for host in self._hosts
         )
         if self._started and before and not self._may_replicate:
-            log.error("%s", cannot_replicate(self._principal))
+            logger.error("%s", cannot_replicate(self._principal))

@@ -47,7 +47,7 @@ QUOTA_ENTRIES_MAX: Final = 1_000
 NAME_CHARACTERS_MAX: Final = 1_000
 _TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in several ones"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
@@ -96,7 +96,7 @@ async def _refresh(context: Context) -> None:
         async with asyncio.timeout(WRITE_SECONDS):
             await configs.refresh()
     except (StoreError, TimeoutError) as error:
-        log.warning("quotas cannot be read: %s", error)
+        logger.warning("quotas cannot be read: %s", error)
         raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
 
 
@@ -153,10 +153,10 @@ async def _write(
         async with asyncio.timeout(WRITE_SECONDS):
             await write_quotas(context.services.store, entity, alterations, validate_only=request.validate_only)
     except (StoreError, TimeoutError) as error:
-        log.warning("quotas cannot be written: %s", error)
+        logger.warning("quotas cannot be written: %s", error)
         raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
     except BadZnode as error:
-        log.error("quotas cannot be altered: %s", error)
+        logger.error("quotas cannot be altered: %s", error)
         text = f"/config/{entity_path(entity)} in ZooKeeper cannot be read; correct or delete it"
         raise QuotaRequestRefused(ErrorCode.INVALID_CONFIG, text) from None
 

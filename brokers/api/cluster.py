@@ -20,7 +20,7 @@ from fleetlog.wire.requests import DescribeClusterRequest, UnregisterBrokerReque
 BROKERS = 1
 CONTROLLERS = 2
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -> Done:
@@ -62,7 +62,7 @@ async def handle_unregister_broker(request: UnregisterBrokerRequest, context: Co
             async with asyncio.timeout(WRITE_SECONDS):
                 error, message = await _unregister(request.broker_id, context)
         except (StoreError, TimeoutError) as problem:
-            log.warning("broker %d cannot be unregistered: %s", request.broker_id, problem)
+            logger.warning("broker %d cannot be unregistered: %s", request.broker_id, problem)
             error, message = ErrorCode.REQUEST_TIMED_OUT, UNANSWERED
     response = messages.response_class(api_keys.UNREGISTER_BROKER)
     return Done(response(version=0, error_code=int(error), error_message=message))
@@ -85,7 +85,7 @@ async def _unregister(broker_id: int, context: Context) -> tuple[ErrorCode, str 
         return ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Broker {broker_id} is alive: stop it first."
     if not known:
         return ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered"
-    log.info("broker %d was unregistered by %s", broker_id, context.client_id)
+    logger.info("broker %d was unregistered by %s", broker_id, context.client_id)
     return ErrorCode.NONE, None
 
 

@@ -79,7 +79,7 @@ from fleetlog.wire.requests import (
     ListConfigResourcesRequest,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_ALTERATIONS = 1_000
 """Settings of one resource that a request may alter; there are not half as many."""
@@ -303,14 +303,14 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
         except TooLarge as problem:
             error, message = ErrorCode.INVALID_CONFIG, f"The configuration would be too large: {problem}."
         except BadZnode as problem:
-            log.error("altering the configuration of %s: %s", name, problem)
+            logger.error("altering the configuration of %s: %s", name, problem)
             error = ErrorCode.INVALID_CONFIG
             message = f"{problem.path} in ZooKeeper cannot be read ({problem.reason}); correct or delete it."
         except Contended as problem:
-            log.info("altering the configuration of %s: %s", name, problem)
+            logger.info("altering the configuration of %s: %s", name, problem)
             error, message = ErrorCode.REQUEST_TIMED_OUT, "The configuration kept changing; try again."
         except (StoreError, TimeoutError) as problem:
-            log.info("altering the configuration of %s: %s", name, problem)
+            logger.info("altering the configuration of %s: %s", name, problem)
             reached, error, message = False, ErrorCode.REQUEST_TIMED_OUT, UNANSWERED
         rows.append(
             response.AlterConfigsResourceResponse(
@@ -414,7 +414,7 @@ async def _alter_one(
         inert = without_effect(changed, _TABLES[resource])
         if inert:
             entity = f"{resource.name.lower()} {name or 'defaults'}"
-            log.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
+            logger.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
 
 
 def _certificates(name: str, context: Context) -> ListenerCertificates:

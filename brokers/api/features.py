@@ -18,7 +18,7 @@ from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesRequest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def handle_update_features(request: UpdateFeaturesRequest, context: Context) -> Done:
@@ -37,18 +37,18 @@ async def handle_update_features(request: UpdateFeaturesRequest, context: Contex
                 services.store, services.metadata, updates, validate_only=version >= 1 and request.validate_only
             )
     except BadZnode as error:
-        log.error("the finalized features cannot be read: %s", error)
+        logger.error("the finalized features cannot be read: %s", error)
         outcome = FeatureOutcome(
             ErrorCode.FEATURE_UPDATE_FAILED, f"{error.path} in ZooKeeper cannot be read; correct or delete it"
         )
     except (StoreError, TimeoutError) as error:
-        log.warning("the finalized features cannot be written: %s", error)
+        logger.warning("the finalized features cannot be written: %s", error)
         outcome = FeatureOutcome(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
     else:
         if outcome.error is ErrorCode.NONE and updates:
             names = ", ".join(f"{update.name}={update.level}" for update in updates)
             done = "checked" if request.validate_only else "finalized"
-            log.info("features %s by %s: %s", done, context.client_id, names)
+            logger.info("features %s by %s: %s", done, context.client_id, names)
     return _answer(version, updates, outcome, top=version >= 2)
 
 

@@ -25,7 +25,7 @@ CONTROLLED_SHUTDOWN_MS = 10_000
 READ_MS = 1_000
 """For the metadata cache to catch up with ZooKeeper; the controller asks again."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done | Coroutine[Any, Any, Done]:
@@ -71,7 +71,7 @@ async def _after_reading(asked: dict[Any, list[int]], context: Context, version:
     try:
         current = await context.services.metadata.refreshed(READ_MS)
     except StoreError as problem:
-        log.debug("whether %d topics exist is not known: %s", len(asked), problem)
+        logger.debug("whether %d topics exist is not known: %s", len(asked), problem)
         current = False
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if current else ErrorCode.BROKER_NOT_AVAILABLE
     return _answer(asked, context, version, unknown)

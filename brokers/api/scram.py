@@ -32,7 +32,7 @@ NAME_CHARACTERS_MAX: Final = 1_000
 
 _TOO_MANY: Final = f"more than {USERS_MAX} users in a request; ask in several ones"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def handle_describe_user_scram_credentials(
@@ -49,7 +49,7 @@ async def handle_describe_user_scram_credentials(
         async with asyncio.timeout(WRITE_SECONDS):
             configs = await read_users(context.services.store, wanted)
     except (StoreError, TimeoutError) as error:
-        log.warning("SCRAM users cannot be read: %s", error)
+        logger.warning("SCRAM users cannot be read: %s", error)
         return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, UNANSWERED, [])
     result = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS).DescribeUserScramCredentialsResult
     rows = []
@@ -101,7 +101,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
                 results |= await write_users(context.services.store, gone.get(user, ()), new.get(user, ()))
         except (StoreError, TimeoutError, BadZnode) as error:
             reached = isinstance(error, BadZnode)
-            log.warning("the credentials of a user cannot be written: %s", error)
+            logger.warning("the credentials of a user cannot be written: %s", error)
             results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED, None)
     return _altered(results.items())
 

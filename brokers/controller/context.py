@@ -34,7 +34,7 @@ from fleetlog.coordination.store import (
 )
 from fleetlog.coordination.tree import INCARNATIONS
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -162,7 +162,7 @@ class ControllerContext:
             except SessionExpired:
                 self.end("the session expired")
             except StoreError as problem:
-                log.info("controller: %s failed, retrying: %s", what, problem)
+                logger.info("controller: %s failed, retrying: %s", what, problem)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def read_now(self, reading: Awaitable[R]) -> R:
@@ -246,7 +246,7 @@ class ControllerContext:
             try:
                 return await attempt()
             except StaleState as problem:
-                log.info("controller: %s: %s; reading again", what, problem)
+                logger.info("controller: %s: %s; reading again", what, problem)
                 # a broker may have registered again already; the metadata cache learns of it shortly
                 await asyncio.sleep(min(RETRY_SECONDS * (number + 1), 2.0))
                 await self.look_again(whole=problem.whole)

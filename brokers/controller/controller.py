@@ -64,7 +64,7 @@ from fleetlog.coordination.tree import ensure
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 KEEP_CHANGES = 5_000
@@ -154,7 +154,7 @@ class ActiveController:
                 break
             except StaleState as problem:
                 attempt += 1
-                log.info("controller: stale state: %s; reading again", problem)
+                logger.info("controller: stale state: %s; reading again", problem)
                 # a broker may have registered again already; the metadata cache learns of it shortly
                 await asyncio.sleep(min(RETRY_SECONDS * attempt, 2.0))
                 await context.look_again(whole=problem.whole)
@@ -174,7 +174,7 @@ class ActiveController:
             except SessionExpired:
                 self.context.end("the session expired")
             except StoreError as problem:
-                log.info("controller: pruning the change log failed: %s", problem)
+                logger.info("controller: pruning the change log failed: %s", problem)
 
 
 def _unsettled(state: PartitionState, live_brokers: LiveBrokers) -> bool:
@@ -279,7 +279,7 @@ class AutoCreation:
             version = CREATE_TOPICS_VERSION
             response = await self._peers.call(controller_id, request.API_KEY, version, request, timeout_ms)
         except PeerUnavailable as problem:
-            log.info("creating topic %s at controller %d failed: %s", topic.name, controller_id, problem)
+            logger.info("creating topic %s at controller %d failed: %s", topic.name, controller_id, problem)
             return ErrorCode.BROKER_NOT_AVAILABLE
         if not response.topics:
             return ErrorCode.UNKNOWN_SERVER_ERROR
@@ -299,7 +299,7 @@ class AutoCreation:
         now = asyncio.get_running_loop().time()
         if now >= self._complained_at.get(topic.name, now):
             self._complained_at[topic.name] = now + COMPLAINT_S
-            log.error("%s", self.refused[topic.name])
+            logger.error("%s", self.refused[topic.name])
 
 
 def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
@@ -448,7 +448,7 @@ class Controller:
         return ControllerWork(active.context.epoch, self._elected_ms, requests, asked, silent, self.unclean_elections)
 
     def _elected(self, leadership: Leadership) -> None:
-        log.info("elected controller with epoch %d", leadership.epoch)
+        logger.info("elected controller with epoch %d", leadership.epoch)
         self._elected_ms = self._clock.wall_ms()
         self._active = ActiveController(
             ControllerContext(self._store, self._metadata, leadership, self.elections), self._peers,
@@ -467,7 +467,7 @@ class Controller:
 
     def _resigned(self) -> None:
         if self._active is not None:
-            log.info("no longer controller (epoch %d)", self._active.context.epoch)
+            logger.info("no longer controller (epoch %d)", self._active.context.epoch)
             self._active.context.over = True
             self._previous_unclean_elections += self._active.probes.unclean_elections
         self._caught_up = False
@@ -502,7 +502,7 @@ class Controller:
         try:
             await active.begin()
             self._caught_up = True
-            log.info("controller epoch %d: active", epoch)
+            logger.info("controller epoch %d: active", epoch)
             await self._react(active)
         except NotController as ended:
             self._ended(active, ended)
@@ -550,18 +550,18 @@ class Controller:
             await self._failed(active)
 
     def _ended(self, active: ActiveController, reason: NotController) -> None:
-        log.info("controller epoch %d ends: %s", active.context.epoch, reason)
+        logger.info("controller epoch %d ends: %s", active.context.epoch, reason)
         if self._active is active:
             self._election.deposed()
 
     def _halt(self, problem: BadZnode) -> None:
         """Writes to a tree in an unknown format could destroy it: leave it to a newer fleetlog, or an operator."""
-        log.error("controller: %s; no further writes until the next election", problem)
+        logger.error("controller: %s; no further writes until the next election", problem)
         self._caught_up, self._halted = False, self._metadata.foreign is not None
 
     async def _failed(self, active: ActiveController) -> None:
         """A bug: an idle controller stops the whole cluster, so resign, and begin again with a full read."""
-        log.exception("controller epoch %d failed with an unexpected error", active.context.epoch)
+        logger.exception("controller epoch %d failed with an unexpected error", active.context.epoch)
         self._caught_up = False
         await asyncio.sleep(FAILED_SECONDS)
         if self._active is active:
@@ -797,4 +797,4 @@ def _refuses_some(results: Mapping[TopicPartition, Result]) -> bool:
 
 def _note_end(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.info("controller: an admin request failed after its timeout: %s", task.exception())
+        logger.info("controller: an admin request failed after its timeout: %s", task.exception())

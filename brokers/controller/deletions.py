@@ -27,7 +27,7 @@ from fleetlog.brokers.replication import ends
 from fleetlog.coordination.store import StoreError
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.5
@@ -122,7 +122,7 @@ class UnconfirmedDeletions(Container[str]):
             if not silent or now >= deletion.give_up:
                 done[name] = deletion
             if silent and name in done:
-                log.warning("topic %s: brokers %s did not confirm its deletion in time", name, silent)
+                logger.warning("topic %s: brokers %s did not confirm its deletion in time", name, silent)
         if done:
             async with self._context.lock:
                 await self._context.persist("freeing names", lambda: self._free(done))
@@ -154,7 +154,7 @@ class UnconfirmedDeletions(Container[str]):
         try:
             current = await self._context.metadata.refreshed(int(1000 * LAST_PAUSE_S))
         except StoreError as problem:
-            log.debug("whether this broker has read its deletions is not known: %s", problem)
+            logger.debug("whether this broker has read its deletions is not known: %s", problem)
             return
         for deletion in deletions:
             deletion.read_here = current
@@ -166,7 +166,7 @@ class UnconfirmedDeletions(Container[str]):
         try:
             answering, ends_by_topic = await ends.ask(self._peers, broker_id, {topic_id: [0] for topic_id in asked})
         except PeerUnavailable as problem:
-            log.debug("broker %d can't confirm the deletion of %d topics: %s", broker_id, len(asked), problem)
+            logger.debug("broker %d can't confirm the deletion of %d topics: %s", broker_id, len(asked), problem)
             return
         for topic_id, answers in ends_by_topic.items():
             if topic_id in asked and all(one.error is ErrorCode.UNKNOWN_TOPIC_ID for one in answers.values()):

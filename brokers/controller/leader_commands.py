@@ -18,7 +18,7 @@ from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
 from fleetlog.brokers.replication import isr
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Result = tuple[ErrorCode, str | None]
 DONE: Result = (ErrorCode.NONE, None)
@@ -154,7 +154,7 @@ class LeaderCommands:
             if broker_epoch >= 0 and known.epoch != broker_epoch:
                 return ErrorCode.STALE_BROKER_EPOCH, []
             self._leaving[broker_id] = known.epoch
-            log.info("controlled shutdown of broker %d: moving its leaderships", broker_id)
+            logger.info("controlled shutdown of broker %d: moving its leaderships", broker_id)
             remaining = await self._context.persist(f"relieving broker {broker_id}", lambda: self._relieve(broker_id))
         if remaining is None:
             return ErrorCode.REQUEST_TIMED_OUT, []
@@ -200,7 +200,7 @@ class LeaderCommands:
                 writes.add(tp, self._moved(tp, state, state.replicas[0]))
         multis: list[MultiWrite] = writes.done()
         if multis:
-            log.info("controller: rebalancing leaders to preferred replicas")
+            logger.info("controller: rebalancing leaders to preferred replicas")
         await context.perform(multis)
 
 

@@ -25,7 +25,7 @@ from fleetlog.brokers.replication.ends import ReplicaEnd
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 1.0
@@ -243,7 +243,7 @@ class LogEndProbes:
                 incarnation, by_topic = await ends.ask(self._peers, broker_id, asked, waive_lease=waive_lease)
             except PeerUnavailable as problem:
                 if broker_id not in self._silent:
-                    log.info(
+                    logger.info(
                         "log end probe of %d replicas on broker %d: %s; retrying", len(partitions), broker_id, problem
                     )
                     self._silent.add(broker_id)
@@ -269,7 +269,7 @@ class LogEndProbes:
         try:
             await self._context.perform(writes)
         except StaleState as problem:
-            log.info("controller: electing by log ends: stale state: %s; reading again", problem)
+            logger.info("controller: electing by log ends: stale state: %s; reading again", problem)
             await self._context.look_again(whole=problem.whole)
         self._report(chosen)
         if heard:
@@ -322,13 +322,13 @@ class LogEndProbes:
             self._allowed.pop(tp, None)
             if new.leader_recovery_state == RECOVERING:
                 self.unclean_elections += 1
-                log.error(
+                logger.error(
                     "UNCLEAN ELECTION of %s: broker %d leads in epoch %d after broker %d; not all of the in-sync"
                     " replicas %s are alive and answer: acknowledged records may be lost",
                     tp, new.leader, new.leader_epoch, old.last_known_leader, list(old.isr),
                 )  # fmt: skip
             else:
-                log.warning(
+                logger.warning(
                     "%s: all in-sync replicas (%s) restarted uncleanly; broker %d, which has the longest log, leads in"
                     " epoch %d", tp, list(old.isr), new.leader, new.leader_epoch,
                 )  # fmt: skip

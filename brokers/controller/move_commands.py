@@ -33,7 +33,7 @@ from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
 from fleetlog.brokers.replication.ends import ASK_MS, ReplicaEnd
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 FRESH_SECONDS = 2 * ASK_MS / 1000
@@ -161,7 +161,7 @@ class RemainingReplicas:
         """Log for which brokers moves wait, when these change."""
         silent = self.silent
         if silent and silent != self._reported:
-            log.info(
+            logger.info(
                 "%d moves, one of %s, wait before they remove replicas: brokers %s, which keep the data, have not"
                 " confirmed that they have it", len(self._waiting), next(iter(self._waiting)), sorted(silent),
             )  # fmt: skip
@@ -278,7 +278,7 @@ class MoveCommands:
                 continue
             results[tp] = DONE
             if step is not None:
-                log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
+                logger.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
                 writes.add(tp, step.state, assigned=step.assigned, relies_on=step.relies_on)
                 planned.append(tp)
         multis = self._done(writes)
@@ -337,7 +337,7 @@ class MoveCommands:
                 return
             await context.perform(multis)
             for tp, assigned in done:
-                log.info("%s: reassignment completed: replicas are %s", tp, list(assigned.replicas))
+                logger.info("%s: reassignment completed: replicas are %s", tp, list(assigned.replicas))
 
 
 def _remaining_are_silent(silent: Sequence[int]) -> Result:

@@ -48,7 +48,7 @@ from fleetlog.coordination.store import Delete, Operation, Store
 from fleetlog.coordination.tree import INCARNATIONS
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 REMEMBERED_MS = 7 * 86_400_000
@@ -211,7 +211,9 @@ class TopicCommands:
             await context.perform(writes)
             inert = without_effect(configs, TOPIC_SETTINGS)
             if inert:
-                log.warning("topic %s: settings stored, but without effect in fleetlog: %s", new.name, ", ".join(inert))
+                logger.warning(
+                    "topic %s: settings stored, but without effect in fleetlog: %s", new.name, ", ".join(inert)
+                )
             return TopicOutcome(new.name, ErrorCode.NONE, None, context.image.topics[new.name], topic_id)
 
         outcome = await context.persist(f"creating {new.name}", attempt)
@@ -231,7 +233,9 @@ class TopicCommands:
             absent = [broker for broker in self._known if broker.id not in context.metadata.brokers]
             planned = plan(absent)
             if absent:
-                log.info("%s Placing replicas on absent brokers as well: %s", refused.message, [b.id for b in absent])
+                logger.info(
+                    "%s Placing replicas on absent brokers as well: %s", refused.message, [b.id for b in absent]
+                )
             return planned
 
     def _topic_id(self) -> uuid.UUID:
@@ -336,7 +340,7 @@ class TopicCommands:
         for name in list(self._context.deleting):
             await self._context.perform(await self._context.read_now(self._rest_of_deletion(name)))
             self._context.deleting.remove(name)
-            log.info("finished deleting topic %s", name)
+            logger.info("finished deleting topic %s", name)
 
     async def _rest_of_deletion(self, name: str) -> list[MultiWrite]:
         store = self._context.store

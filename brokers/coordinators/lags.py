@@ -34,7 +34,7 @@ from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 ROWS_PER_TURN = 100
@@ -106,7 +106,7 @@ class LagWatch:
             try:
                 await self.round()
             except Exception:
-                log.exception("the lag of the groups could not be computed")
+                logger.exception("the lag of the groups could not be computed")
 
     async def close(self) -> None:
         """Close the connections to the leaders."""
@@ -209,7 +209,7 @@ class LagWatch:
             try:
                 return await ask_positions(self._peers, leader, asked)
             except PeerUnavailable as problem:
-                log.debug("lag: %s", problem)
+                logger.debug("lag: %s", problem)
                 return None
         positions: dict[Asked, LogPosition] = {}
         for tp, offset in asked:

@@ -56,7 +56,7 @@ from fleetlog.txn.commands import (
 from fleetlog.wire.compression import decompress
 from fleetlog.wire.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 READ_BYTES = 1 << 20
@@ -415,7 +415,7 @@ class ShardHost(Generic[S]):
             self._fail("cannot be loaded", problem)
             return
         self.state = ShardState.ACTIVE
-        log.info(
+        logger.info(
             "loaded %s, epoch %d: %d records up to offset %d in %d ms",
             self.partition.tp,
             self.leader_epoch,
@@ -427,7 +427,7 @@ class ShardHost(Generic[S]):
 
     def _fail(self, what: str, error: BaseException) -> None:
         """After a bug or with a corrupt log the shard stops: no answer is better than a wrong one."""
-        log.error("%s %s; coordinator stopped for this partition", self.partition.tp, what, exc_info=error)
+        logger.error("%s %s; coordinator stopped for this partition", self.partition.tp, what, exc_info=error)
         self.state = ShardState.FAILED
         self._stop(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
@@ -510,7 +510,7 @@ class ShardHost(Generic[S]):
             result = item.command(self.shard, self._now(), item.ticket)
         except Exception:
             # A request must not stop the shard; its incomplete changes in memory are not in the log.
-            log.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
+            logger.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
             self._answer(item.ticket, CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
             return False
         return self._perform(key, item.ticket, result, item.guard)
@@ -600,7 +600,7 @@ class ShardHost(Generic[S]):
         try:
             batch = encode_writes(run, self._clock.wall_ms())
         except Exception:
-            log.exception("coordinator %s: encoding records failed", self.partition.tp)
+            logger.exception("coordinator %s: encoding records failed", self.partition.tp)
             for write in run:
                 self._not_appended(write, ErrorCode.UNKNOWN_SERVER_ERROR)
             return
@@ -657,7 +657,7 @@ class ShardHost(Generic[S]):
             try:
                 instead = write.result.failed(error, self._now())
             except Exception:
-                log.exception(
+                logger.exception(
                     "coordinator %s: a command of %r failed to handle %s", self.partition.tp, write.key, error.name
                 )
                 instead = Result(CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))

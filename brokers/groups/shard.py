@@ -34,7 +34,7 @@ from fleetlog.txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, S
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_FLEETING_GROUPS = 10_000
 """The most groups of a shard that exist only for a requested member id: clients control their number."""
@@ -73,7 +73,7 @@ class GroupShard:
         group = self.groups.get(request.group_id)
         size = held_by(request)
         if size > self.settings.member_max_bytes or len(request.protocols) > classic.MAX_PROTOCOLS:
-            log.warning(
+            logger.warning(
                 "group %s: JoinGroup of client %s rejected: %d protocols and %d bytes, above the limits of %d and %d "
                 "(group.member.max.bytes)",
                 request.group_id[:100], request.client_id[:100], len(request.protocols), size, classic.MAX_PROTOCOLS,

@@ -48,7 +48,7 @@ _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05
 _FORMS_MAX: Final = 16
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def user_path(user: str) -> str:
@@ -79,7 +79,7 @@ def _config_of(user: str, data: bytes) -> dict[str, str]:
     try:
         return decode_entity(user_path(user), data)
     except BadZnode as error:
-        log.warning("the credentials of a user cannot be read: %s", error)
+        logger.warning("the credentials of a user cannot be read: %s", error)
         return {}
 
 
@@ -177,4 +177,4 @@ class ScramUsers:
             try:
                 self._credentials[key] = credential_from(mechanism, text)
             except ValueError as error:
-                log.warning("user %.100r: %s", user, error)
+                logger.warning("user %.100r: %s", user, error)

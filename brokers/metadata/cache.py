@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from fleetlog.brokers.timers import Timers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 REMEDY = (
@@ -208,7 +208,7 @@ class MetadataCache:
                 config = TopicConfig.parse({key: value}, config)
             except ConfigError as problem:
                 # written by a newer fleetlog or by hand: one bad setting must not make the topic unusable
-                log.warning("topic %s: ignoring a setting: %s", name, problem)
+                logger.warning("topic %s: ignoring a setting: %s", name, problem)
         return config
 
     # ------------------------------------------------------------ listening
@@ -254,7 +254,7 @@ class MetadataCache:
             try:
                 listener(change)
             except Exception:  # one listener's bug must not keep the change from the others
-                log.exception("metadata cache: a listener failed")
+                logger.exception("metadata cache: a listener failed")
         for condition, future in list(self._waiters):
             if not future.done() and condition():
                 future.set_result(None)
@@ -327,7 +327,7 @@ class MetadataCache:
         if self.foreign is not None and not self.ready:
             raise BadZnode(*self.foreign.split(" ", 1))
         if self.foreign != before:
-            log.error("%s", self.foreign or "the foreign brokers are gone: the controller may act again")
+            logger.error("%s", self.foreign or "the foreign brokers are gone: the controller may act again")
         return self.foreign != before
 
     def _has_gap(self, sequences: list[int], news: list[int]) -> bool:
@@ -344,7 +344,7 @@ class MetadataCache:
                     self._apply(sequence, entry, delta)
                 return delta, False
         if not whole:
-            log.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
+            logger.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
         loaded = await load_metadata(self._store)
         await self._read_features()  # may fail: what is read anew must not be in the image before listeners hear of it
         delta = difference(self._image, loaded.image)
@@ -433,5 +433,5 @@ def effective_config(static: BrokerConfig, defaults: Mapping[str, str], own: Map
         try:
             values[attribute(name)] = row.parse(text)
         except ConfigError as problem:
-            log.warning("ignoring a dynamic broker setting: %s", problem)
+            logger.warning("ignoring a dynamic broker setting: %s", problem)
     return dataclasses.replace(static, **values) if values else static

@@ -28,7 +28,7 @@ Configs = Mapping[str, Mapping[str, str]]
 TakeConfigs = Callable[[Configs, bool], None]
 """Gets what was read; with True that is all there is, else what changed."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def decode_entity(path: str, data: bytes) -> dict[str, str]:
@@ -112,5 +112,5 @@ def _config_of(path: str, data: bytes) -> dict[str, str]:
     try:
         return decode_entity(f"{znodes.CONFIG}/{path}", data)
     except BadZnode as error:
-        log.warning("credentials or quotas cannot be read: %s", error)
+        logger.warning("credentials or quotas cannot be read: %s", error)
         return {}

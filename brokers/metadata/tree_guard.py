@@ -18,7 +18,7 @@ from fleetlog.brokers.metadata.marks import ClusterMarks, lower, newest
 from fleetlog.coordination.registration import incarnation_path
 from fleetlog.coordination.store import Store, StoreError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Before the tree is looked at again."""
@@ -74,13 +74,13 @@ class TreeGuard:
             await asyncio.sleep(PAUSE_S)
             raise TreeBehind(f"ZooKeeper is older than what this broker has seen: {wrong}")
         if marks.generation > self.marks.generation:
-            log.warning("ZooKeeper was repaired: generation %d", marks.generation)
+            logger.warning("ZooKeeper was repaired: generation %d", marks.generation)
             self.repaired = True
             marks = marks._replace(producer_id=max(marks.producer_id, self.marks.producer_id))
         self.marks = newest((self.marks, marks))
         self._trusted = True
         if self.behind is not None and self._logs_ahead is None:
-            log.warning("ZooKeeper is not older any more than what this broker has seen")
+            logger.warning("ZooKeeper is not older any more than what this broker has seen")
         self.behind = self._logs_ahead
 
     async def is_current(self) -> bool:
@@ -96,7 +96,9 @@ class TreeGuard:
         before, self.behind, self._trusted = self.behind, why, False
         if before is not None:
             return
-        log.error("ZooKeeper is older than what this broker has seen: %s. Was it restored from a copy? %s", why, HELP)
+        logger.error(
+            "ZooKeeper is older than what this broker has seen: %s. Was it restored from a copy? %s", why, HELP
+        )
         self.on_behind()
 
     async def compare_logs(self, later: Callable[[], str | None]) -> None:

@@ -15,7 +15,7 @@ from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.coordination.store import SessionEvent, SessionState, Store, StoreError, WatchEvent
 from fleetlog.coordination.tree import ensure
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RELIST_SECONDS = 20.0
 RETRY_SECONDS = 0.2
@@ -83,7 +83,7 @@ class ZnodeWatcher:
             if task in done:
                 await task  # it ends before stop only by BadZnode, within the first pass
             if not self.has_read:
-                log.warning(
+                logger.warning(
                     "%s cannot be read from ZooKeeper yet; waiting (%s)", self._subject, self._latest_problem or ""
                 )
 
@@ -135,18 +135,18 @@ class ZnodeWatcher:
                 await self.read_now()
                 continue
             except BadZnode as problem:
-                log.error("%s in ZooKeeper cannot be read: %s", self._subject, problem)
+                logger.error("%s in ZooKeeper cannot be read: %s", self._subject, problem)
                 if not self.has_read:
                     raise
                 self._latest_problem = problem
                 pause = RETRY_SECONDS
             except StoreError as problem:
                 if str(problem) != str(self._latest_problem):
-                    log.info("reading %s from ZooKeeper failed, retrying: %s", self._subject, problem)
+                    logger.info("reading %s from ZooKeeper failed, retrying: %s", self._subject, problem)
                 self._latest_problem = problem
                 pause = RETRY_SECONDS
             except Exception as problem:  # outdated content on a live broker would be worse than any bug
-                log.exception("%s: a read failed with an unexpected error; reading everything again", self._subject)
+                logger.exception("%s: a read failed with an unexpected error; reading everything again", self._subject)
                 self._latest_problem = problem
                 self._whole = True
                 pause = UNEXPECTED_RETRY_SECONDS

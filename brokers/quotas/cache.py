@@ -32,7 +32,7 @@ from fleetlog.wire.errors import ErrorCode
 _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class QuotaCache:
@@ -55,13 +55,13 @@ class QuotaCache:
             try:
                 entity = entity_at(path)
             except BadDocument as problem:
-                log.warning("a quota is left out: %s", problem)
+                logger.warning("a quota is left out: %s", problem)
                 continue
             try:
                 quotas: Mapping[str, int] = quotas_from(path, config)
                 known = {name: float(config[name]) for name in quotas}
             except BadDocument as problem:
-                log.warning("quotas stay as they were: %s", problem)
+                logger.warning("quotas stay as they were: %s", problem)
                 quotas, known = before.get(entity, {}), self.values.get(entity, {})
             entities.pop(entity, None)
             values.pop(entity, None)

@@ -41,7 +41,7 @@ from fleetlog.coordination.store import (
 if TYPE_CHECKING:
     from fleetlog.brokers.replication.proposals import Proposer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PROPOSALS_PER_MULTI = 100
 RETRY_SECONDS = 0.1
@@ -95,7 +95,7 @@ class ZooKeeperIsrWriter:
             try:
                 await self._write(batch)
             except Exception:  # a bug; the proposals stay pending, which is safe, and the others continue
-                log.exception("writing in-sync sets failed with an unexpected error")
+                logger.exception("writing in-sync sets failed with an unexpected error")
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _write(self, batch: list[_Proposal]) -> None:
@@ -126,7 +126,7 @@ class ZooKeeperIsrWriter:
             except UnknownOutcome:
                 batch = await self._decide(current)
             except StoreError as problem:
-                log.info("writing in-sync sets failed, retrying: %s", problem)
+                logger.info("writing in-sync sets failed, retrying: %s", problem)
                 await asyncio.sleep(RETRY_SECONDS)
                 batch = current
             else:
@@ -140,7 +140,7 @@ class ZooKeeperIsrWriter:
             if await self._refreshed(READ_MS):
                 self._read_in = incarnation
         except StoreError as problem:
-            log.info("reading the metadata before in-sync sets are written failed, retrying: %s", problem)
+            logger.info("reading the metadata before in-sync sets are written failed, retrying: %s", problem)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _wanted(self, proposal: _Proposal) -> bool:
@@ -171,7 +171,7 @@ class ZooKeeperIsrWriter:
             raise failed  # the change log's parent znode is missing: no retry can help
         if failed.index >= live_brokers:
             loser = batch[failed.index - live_brokers]
-            log.info(
+            logger.info(
                 "%s: in-sync set %s not written: its base version %d is outdated; waiting for the newer state",
                 loser.partition.tp, list(loser.state.isr), loser.base_epoch,
             )  # fmt: skip

@@ -52,7 +52,7 @@ _RETRIABLE = frozenset(
     }
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -319,7 +319,7 @@ class Client:
                 raise ClientError(
                     f"asking {self._servers} for {what} failed for {self._timeout_ms} ms: {reason!r}{self._hint}"
                 )
-            log.info("retrying the request for %s: %r", what, reason)
+            logger.info("retrying the request for %s: %r", what, reason)
             self.forget_leaders()
             time.sleep(_RETRY_PAUSE_S)
 

@@ -93,7 +93,7 @@ KNOWN = frozenset((*LIBRDKAFKA, *_JAVA))
 FOR_LOGINS = ("security.", "sasl.", "ssl.", "enable.sasl.", "enable.ssl.")
 """How names of TLS and logins begin."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _warned: set[tuple[str, str]] = set()
 
 
@@ -131,4 +131,4 @@ def warn_without_effect(option: str, user: str, reason: str = "") -> None:
     """Log once in this process that an option changes nothing."""
     if (option, user) not in _warned:
         _warned.add((option, user))
-        log.warning("option %s has no effect on %s%s", option, user, reason and f": {reason}")
+        logger.warning("option %s has no effect on %s%s", option, user, reason and f": {reason}")

@@ -14,7 +14,7 @@ NATIVE_CONF = "spark.fleetlog.native"
 AUTO, REQUIRED = "auto", "required"
 _PURE = "pure"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _checked = False
 
 
@@ -39,7 +39,7 @@ def check_kernels(wanted: str | None = None) -> None:
     if chosen == REQUIRED:
         raise OptionError(f"{NATIVE_CONF}=required: {message}")
     if CHOICE != _PURE:
-        log.warning("%s: tasks take many times longer", message)
+        logger.warning("%s: tasks take many times longer", message)
 
 
 def _of_session() -> str:

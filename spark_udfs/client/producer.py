@@ -52,7 +52,7 @@ _FENCED = frozenset(
 _APPENDED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 _COMPRESSION = Option("kafka.compression.type", one_of(*compression.CODES), "none")
@@ -288,7 +288,7 @@ class MemberProducer:
         try:
             by_leader = self._client.leaders_of(ready)
         except ClientError as problem:
-            log.info("no leader yet: %s", problem)
+            logger.info("no leader yet: %s", problem)
             by_leader = {}
         for node_id, parts in by_leader.items():
             while self._send_to(node_id, parts):
@@ -342,7 +342,7 @@ class MemberProducer:
             response = self._client.wait(flight.future)
         except (kafka.errors.KafkaError, ClientError) as problem:
             lost = repr(problem)
-            log.info("no answer to a Produce request: %s; retrying", lost)
+            logger.info("no answer to a Produce request: %s; retrying", lost)
         else:
             for topic in response.responses:
                 for part in topic.partition_responses:

@@ -45,7 +45,7 @@ _RENEWED_AFTER = 0.8
 """Of a token's lifetime, as in Java's client."""
 _TRY_AGAIN = frozenset({408, 425, 429})
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TokenRefused(kafka.errors.KafkaError):  # type: ignore[misc]
@@ -104,7 +104,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
                 except TokenUnavailable as problem:
                     if self._token is None or now_s >= self._token.expires_s:
                         raise
-                    log.warning("%s; the token that is here is used until it expires", problem)
+                    logger.warning("%s; the token that is here is used until it expires", problem)
             return self._token
 
     def _of(self, name: str) -> str:

@@ -44,7 +44,7 @@ _RETRYABLE = frozenset(
 )
 _REFUSED = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.SASL_AUTHENTICATION_FAILED})
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class OpenBatch(NamedTuple):
@@ -165,7 +165,7 @@ class BatchTransactions:
         try:
             self._call(ABORT, **_producer_fields(batch))
         except (TaskFenced, FenceError, ClientError) as problem:
-            log.info("sink %s: the batch could not be aborted: %s", self._sink_id, problem)
+            logger.info("sink %s: the batch could not be aborted: %s", self._sink_id, problem)
 
     # ---- retries -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Heartbeats:
         try:
             threading.Thread(target=self._send_heartbeats, name=name, daemon=True).start()
         except RuntimeError as problem:  # the others' heartbeats must go on
-            log.warning("sink %s: no heartbeats: %s", self._batch.sink_id, problem)
+            logger.warning("sink %s: no heartbeats: %s", self._batch.sink_id, problem)
 
     def _send_heartbeats(self) -> None:
         client: Client | None = None
@@ -270,10 +270,10 @@ class Heartbeats:
                 client = client or Client(self._settings)
                 BatchTransactions(client, self._batch.sink_id, int(self._every_s * 1000)).heartbeat(self._batch)
             except (TaskFenced, FenceError) as problem:
-                log.info("sink %s: heartbeats end, the batch is over: %s", self._batch.sink_id, problem)
+                logger.info("sink %s: heartbeats end, the batch is over: %s", self._batch.sink_id, problem)
                 break
             except Exception as problem:  # the writer's own requests fail, too, where it matters
-                log.warning("sink %s: a heartbeat failed: %s", self._batch.sink_id, problem)
+                logger.warning("sink %s: a heartbeat failed: %s", self._batch.sink_id, problem)
             self._over.wait(self._every_s)
         if client is not None:
             client.close()

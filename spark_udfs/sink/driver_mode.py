@@ -39,7 +39,7 @@ _STATE_TIMEOUT_S = 10.0
 LOOK_S = 5.0
 """How often it is looked whether the query still runs, whose clients are open."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DriverMode:
@@ -159,7 +159,7 @@ class DriverMode:
                 self._producer.purge()
                 self._producer.abort_transaction(5.0)
         except KafkaException as exc:
-            log.info("the failed transaction could not be aborted: %s", exc)
+            logger.info("the failed transaction could not be aborted: %s", exc)
         finally:
             self._close()
 

@@ -39,7 +39,7 @@ class BatchFigures(NamedTuple):
     commit_ms: float = 0.0
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _figures: OrderedDict[tuple[str, int], BatchFigures] = OrderedDict()
 
 
@@ -52,8 +52,8 @@ def log_batch(sink_id: str, query_id: str, batch_id: int, figures: BatchFigures)
             f"written in {figures.write_ms:.0f} ms, commit in {figures.commit_ms:.0f} ms"
         )
     line = f"sink {sink_id}, query {query_id}, batch {batch_id}: {what}"
-    if log.hasHandlers():
-        log.info("%s", line)
+    if logger.hasHandlers():
+        logger.info("%s", line)
     else:
         print(f"{time.strftime('%y/%m/%d %H:%M:%S')} INFO fleetlog: {line}", file=sys.stderr, flush=True)
 

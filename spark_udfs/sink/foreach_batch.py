@@ -26,7 +26,7 @@ from fleetlog.spark.sink.writes import Write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class BatchMode(Protocol):
@@ -94,7 +94,7 @@ class ExactlyOnceBatch:
         return ExecutorMode(options.for_executors(), self._report, options.takeover, options.small_rows)
 
     def _report(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
-        log.debug("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
+        logger.debug("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
         if self._on_event is not None:
             self._on_event(SinkEvent(stage, query_id, batch_id, rows))
 

@@ -18,7 +18,7 @@ from fleetlog.spark.sink.events import BatchFigures
 
 _OWNER = "listener"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def directory_of(query_id: str) -> Path:
@@ -34,7 +34,7 @@ def open_handover(query_id: str) -> None:
         directory.mkdir(mode=0o700)
         (directory / _OWNER).write_text(str(os.getpid()))
     except OSError as problem:
-        log.warning("query %s: no figures of the sink: %s", query_id, problem)
+        logger.warning("query %s: no figures of the sink: %s", query_id, problem)
 
 
 def close_handover(query_id: str) -> None:
@@ -56,7 +56,7 @@ def hand_over_figures(query_id: str, batch_id: int, figures: BatchFigures) -> No
     except FileNotFoundError:
         pass  # no listener
     except (OSError, ValueError) as problem:
-        log.warning("query %s, batch %d: its figures could not be handed over: %s", query_id, batch_id, problem)
+        logger.warning("query %s, batch %d: its figures could not be handed over: %s", query_id, batch_id, problem)
 
 
 def take_over_figures(query_id: str, batch_id: int) -> BatchFigures | None:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from fleetlog.spark.sink.events import BatchFigures, take_figures
 from fleetlog.spark.sink.handover import close_handover, open_handover, take_over_figures
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class SinkProgress(NamedTuple):
@@ -91,7 +91,7 @@ class SinkListener(StreamingQueryListener):
             figures = take_figures(*key) or take_over_figures(*key)
             self._on_progress(SinkProgress(*key, progress, figures, lag(progress)))
         except Exception:
-            log.exception("query %s, batch %d: the listener's function failed", *key)
+            logger.exception("query %s, batch %d: the listener's function failed", *key)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         """Ignored."""
@@ -103,7 +103,7 @@ class SinkListener(StreamingQueryListener):
 
 def _log(one: SinkProgress) -> None:
     figures = one.figures
-    log.info(
+    logger.info(
         "query %s, batch %d: %s rows read, %s, lag %d", one.query_id, one.batch_id, one.progress.numInputRows,
         "no figures of the sink" if figures is None else
         f"{figures.stage} {figures.rows} rows, {figures.bytes} bytes by {figures.tasks} tasks in "

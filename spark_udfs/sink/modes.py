@@ -18,7 +18,7 @@ from fleetlog.spark.sink.fence import Fence
 from fleetlog.spark.sink.fence_reader import read_driver_fence
 from fleetlog.spark.sink.options import AUTO, DRIVER, EXECUTOR
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:
@@ -60,7 +60,7 @@ def choose_mode(settings: Mapping[str, str], sink_id: str, wanted: str, *, fence
         refuse_driver_fence(settings, sink_id)
     elif supported:
         _refuse(sink_id, EXECUTOR, DRIVER, executor_fence(settings, sink_id))
-    log.info("sink %s: mode %s (wanted: %s; batch transactions: %s)", sink_id, chosen, wanted, supported)
+    logger.info("sink %s: mode %s (wanted: %s; batch transactions: %s)", sink_id, chosen, wanted, supported)
     return chosen, cluster_id
 
 

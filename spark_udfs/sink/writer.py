@@ -43,7 +43,7 @@ BATCH_JOB = "batch"
 
 TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class BatchWriter(_BatchHolder, ArrowWriter):
         """Runs on the driver."""
         batch = _written_batch(self._options, messages)
         if self._is_done(batch):
-            log.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
+            logger.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
             return
         number = 0 if batch.fence is None else batch.fence.batch_id + 1
         token = self._options.token

@@ -15,7 +15,7 @@ from fleetlog.spark.source.offsets import Bound, Offsets, Range, TopicIds
 from fleetlog.spark.source.options import ReadOptions
 from fleetlog.wire.types import TopicPartition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
@@ -160,4 +160,4 @@ def report_loss(message: str, options: ReadOptions) -> None:
     """Raises DataLoss; with failOnDataLoss=false the loss is logged."""
     if options.fail_on_data_loss:
         raise DataLoss(f"{message} (failOnDataLoss=false reads on from what is left)")
-    log.warning("%s", message)
+    logger.warning("%s", message)

@@ -32,7 +32,7 @@ from fleetlog.wire.errors import ErrorCode
 
 _STALLED_S = 60.0  # a new leader may lag for a while; an end that never arrives was truncated
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -129,7 +129,7 @@ class BatchReader(DataSourceReader):
                 planner.report_loss(f"{item.tp}: starting offset {item.start} is gone; log starts at {first[item.tp]}")
         ranges = [item._replace(start=max(item.start, first[item.tp])) for item in ranges]
         if narrowing.used:
-            log.info("filters leave %d offsets: %s", sum(item.size for item in ranges), ", ".join(narrowing.used))
+            logger.info("filters leave %d offsets: %s", sum(item.size for item in ranges), ", ".join(narrowing.used))
         return planned_tasks(ranges, self._options)
 
     def _check_order(self, start: Offsets, end: Offsets) -> None:
@@ -270,7 +270,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == self._initial and high.keys() - planned.keys():  # of a version that did not note the start
             if self._refused is not None:
                 raise self._refused
-            log.warning("the checkpoint does not say where the first batch starts: at the starting offsets of now")
+            logger.warning("the checkpoint does not say where the first batch starts: at the starting offsets of now")
         topic_ids = offsets.topic_ids_of(end)
         replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
         fresh = [tp for tp in sorted(high) if tp not in low or tp.topic in replaced]

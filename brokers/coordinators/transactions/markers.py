@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.timers import Timer, Timers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_MS = 30_000
 PAUSE_MS = 200
@@ -137,7 +137,7 @@ class MarkerSender:
         if state is not None:
             return state.leader if state.leader in self._metadata.brokers else None
         if tp in self._gone:
-            log.info("%s: no transaction marker written: the partition does not exist any more", tp)
+            logger.info("%s: no transaction marker written: the partition does not exist any more", tp)
             return Gone.GONE
         self._unknown.add(tp)
         return None
@@ -148,7 +148,7 @@ class MarkerSender:
         try:
             current = await self._metadata.refreshed(LOOK_MS)
         except StoreError as problem:
-            log.info(
+            logger.info(
                 "transaction markers wait: whether %d partitions exist is not known: %s", len(self._looked_for), problem
             )
             current = False
@@ -185,7 +185,7 @@ class MarkerSender:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            log.info("sending transaction markers to broker %d failed, retrying: %s", broker, error)
+            logger.info("sending transaction markers to broker %d failed, retrying: %s", broker, error)
             errors = {}
         self._answered(broker, errors)
 

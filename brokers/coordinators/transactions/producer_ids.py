@@ -15,7 +15,7 @@ from fleetlog.coordination.store import BadVersion, NodeExists, NoNode, SessionE
 from fleetlog.coordination.store import Store as StorePort
 from fleetlog.txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATH = "/latest_producer_id_block"
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
@@ -84,11 +84,11 @@ class ProducerIdAllocator:
             try:
                 block = await self._try_once()
             except (Exhausted, BlockError) as error:
-                log.error("no producer ids available: %s", error or "all are used up")
+                logger.error("no producer ids available: %s", error or "all are used up")
                 self._serve_waiting(give_up=True)
                 return
             except StoreError as error:
-                log.info("allocating a producer id block failed, retrying: %s", error)
+                logger.info("allocating a producer id block failed, retrying: %s", error)
                 block = None
             if block is not None:
                 self._ids.add(block)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.peers.calls import PeersPort
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ADD_PARTITIONS_TO_TXN, BATCHED_VERSION = 24, 5
 CALL_TIMEOUT_MS = 10_000
@@ -222,7 +222,7 @@ class Verifier:
                 _answer_all(batch, ErrorCode.COORDINATOR_NOT_AVAILABLE)
                 raise
             except Exception as error:
-                log.info("verifying transactions at broker %d failed: %s", broker, error)
+                logger.info("verifying transactions at broker %d failed: %s", broker, error)
                 _answer_all(batch, ErrorCode.NETWORK_EXCEPTION)
                 continue
             for entry in batch:
