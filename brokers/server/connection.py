@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fleetlog._native import io
-from fleetlog.brokers.api.base import ClientConnection as Peer
+from fleetlog.brokers.api.base import ClientConnection
 from fleetlog.brokers.log import SliceGone
 from fleetlog.brokers.model import Carried
 from fleetlog.brokers.server import disk
@@ -188,7 +188,7 @@ class Environment(Protocol):
         """Whether its requests wait for those of other connections, until :meth:`Connection.resume` is called soon."""
         ...
 
-    def meter(self, peer: Peer) -> Meter | None:
+    def meter(self, peer: ClientConnection) -> Meter | None:
         """What measures a connection of that peer; None if no quota can govern it."""
         ...
 
@@ -208,7 +208,7 @@ class Connection:
         self,
         environment: Environment,
         sock: socket.socket,
-        peer: Peer,
+        peer: ClientConnection,
         login: ConnectionLogin | None = None,
         tls: TlsTransport | None = None,
     ) -> None:

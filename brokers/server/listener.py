@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
-from fleetlog.brokers.api.base import ClientConnection as Peer
-from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
 from fleetlog.brokers.model import Endpoint
@@ -663,7 +662,7 @@ class Server:
             return
         if len(self._beside_caps) >= MAX_WAITING:
             self._handshakes.drop(next(iter(self._beside_caps.values())))
-        peer, tls = Peer(number, endpoint.listener, host), self._tls[endpoint.listener]
+        peer, tls = ClientConnection(number, endpoint.listener, host), self._tls[endpoint.listener]
         login = self._login(endpoint)
 
         def opened(found: Opened) -> None:
@@ -685,7 +684,7 @@ class Server:
         self._handshakes.begin(handshake)
 
     def _begin(self, number: int, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
-        peer, login = Peer(number, endpoint.listener, host), self._login(endpoint)
+        peer, login = ClientConnection(number, endpoint.listener, host), self._login(endpoint)
         tls = self._tls.get(endpoint.listener)
         if tls is None or self._handshakes is None:
             self._connections[peer.id] = Connection(self, sock, peer, login)
@@ -702,7 +701,7 @@ class Server:
         listener = self._logins.get(endpoint.listener)
         return None if listener is None else ConnectionLogin(listener, self.clock.mono_ms())
 
-    def _transport(self, sock: socket.socket, peer: Peer, tls: TlsListener, opened: Opened) -> TlsTransport:
+    def _transport(self, sock: socket.socket, peer: ClientConnection, tls: TlsListener, opened: Opened) -> TlsTransport:
         assert self._handshakes is not None, "it has one less now"
         return TlsTransport(
             self.loop, sock, opened.engine, self._tls_blocks, opened.unsent, self.held,
@@ -710,7 +709,12 @@ class Server:
         )  # fmt: skip
 
     def _connect_tls(
-        self, sock: socket.socket, peer: Peer, login: ConnectionLogin | None, transport: TlsTransport, opened: Opened
+        self,
+        sock: socket.socket,
+        peer: ClientConnection,
+        login: ConnectionLogin | None,
+        transport: TlsTransport,
+        opened: Opened,
     ) -> None:
         if opened.principal is not None:
             if self._audit is not None and not self._audit.logged_in(peer, opened.principal, CERTIFICATE_LOGIN):
@@ -721,15 +725,15 @@ class Server:
         self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self._opened(peer)
 
-    def _opened(self, peer: Peer) -> None:
+    def _opened(self, peer: ClientConnection) -> None:
         self.metrics.connections.set(len(self._connections))
         self.metrics.created_connections.labels(peer.listener).inc()
 
-    def _left(self, peer: Peer) -> None:
+    def _left(self, peer: ClientConnection) -> None:
         if not self._reserve.leave(peer.id) and self._counted(peer.listener):
             self._caps.leave(peer.peer_host)
 
-    def meter(self, peer: Peer) -> Meter | None:
+    def meter(self, peer: ClientConnection) -> Meter | None:
         """What measures a connection of that peer; None if no quota can govern it."""
         return self._metering.meter(peer) if self._metering is not None else None
 

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from fleetlog.brokers.api.base import ClientConnection as Peer
-from fleetlog.brokers.api.base import Services
+from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.log.disk.failures import DiskError, SliceGone
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.server.batching import ConnectionBatcher
@@ -146,7 +145,7 @@ class ServerEnd(Connection):
         self._wire = wire
         self._incoming = _Socket(wire)
         self._looks = False
-        peer = Peer(door.next_number(), door.listener, wire.name, wire.principal)
+        peer = ClientConnection(door.next_number(), door.listener, wire.name, wire.principal)
         door.connections.append(self)
         logins = door.logins if wire.logs_in else None
         login = None if logins is None else ConnectionLogin(logins, door.clock.mono_ms())
