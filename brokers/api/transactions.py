@@ -43,7 +43,7 @@ from fleetlog.brokers.api.waiting import JoinedResponse, when_done
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.ports import TransactionMarker
-from fleetlog.brokers.coordinators.transactions.coordinator import Runs, TransactionCoordinator
+from fleetlog.brokers.coordinators.transactions.coordinator import MarkerRuns, TransactionCoordinator
 from fleetlog.brokers.coordinators.transactions.verification import admit, command_for, errors_of
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
 from fleetlog.brokers.groups.shard import GroupShard
@@ -356,7 +356,7 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
     version = context.api_version
     places: list[tuple[int, TopicPartition]] = []
     markers: list[tuple[TopicPartition, TransactionMarker]] = []
-    runs = Runs()
+    runs = MarkerRuns()
     for number, entry in enumerate(request.markers):
         marker = TransactionMarker(
             entry.producer_id,

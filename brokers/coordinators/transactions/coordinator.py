@@ -333,13 +333,13 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
 
 def runs_of(markers: Iterable[tuple[TopicPartition, TransactionMarker]]) -> list[list[int]]:
     """The indexes of the markers of each run on a partition, in order."""
-    runs = Runs()
+    runs = MarkerRuns()
     for tp, marker in markers:
         runs.add(tp, marker)
     return runs.found
 
 
-class Runs:
+class MarkerRuns:
     """Collects the runs of markers per partition, marker by marker."""
 
     def __init__(self) -> None:
