@@ -19,13 +19,17 @@ Form = Mapping[str, str]
 
 
 class PlannedChange(NamedTuple):
-    """A change to be confirmed. ``preview`` is the command that shows what it would do, if there is one."""
+    """A change to be confirmed. ``preview`` is the command that shows what it would do, if there is one.
+
+    ``destroys``: something is gone then that no other change brings back; its button is red.
+    """
 
     title: str
     command: CommandLine
     back: str
     preview: CommandLine | None = None
     warning: str = ""
+    destroys: bool = False
 
 
 def _needed(form: Form, name: str) -> str:
@@ -69,7 +73,7 @@ def _delete_topic(form: Form) -> PlannedChange:
     name = _needed(form, "topic")
     return PlannedChange(
         f"Delete the topic {name}", CommandLine("topics", "delete", ("--yes",), (name,)), "/topics",
-        warning="All of its records are gone then.",
+        warning="All of its records are gone then.", destroys=True,
     )  # fmt: skip
 
 
@@ -124,7 +128,7 @@ def _reset_group(form: Form) -> PlannedChange:
     plan = CommandLine("groups", "reset", options, (name,))
     return PlannedChange(
         f"Move the offsets of group {name}", plan.also("--execute"), _group(name), plan,
-        "The group's members must have stopped.",
+        "The group's members must have stopped.", destroys=True,
     )  # fmt: skip
 
 
@@ -133,6 +137,7 @@ def _delete_group(form: Form) -> PlannedChange:
     return PlannedChange(
         f"Delete the group {name}", CommandLine("groups", "delete", ("--yes",), (name,)), "/groups",
         CommandLine("groups", "describe", (), (name,)), "Its committed offsets are gone then.",
+        destroys=True,
     )  # fmt: skip
 
 
@@ -141,7 +146,7 @@ def _fence_transaction(form: Form) -> PlannedChange:
     return PlannedChange(
         f"Abort the transaction of {name}", CommandLine("transactions", "fence", ("--yes",), (name,)), "/transactions",
         CommandLine("transactions", "describe", (), (name,)),
-        "What it has written is never seen by read_committed; its producer stops with an error.",
+        "What it has written is never seen by read_committed; its producer stops with an error.", destroys=True,
     )  # fmt: skip
 
 
@@ -151,7 +156,7 @@ def _reset_sink(form: Form) -> PlannedChange:
     return PlannedChange(
         f"Move the fence of sink {name}", CommandLine("sinks", "reset", options, (name, query)), "/transactions",
         CommandLine("sinks", "describe", (), (name,)),
-        "Stop the query first. Without a new query the fence is removed.",
+        "Stop the query first. Without a new query the fence is removed.", destroys=True,
     )  # fmt: skip
 
 
@@ -163,7 +168,7 @@ def _remove_acl(form: Form) -> PlannedChange:
     options = _acl(form)
     return PlannedChange(
         "Remove an ACL", CommandLine("acls", "remove", (*options, "--yes")), "/security",
-        CommandLine("acls", "list", options),
+        CommandLine("acls", "list", options), destroys=True,
     )  # fmt: skip
 
 
@@ -192,7 +197,8 @@ def _set_quota(form: Form) -> PlannedChange:
 
 def _remove_quota(form: Form) -> PlannedChange:
     command = CommandLine("quotas", "remove", (*_entity(form), "--yes"), (_needed(form, "quota"),))
-    return PlannedChange("Remove a quota", command, "/security", CommandLine("quotas", "list", _entity(form)))
+    preview = CommandLine("quotas", "list", _entity(form))
+    return PlannedChange("Remove a quota", command, "/security", preview, destroys=True)
 
 
 def _entity(form: Form) -> tuple[str, ...]:

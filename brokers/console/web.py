@@ -229,7 +229,7 @@ class Console:
             rows = await self.run(lambda: refusable(lambda: previewed(planned, target)))
             answer = {
                 "title": planned.title, "warning": planned.warning, "command": command, "preview": rows,
-                "back": planned.back, "fields": form, "done": False,
+                "back": planned.back, "fields": form, "done": False, "destroys": planned.destroys,
             }  # fmt: skip
             return self.render(request, session, "confirm.html", answer)
         _, text = await self.run(lambda: refusable(lambda: planned.command.run(target)))

@@ -166,7 +166,8 @@ def _keyboard_and_change(browser: Browser, url: str, shell: Shell) -> None:
     browser.driver.find_element(By.NAME, "topic").send_keys("by-hand", Keys.ENTER)
     eventually(lambda: "fleetlog topics create" in browser.text(), "the question")
     browser.picture("confirm")
-    browser.driver.find_element(By.CSS_SELECTOR, "button.danger").send_keys(Keys.ENTER)
+    assert not browser.driver.find_elements(By.CSS_SELECTOR, "button.danger"), "red is for what destroys"
+    browser.driver.find_element(By.CSS_SELECTOR, "form.line button.main").send_keys(Keys.ENTER)
     eventually(lambda: browser.driver.title.startswith("by-hand"), "the topic's page")
     assert "by-hand" in {row["topic"] for row in shell.json("topics", "list")}
 
@@ -231,7 +232,7 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     page.find_element(By.NAME, "partitions").send_keys("1")
     press("Show the command")
     shown(f"fleetlog topics create --bootstrap={fleet.bootstrap}")
-    leave(page.find_element(By.CSS_SELECTOR, "button.danger").click)
+    leave(page.find_element(By.CSS_SELECTOR, "form.line button.main").click)
     shown("retention.ms")
     shell.run("produce", name, stdin="".join(f"record {n}\n" for n in range(30)))
     shell.run("consume", name, "-g", f"group-{name}", "-n", "25")
