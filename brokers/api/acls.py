@@ -119,10 +119,12 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
 
 def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
     """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
-    response = messages.response_class(api_keys.DESCRIBE_ACLS)
+    response = messages.DescribeAclsResponse
     version = context.api_version
 
-    def answer(error: ErrorCode, message: str | None, resources: list[Any]) -> Done:
+    def answer(
+        error: ErrorCode, message: str | None, resources: list[messages.DescribeAclsResponse.DescribeAclsResource]
+    ) -> Done:
         return Done(response(version=version, error_code=int(error), error_message=message, resources=resources))
 
     cache = _cache(context, DESCRIBE)
@@ -200,10 +202,10 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     One whose host no client has is created, and its message says so. Ranges of addresses are refused
     (UNSUPPORTED_VERSION) as long as a registered broker does not know them: there a Deny would not count.
     """
-    response = messages.response_class(api_keys.CREATE_ACLS)
+    response = messages.CreateAclsResponse
     version = context.api_version
 
-    def row(error: ErrorCode, message: str | None) -> Any:
+    def row(error: ErrorCode, message: str | None) -> messages.CreateAclsResponse.AclCreationResult:
         return response.AclCreationResult(version=version, error_code=int(error), error_message=message)
 
     cache = _cache(context, ALTER)
@@ -259,7 +261,7 @@ def _with(present: Entries, created: Entries) -> Entries:
 
 async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
     """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
-    response = messages.response_class(api_keys.DELETE_ACLS)
+    response = messages.DeleteAclsResponse
     version = context.api_version
     result = response.DeleteAclsFilterResult
 
@@ -332,8 +334,12 @@ async def _deleted(
 
 
 def _matching(
-    result: Any, version: int, pattern: ResourcePattern, entry: AccessControlEntry, outcome: AclRefusal
-) -> Any:
+    result: type[messages.DeleteAclsResponse.DeleteAclsFilterResult],
+    version: int,
+    pattern: ResourcePattern,
+    entry: AccessControlEntry,
+    outcome: AclRefusal,
+) -> messages.DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl:
     return result.DeleteAclsMatchingAcl(
         version=version,
         error_code=int(outcome.error),
@@ -362,14 +368,14 @@ def _acl_text(permission: int, principal: str | None, host: str | None, operatio
     )
 
 
-def _create_acls(request: CreateAclsRequest, response: Any) -> Changes:
+def _create_acls(request: CreateAclsRequest, response: messages.CreateAclsResponse) -> Changes:
     for one, row in zip(request.creations, response.results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
         detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
         yield Change(kind, one.resource_name, AclOperation.ALTER, ErrorCode(row.error_code), detail)
 
 
-def _delete_acls(request: DeleteAclsRequest, response: Any) -> Changes:
+def _delete_acls(request: DeleteAclsRequest, response: messages.DeleteAclsResponse) -> Changes:
     for one, row in zip(request.filters, response.filter_results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
         asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)

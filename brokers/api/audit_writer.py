@@ -180,7 +180,7 @@ def _batch(events: Sequence[bytes]) -> bytearray:
 
 
 def _produce(tp: TopicPartition, batch: bytes) -> Any:
-    request, version = messages.request_class(api_keys.PRODUCE), PRODUCE_VERSION
+    request, version = messages.ProduceRequest, PRODUCE_VERSION
     topic = request.TopicProduceData
     part = topic.PartitionProduceData(version=version, index=tp.partition, records=batch)
     return request(

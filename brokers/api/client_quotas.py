@@ -61,7 +61,7 @@ async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, co
         await _refresh(context)
     except QuotaRequestRefused as refused:
         return _described(context, refused.code, str(refused), None)
-    version, entry = context.api_version, messages.response_class(api_keys.DESCRIBE_CLIENT_QUOTAS).EntryData
+    version, entry = context.api_version, messages.DescribeClientQuotasResponse.EntryData
     rows = []
     for entity, values in sorted(context.services.quotas.values.items(), key=lambda row: entity_path(row[0])):
         await context.yield_now()
@@ -81,7 +81,7 @@ def _parts(entity: Entity, make: Callable[..., Any], version: int) -> list[Any]:
 
 
 def _described(context: Context, error: ErrorCode, message: str | None, rows: list[Any] | None) -> Done:
-    response = messages.response_class(api_keys.DESCRIBE_CLIENT_QUOTAS)
+    response = messages.DescribeClientQuotasResponse
     return Done(
         response(version=context.api_version, error_code=int(error), error_message=message, entries=rows)
     )  # fmt: skip
@@ -164,7 +164,7 @@ async def _write(
 async def _altered(
     context: Context, request: AlterClientQuotasRequest, outcomes: list[tuple[ErrorCode, str | None]]
 ) -> Done:
-    response, version = messages.response_class(api_keys.ALTER_CLIENT_QUOTAS), context.api_version
+    response, version = messages.AlterClientQuotasResponse, context.api_version
     make = response.EntryData.EntityData
     rows = []
     for entry, (error, message) in zip(request.entries, outcomes, strict=True):
@@ -176,7 +176,7 @@ async def _altered(
     return Done(response(version=version, entries=rows))
 
 
-def _alter_quotas(request: AlterClientQuotasRequest, response: Any) -> Changes:
+def _alter_quotas(request: AlterClientQuotasRequest, response: messages.AlterClientQuotasResponse) -> Changes:
     for entry, row in zip(request.entries, response.entries, strict=True):
         name = brief("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
         detail = brief("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -> Done:
     """DescribeCluster v0-v2. Brokers without an address on the client's listener are left out, as in Metadata."""
-    response = messages.response_class(api_keys.DESCRIBE_CLUSTER)
+    response = messages.DescribeClusterResponse
     version = context.api_version
     metadata = context.services.metadata
     fields: dict[str, Any] = {"error_code": 0, "error_message": None, "cluster_id": metadata.cluster_id}

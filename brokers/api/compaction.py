@@ -106,7 +106,7 @@ def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, An
     ]
 
 
-def _compact_topics(request: CompactTopicsRequest, response: Any) -> Changes:
+def _compact_topics(request: CompactTopicsRequest, response: m.CompactTopicsResponse) -> Changes:
     verb = "compact at once" if request.now else "compact"
     names = ((topic.name, brief(verb, topic.partitions)) for topic in request.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.topics, "name"))

@@ -57,7 +57,7 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
 
 def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
     """The answer, made in slices."""
-    response = messages.response_class(api_keys.ELECT_LEADERS)
+    response = messages.ElectLeadersResponse
     version = context.api_version
     topic_row = response.ReplicaElectionResult
     rows = []
@@ -75,7 +75,7 @@ def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, 
     return response(version=version, replica_election_results=rows, **fields)
 
 
-def _elect_leaders(request: ElectLeadersRequest, response: Any) -> Changes:
+def _elect_leaders(request: ElectLeadersRequest, response: messages.ElectLeadersResponse) -> Changes:
     kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
     whole = getattr(response, "error_code", 0)
     if request.topic_partitions is None:

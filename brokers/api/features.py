@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
@@ -57,7 +56,7 @@ def _type(row: UpdateFeaturesFeatureUpdates) -> int:
 
 
 def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome, *, top: bool) -> Done:
-    response = messages.response_class(api_keys.UPDATE_FEATURES)
+    response = messages.UpdateFeaturesResponse
     error, message = int(outcome.error), outcome.message
     if top:
         return Done(response(version=version, error_code=error, error_message=message))
@@ -67,7 +66,7 @@ def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome,
     return Done(response(version=version, error_code=0, error_message=None, results=rows))
 
 
-def _update_features(request: UpdateFeaturesRequest, response: Any) -> Changes:
+def _update_features(request: UpdateFeaturesRequest, response: messages.UpdateFeaturesResponse) -> Changes:
     codes = {row.feature: row.error_code for row in response.results or ()}
     for row in request.feature_updates:
         error = ErrorCode(response.error_code or codes.get(row.feature, 0))

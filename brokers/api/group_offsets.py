@@ -350,7 +350,7 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
-def _delete_offsets(request: requests.OffsetDeleteRequest, response: Any) -> Changes:
+def _delete_offsets(request: requests.OffsetDeleteRequest, response: m.OffsetDeleteResponse) -> Changes:
     codes = codes_of(response.topics, "name")
     code = response.error_code or next((code for code in codes.values() if code), 0)
     detail = brief("offsets of", (topic.name for topic in request.topics))

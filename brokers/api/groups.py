@@ -167,7 +167,7 @@ def _join_refusal(request: requests.JoinGroupRequest, context: Context) -> Error
     return ErrorCode.NONE
 
 
-def _join_response(answer: JoinAnswer, version: int) -> Any:
+def _join_response(answer: JoinAnswer, version: int) -> m.JoinGroupResponse:
     protocol = answer.protocol if version >= 7 else answer.protocol or ""
     member = m.JoinGroupResponse.JoinGroupResponseMember
     return m.JoinGroupResponse(
@@ -305,7 +305,9 @@ def _describe_one(context: Context, group_id: str) -> Description:
     return Description(error, group_id, "") if shard is None else shard.describe(group_id)
 
 
-def _described_group(one: Description, version: int, operations: set[int] | None) -> Any:
+def _described_group(
+    one: Description, version: int, operations: set[int] | None
+) -> m.DescribeGroupsResponse.DescribedGroup:
     group = m.DescribeGroupsResponse.DescribedGroup
     unknown = one.error is ErrorCode.GROUP_ID_NOT_FOUND
     return group(
@@ -412,7 +414,7 @@ def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
     return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)
 
 
-def _delete_groups(request: requests.DeleteGroupsRequest, response: Any) -> Changes:
+def _delete_groups(request: requests.DeleteGroupsRequest, response: m.DeleteGroupsResponse) -> Changes:
     names = ((name, "") for name in request.groups_names)
     return named("Group", AclOperation.DELETE, names, codes_of(response.results, "group_id"))
 

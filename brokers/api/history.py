@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced
@@ -27,7 +25,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     history = services.history
     assert history is not None, "a broker has one before it serves"
     limit = min(max(request.limit, 1), ROWS_MAX)
-    rows: list[Any] = []
+    rows: list[m.DescribeElectionsResponse.SeenElection] = []
     for one in list(history.elections()):
         yield
         if request.topic is not None and one.topic != request.topic:

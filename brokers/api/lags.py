@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
@@ -14,7 +14,7 @@ from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.positions import own_position
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest
+from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest, LogPositionsTopicsPartitions
 
 
 def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:
@@ -34,7 +34,11 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
     return Done(kind(version=0, throttle_time_ms=0, error_code=0, topics=topics))
 
 
-def _position_row(kind: Any, asked: Any, found: LogPosition | ErrorCode) -> Any:
+def _position_row(
+    kind: type[m.LogPositionsResponse.TopicPositions],
+    asked: LogPositionsTopicsPartitions,
+    found: LogPosition | ErrorCode,
+) -> m.LogPositionsResponse.TopicPositions.FoundPosition:
     row = kind.FoundPosition(version=0, partition_index=asked.partition_index, offset=asked.offset, error_code=0)
     if isinstance(found, LogPosition):
         row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms = found
@@ -64,7 +68,9 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     return Done(kind(version=0, throttle_time_ms=0, error_code=0, groups=rows))
 
 
-def _described(group_id: str, lags: LagWatch, context: Context) -> Any:
+def _described(
+    group_id: str, lags: LagWatch, context: Context
+) -> Generator[None, None, m.DescribeLagResponse.GroupLagRow]:
     kind = m.DescribeLagResponse.GroupLagRow
     error = context.refusal(DESCRIBE, GROUP, group_id)
     if error is ErrorCode.NONE:
@@ -81,8 +87,10 @@ def _described(group_id: str, lags: LagWatch, context: Context) -> Any:
     return kind(version=0, error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
 
 
-def _topics(kind: Any, found: GroupLag, denied: frozenset[str]) -> Any:
-    topics: dict[str, list[Any]] = {}
+def _topics(
+    kind: type[m.DescribeLagResponse.GroupLagRow.TopicLag], found: GroupLag, denied: frozenset[str]
+) -> Generator[None, None, list[m.DescribeLagResponse.GroupLagRow.TopicLag]]:
+    topics: dict[str, list[m.DescribeLagResponse.GroupLagRow.TopicLag.LagOfPartition]] = {}
     for tp, one in sorted(found.partitions.items()):
         yield
         if tp.topic not in denied:

@@ -212,7 +212,7 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
 
 async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Paced:
     """FindCoordinator v0-v6; from v4 for several keys at once, each answered by itself and in order."""
-    response = messages.response_class(api_keys.FIND_COORDINATOR)
+    response = messages.FindCoordinatorResponse
     version = context.api_version
     keys = request.coordinator_keys if version >= 4 else [request.key]
     kind = request.key_type if version >= 1 else GROUP_KEY
@@ -283,7 +283,7 @@ def _no_coordinator(key: str, error: ErrorCode, message: str | None) -> dict[str
 
 def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, context: Context) -> Paced:
     """DescribeTopicPartitions v0 (KIP-966): topics in order of name, a page of partitions at a time."""
-    response = messages.response_class(api_keys.DESCRIBE_TOPIC_PARTITIONS)
+    response = messages.DescribeTopicPartitionsResponse
     metadata = context.services.metadata
     limit = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     cursor = request.cursor
@@ -326,9 +326,17 @@ def _page_names(request: DescribeTopicPartitionsRequest, metadata: MetadataCache
     return names
 
 
+_DescribedTopic = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+
+
 def _described_topic(
-    response: Any, name: str, error: ErrorCode, topic: TopicInfo | None, partitions: list[Any], context: Context
-) -> Any:
+    response: type[messages.DescribeTopicPartitionsResponse],
+    name: str,
+    error: ErrorCode,
+    topic: TopicInfo | None,
+    partitions: list[_DescribedTopic.DescribeTopicPartitionsResponsePartition],
+    context: Context,
+) -> _DescribedTopic:
     return response.DescribeTopicPartitionsResponseTopic(
         version=0,
         error_code=int(error),
@@ -340,7 +348,9 @@ def _described_topic(
     )
 
 
-def _described_partition(response: Any, index: int, state: PartitionState, context: Context) -> Any:
+def _described_partition(
+    response: type[messages.DescribeTopicPartitionsResponse], index: int, state: PartitionState, context: Context
+) -> _DescribedTopic.DescribeTopicPartitionsResponsePartition:
     metadata = context.services.metadata
     leader, error = leader_of(state, metadata, context.connection.listener)
     row = response.DescribeTopicPartitionsResponseTopic.DescribeTopicPartitionsResponsePartition

@@ -51,7 +51,7 @@ async def handle_describe_user_scram_credentials(
     except (StoreError, TimeoutError) as error:
         logger.warning("SCRAM users cannot be read: %s", error)
         return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, UNANSWERED, [])
-    result = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS).DescribeUserScramCredentialsResult
+    result = messages.DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
     rows = []
     for user, described in describe_users(configs, asked).items():
         await context.yield_now()
@@ -63,7 +63,7 @@ async def handle_describe_user_scram_credentials(
 
 
 def _described(error: ErrorCode, message: str | None, rows: list[Any]) -> Done:
-    response = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS)
+    response = messages.DescribeUserScramCredentialsResponse
     return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
 
 
@@ -107,7 +107,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
 
 
 def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
-    response = messages.response_class(api_keys.ALTER_USER_SCRAM_CREDENTIALS)
+    response = messages.AlterUserScramCredentialsResponse
     rows = [
         response.AlterUserScramCredentialsResult(user=user, error_code=int(one.error), error_message=one.message)
         for user, one in results
@@ -119,7 +119,9 @@ def _fits(user: str) -> bool:
     return len(user) <= NAME_CHARACTERS_MAX and not unfit(user)
 
 
-def _alter_users(request: AlterUserScramCredentialsRequest, response: Any) -> Changes:
+def _alter_users(
+    request: AlterUserScramCredentialsRequest, response: messages.AlterUserScramCredentialsResponse
+) -> Changes:
     details: dict[str, list[str]] = {}
     for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
         for one in rows:

@@ -241,7 +241,7 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
     """DescribeSinks: the named sinks, or all that this broker coordinates."""
     coordinator = _coordinator(context)
     error = ErrorCode.NONE
-    described: list[Any] = []
+    described: list[m.DescribeSinksResponse.DescribedSink] = []
     if request.sink_ids is None:
         if coordinator.loading:
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -259,7 +259,7 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
     return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
 
 
-def _look_up(sink_id: str, context: Context) -> Any:
+def _look_up(sink_id: str, context: Context) -> m.DescribeSinksResponse.DescribedSink:
     error, shard = _coordinator(context).shard_for(sink_id)
     if shard is None:
         return _undescribed(sink_id, error)
@@ -269,7 +269,7 @@ def _look_up(sink_id: str, context: Context) -> Any:
     return _described(sink_id, t, context) if t.batch is not None else _undescribed(sink_id, ErrorCode.NOT_A_SINK)
 
 
-def _undescribed(sink_id: str, error: ErrorCode) -> Any:
+def _undescribed(sink_id: str, error: ErrorCode) -> m.DescribeSinksResponse.DescribedSink:
     return m.DescribeSinksResponse.DescribedSink(
         version=0,
         error_code=error,
@@ -286,7 +286,7 @@ def _undescribed(sink_id: str, error: ErrorCode) -> Any:
     )
 
 
-def _described(sink_id: str, t: Transaction, context: Context) -> Any:
+def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSinksResponse.DescribedSink:
     """The sink, with those topics of its batch that the client may describe."""
     kind = m.DescribeSinksResponse.DescribedSink
     batch = t.batch
@@ -312,7 +312,7 @@ def _described(sink_id: str, t: Transaction, context: Context) -> Any:
     )
 
 
-def _reset_sink(request: requests.ResetSinkRequest, response: Any) -> Changes:
+def _reset_sink(request: requests.ResetSinkRequest, response: m.ResetSinkResponse) -> Changes:
     kind = TYPE_NAMES[ResourceType.TRANSACTIONAL_ID]
     yield Change(kind, request.sink_id, AclOperation.ALTER, ErrorCode(response.error_code), "the sink's fence is moved")
 

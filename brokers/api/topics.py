@@ -82,7 +82,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
                 new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
             )
         )
-    response = messages.response_class(api_keys.CREATE_TOPICS)
+    response = messages.CreateTopicsResponse
     rows = NamedRows(response, context.api_version)
     echoed: _Echoed = {}
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
@@ -134,10 +134,12 @@ _Echoed = dict[frozenset[tuple[str, str]], list[Any]]
 """What a topic's overrides make of its settings: most topics of a request have the same."""
 
 
-def _created(outcome: TopicOutcome, response: Any, context: Context, echoed: _Echoed) -> Any:
+def _created(
+    outcome: TopicOutcome, response: type[messages.CreateTopicsResponse], context: Context, echoed: _Echoed
+) -> messages.CreateTopicsResponse.CreatableTopicResult:
     version = context.api_version
     result = response.CreatableTopicResult
-    row = {"name": outcome.name, "error_code": int(outcome.error), "error_message": outcome.message}
+    row: dict[str, Any] = {"name": outcome.name, "error_code": int(outcome.error), "error_message": outcome.message}
     if version >= 7:
         row["topic_id"] = outcome.topic_id
     if version >= 5:
@@ -172,7 +174,7 @@ def _echo(entry: ConfigEntry, config: Any, version: int) -> Any:
 
 async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
-    response = messages.response_class(api_keys.DELETE_TOPICS)
+    response = messages.DeleteTopicsResponse
     version = context.api_version
     rows: list[tuple[str | None, uuid.UUID | None]]
     if version >= 6:
@@ -228,7 +230,12 @@ def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twic
     return _denied(known if name is not None or context.allows(DESCRIBE, TOPIC, known) else "", topic_id)
 
 
-def _deleted(row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome, response: Any, version: int) -> Any:
+def _deleted(
+    row: tuple[str | None, uuid.UUID | None],
+    outcome: TopicOutcome,
+    response: type[messages.DeleteTopicsResponse],
+    version: int,
+) -> messages.DeleteTopicsResponse.DeletableTopicResult:
     asked_name, asked_id = row
     name = asked_name if asked_name is not None else (outcome.name or None)
     fields: dict[str, Any] = {"name": name, "error_code": int(outcome.error)}
@@ -258,7 +265,7 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
             new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
         )
     )
-    response = messages.response_class(api_keys.CREATE_PARTITIONS)
+    response = messages.CreatePartitionsResponse
     rows = NamedRows(response, context.api_version)
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
         await context.yield_now()
@@ -267,7 +274,9 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
     return Done(rows.body())
 
 
-def _extended(outcome: TopicOutcome, response: Any, context: Context) -> Any:
+def _extended(
+    outcome: TopicOutcome, response: type[messages.CreatePartitionsResponse], context: Context
+) -> messages.CreatePartitionsResponse.CreatePartitionsTopicResult:
     return response.CreatePartitionsTopicResult(
         version=context.api_version,
         name=outcome.name,
@@ -279,13 +288,13 @@ def _extended(outcome: TopicOutcome, response: Any, context: Context) -> Any:
 # ---------------------------------------------------------------- what the audit is told
 
 
-def _create_topics(request: CreateTopicsRequest, response: Any) -> Changes:
+def _create_topics(request: CreateTopicsRequest, response: messages.CreateTopicsResponse) -> Changes:
     only = "validated only" if request.validate_only else ""
     names = ((topic.name, only) for topic in request.topics)
     return named("Topic", AclOperation.CREATE, names, codes_of(response.topics, "name"))
 
 
-def _delete_topics(request: DeleteTopicsRequest, response: Any) -> Changes:
+def _delete_topics(request: DeleteTopicsRequest, response: messages.DeleteTopicsResponse) -> Changes:
     for row in response.responses:
         topic_id = getattr(row, "topic_id", None)
         identity = id_text(topic_id) if topic_id is not None else ""
@@ -293,7 +302,7 @@ def _delete_topics(request: DeleteTopicsRequest, response: Any) -> Changes:
         yield Change("Topic", row.name or identity, AclOperation.DELETE, ErrorCode(row.error_code), detail)
 
 
-def _create_partitions(request: CreatePartitionsRequest, response: Any) -> Changes:
+def _create_partitions(request: CreatePartitionsRequest, response: messages.CreatePartitionsResponse) -> Changes:
     names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "name"))
 

@@ -3,8 +3,6 @@ transactions."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
 from fleetlog.brokers.api.base import Context, Done, Paced
@@ -26,7 +24,9 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
     kind = m.DescribeProducersResponse.TopicResponse
     asked = dict.fromkeys((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
     denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
-    rows: dict[str, list[Any]] = {topic.name: [] for topic in request.topics}
+    rows: dict[str, list[m.DescribeProducersResponse.TopicResponse.PartitionResponse]] = {
+        topic.name: [] for topic in request.topics
+    }
     for name, index in asked:
         yield
         tp = TopicPartition(name, index)
@@ -38,14 +38,18 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
     return Done(m.DescribeProducersResponse(version=version, throttle_time_ms=0, topics=topics))
 
 
-def _undescribed(tp: TopicPartition, version: int, error: ErrorCode) -> Any:
+def _undescribed(
+    tp: TopicPartition, version: int, error: ErrorCode
+) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
     return kind(
         version=version, partition_index=tp.partition, error_code=error, error_message=None, active_producers=[]
     )
 
 
-def _describe_partition(tp: TopicPartition, version: int, context: Context) -> Any:
+def _describe_partition(
+    tp: TopicPartition, version: int, context: Context
+) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
     replica = context.services.replicas.get(tp)
     if replica is None:
@@ -83,10 +87,12 @@ def handle_describe_transactions(request: DescribeTransactionsRequest, context: 
     return Done(m.DescribeTransactionsResponse(version=version, throttle_time_ms=0, transaction_states=states))
 
 
-def _describe_transaction(transactional_id: str, version: int, context: Context) -> Any:
+def _describe_transaction(
+    transactional_id: str, version: int, context: Context
+) -> m.DescribeTransactionsResponse.TransactionState:
     kind = m.DescribeTransactionsResponse.TransactionState
 
-    def refused(error: ErrorCode) -> Any:
+    def refused(error: ErrorCode) -> m.DescribeTransactionsResponse.TransactionState:
         return kind(
             version=version,
             error_code=error,
@@ -156,7 +162,7 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
         return may_be_shown and (pattern is None or pattern.matches(transactional_id))
 
     kind = m.ListTransactionsResponse.TransactionState
-    listed: list[Any] = []
+    listed: list[m.ListTransactionsResponse.TransactionState] = []
     if error is ErrorCode.NONE and (states or not request.state_filters):
         clock = context.services.clock
         now = Now(clock.wall_ms(), clock.mono_ms())
