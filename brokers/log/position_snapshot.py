@@ -16,6 +16,7 @@ from fleetlog.brokers.log.positions import (
     ORDINAL_COST,
     PAGE_COST,
     SOURCE_COST,
+    PositionPage,
     PositionSets,
     PositionSource,
 )
@@ -38,34 +39,45 @@ _LISTED = 8
 
 
 def encode_positions(sets: PositionSets) -> bytes:
-    """The part of a snapshot."""
-    out = [_COUNT.pack(len(sets.sources))]
+    """The part of a snapshot. A source with pages below its floor has an entry with these before its own.
+
+    Older versions take the last entry of a source: a page below its floor, if it went, would take the floor down there.
+    """
+    out, entries = [b""], 0
     for source_id, source in sets.sources.items():
-        out.append(
-            _SOURCE.pack(len(source_id), source.floor, source.last_ms, source.last_offset, len(source.pages))
-            + source_id
-        )
-        for number, page in source.pages.items():
-            whole = page.bits
-            count = whole.bit_count()
-            listed = count <= _LISTED
+        entries_of = [source.pages]
+        if source.numbers and source.numbers[0] << PAGE_BITS < source.floor:
+            below = {number: page for number, page in source.pages.items() if number << PAGE_BITS < source.floor}
+            entries_of = [below, {number: page for number, page in source.pages.items() if number not in below}]
+        for pages in entries_of:
+            entries += 1
             out.append(
-                _PAGE.pack(
-                    number, page.touched_offset, page.touched_ms, page.exact, count if listed else _RAW, len(page.more)
-                )
+                _SOURCE.pack(len(source_id), source.floor, source.last_ms, source.last_offset, len(pages)) + source_id
             )
-            if not listed:
-                out.append(whole.to_bytes(_PAGE_BYTES, "little"))
-            while listed and whole:
-                lowest = whole & -whole
-                out.append(_PLACE.pack(lowest.bit_length() - 1))
-                whole ^= lowest
-            out += [_MORE.pack(place, ordinal) for place, ordinal in sorted(page.more)]
+            for number, page in pages.items():
+                _add_page(out, number, page)
+    out[0] = _COUNT.pack(entries)
     if sets.floors:
         out.append(_COUNT.pack(len(sets.floors)))
         out += [_FLOOR.pack(len(source_id), floor) + source_id for source_id, floor in sets.floors.items()]
     body = b"".join(out)
     return _HEAD.pack(_MAGIC, len(body)) + body
+
+
+def _add_page(out: list[bytes], number: int, page: PositionPage) -> None:
+    whole = page.bits
+    count = whole.bit_count()
+    listed = count <= _LISTED
+    out.append(
+        _PAGE.pack(number, page.touched_offset, page.touched_ms, page.exact, count if listed else _RAW, len(page.more))
+    )
+    if not listed:
+        out.append(whole.to_bytes(_PAGE_BYTES, "little"))
+    while listed and whole:
+        lowest = whole & -whole
+        out.append(_PLACE.pack(lowest.bit_length() - 1))
+        whole ^= lowest
+    out += [_MORE.pack(place, ordinal) for place, ordinal in sorted(page.more)]
 
 
 def split_positions(data: memoryview) -> tuple[memoryview | None, memoryview]:
@@ -100,8 +112,10 @@ def _load(sets: PositionSets, body: memoryview) -> int:
         at += _SOURCE.size
         source_id = bytes(body[at : at + length])
         at += length
-        source = sets.sources[source_id] = PositionSource(floor, last_ms, last_offset)
-        sets.cost += SOURCE_COST + length
+        source = sets.sources.get(source_id)
+        if source is None:
+            source = sets.sources[source_id] = PositionSource(floor, last_ms, last_offset)
+            sets.cost += SOURCE_COST + length
         for _ in range(pages):
             number, offset, touched_ms, exact, count, more = _PAGE.unpack_from(body, at)
             at += _PAGE.size

@@ -5,8 +5,9 @@ outputs). A partition remembers, per source, the *set* of positions that it has 
 producer that gives up a batch and goes on with later ones leaves a gap, and what is repeated into the gap must be
 accepted.
 
-A set is pages of :data:`PAGE_POSITIONS` bits above a floor. Everything at or above the floor is known; below it nothing
-is, so a position there is refused, never dropped and never accepted. The floor passes only the lowest page of a source,
+A set is pages of :data:`PAGE_POSITIONS` bits and a floor. Everything at or above the floor is known; below it only what
+a page there has, as its leader took it after the floor had passed here: any other position there is refused, never
+dropped and never accepted. The floor passes only the lowest page of a source,
 and only if nothing was accepted in it for the window, as of the source's own last record: a source that was idle for a
 day still knows what it had accepted. Replayed batches age nothing: when they were appended is not known. Memory is
 bounded: what has no room leaves its floor behind it, also a source of which nothing else is left. ADR 0021.
@@ -105,7 +106,7 @@ class PositionSource:
     def drop_lowest(self) -> int:
         """Forget the lowest page; the floor passes it. Returns the bytes that this gives back."""
         number = heapq.heappop(self.numbers)
-        self.floor = (number + 1) << PAGE_BITS
+        self.floor = max(self.floor, (number + 1) << PAGE_BITS)
         return _cost_of(self.pages.pop(number))
 
 
@@ -209,13 +210,13 @@ class PositionSets:
             if source != name:
                 name, known = source, self.sources.get(source)
                 pages, floor = ({}, self.floors.get(source, 0)) if known is None else (known.pages, known.floor)
-            if position < floor:
-                self.refused += 1
-                return BelowFloor(index, one, floor)
             page = pages.get(position >> PAGE_BITS)
             if one in fresh or (page is not None and page.has(position & _MASK, ordinal)):
                 duplicates.append(index)
                 continue
+            if position < floor:
+                self.refused += 1
+                return BelowFloor(index, one, floor)
             fresh[one] = None
             if page is None:
                 new_pages.add((source, position >> PAGE_BITS))
@@ -257,6 +258,7 @@ class PositionSets:
         """These are in the log, in the batch at ``offset``; ``exact`` if that was appended now, not earlier.
 
         Only then do pages get old by it: between batches that are replayed at once an hour may have passed, or none.
+        Their leader may have known a page that had to go here: what it took there is known, though below the floor.
         """
         source: PositionSource | None = None
         name, reached = b"", list[PositionSource]()
@@ -265,8 +267,6 @@ class PositionSets:
                 name, source = source_id, self._source(source_id)
                 source.last_offset, source.last_ms = offset, max(source.last_ms, now_ms)
                 reached.append(source)
-            if number << PAGE_BITS < source.floor:
-                continue  # forgotten for want of room, or by a leader whose log this is
             page = source.pages.get(number)
             if page is None:
                 page = source.add(number)
@@ -275,7 +275,8 @@ class PositionSets:
             if more:
                 self.cost += ORDINAL_COST * len(more - page.more)
                 page.more |= more
-            page.touched_offset, page.touched_ms, page.exact = offset, source.last_ms, exact
+            page.touched_offset = max(page.touched_offset, offset)
+            page.touched_ms, page.exact = source.last_ms, exact
         if exact:
             for one in reached:
                 self._expire(one)
@@ -386,7 +387,7 @@ class PositionSets:
         return PositionSets(window_ms=self.window_ms, max_bytes=self.max_bytes)
 
     def merge(self, other: PositionSets) -> None:
-        """Know also what the other ones do: of each source the higher floor, and the pages of both above it."""
+        """Know also what the other ones do: of each source the higher floor, and the pages of both."""
         for source_id, floor in other.floors.items():
             self._raise_floor(source_id, floor)
         for source_id, theirs in other.sources.items():
@@ -394,8 +395,6 @@ class PositionSets:
             source.last_ms = max(source.last_ms, theirs.last_ms)
             source.last_offset = max(source.last_offset, theirs.last_offset)
             for number, page in theirs.pages.items():
-                if number << PAGE_BITS < source.floor:
-                    continue
                 mine = source.pages.get(number)
                 if mine is None:
                     mine = source.add(number)
@@ -414,8 +413,6 @@ class PositionSets:
 
     def _raise_floor(self, source_id: bytes, floor: int) -> PositionSource:
         source = self._source(source_id)
-        while source.numbers and source.numbers[0] << PAGE_BITS < floor:
-            self.cost -= source.drop_lowest()
         source.floor = max(source.floor, floor)
         return source
 

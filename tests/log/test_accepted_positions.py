@@ -257,7 +257,7 @@ def test_a_log_that_is_cut_meanwhile_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_learning_keeps_the_higher_floor_and_both_pages(tmp_path: Path) -> None:
-    """A replica that knows a part already: what it forgot for want of room stays forgotten."""
+    """A replica that knows a part already: a floor that it moved for want of room stays."""
     mine, theirs = (PositionSets(window_ms=WINDOW, max_bytes=2**20) for _ in range(2))
 
     def take(sets: PositionSets, *positions: int, source: bytes = b"a", ordinal: int = 0) -> None:
@@ -275,7 +275,7 @@ def test_learning_keeps_the_higher_floor_and_both_pages(tmp_path: Path) -> None:
     mine.merge(theirs)
     assert mine.floors == {b"floor": PAGE_POSITIONS}
     assert {n: (s.floor, sorted(s.pages)) for n, s in mine.sources.items()} == {
-        b"a": (PAGE_POSITIONS, [1, 2, 9]), b"gone": (PAGE_POSITIONS, [1]),
+        b"a": (PAGE_POSITIONS, [0, 1, 2, 9]), b"gone": (PAGE_POSITIONS, [0, 1]),
     }  # fmt: skip
     page = mine.sources[b"a"].pages[1]
     assert (page.bits, page.more) == (0b110, {(3, 4)})
