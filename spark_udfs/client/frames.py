@@ -15,6 +15,7 @@ from kafka.protocol.api_header import RequestHeader
 
 from fleetlog._native.byte_reader import put_varint
 from fleetlog._native.wire_fields import put_string
+from fleetlog.wire.messages import response_class
 
 PRODUCE, COMMIT_BATCH = 0, 12003
 _INT, _LONG, _FIXED = struct.Struct(">i"), struct.Struct(">q"), struct.Struct(">hi")
@@ -37,7 +38,8 @@ class Frame:
         return True
 
     def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
-        """Set the header. The library calls this when it sends the request."""
+        """Set the header. The library calls this when it sends the request; it finds the answer's class by the key."""
+        response_class(self.API_KEY)
         self.header = RequestHeader(
             request_api_key=self.API_KEY,
             request_api_version=self.API_VERSION,

@@ -49,3 +49,15 @@ def test_what_plans_a_stream_has_no_kernels_of_columns_and_no_sink() -> None:
     assert not {"pyarrow.compute", "fleetlog._native.columns", "fleetlog.spark.source.decode"} & found
     assert "kafka.net.selector" in found
     assert not {name for name in found if name.startswith("fleetlog.spark.sink") or name == "confluent_kafka"}
+
+
+@pytest.mark.parametrize("frame", ["CommitFrame('s', 1, 0, 'q', 0, '', [])", "ProduceFrame(None, 1, {})"])
+def test_the_library_finds_the_class_of_the_answer_to_a_frame(frame: str) -> None:
+    """Nothing else in the process has asked for it."""
+    loaded(
+        "from fleetlog.spark.client import frames\n"
+        "from kafka.protocol.api_message import ResponseClassRegistry\n"
+        f"frame = frames.{frame}\n"
+        "frame.with_header(7, 'c')\n"
+        "assert ResponseClassRegistry.get_response_class(frame.header) is not None"
+    )
