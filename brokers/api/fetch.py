@@ -64,7 +64,7 @@ TOPIC_IDS_VERSION = 13
 Found = tuple[SessionPart, FetchOutcome]
 
 NEWS_DELAY_MS = 5
-"""How long a follower's waiting fetch keeps the news that only a high watermark moved, for others to join it."""
+"""How long a follower's waiting fetch keeps the news that a high watermark or a log start moved, for others to join."""
 
 _NONE, _FULL = ErrorCode.NONE, (FIRST_EPOCH, FINAL_EPOCH)
 _DENIED = FetchOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -271,7 +271,7 @@ class Fetch:
                 else:
                     outcome = reader.read(known, part.asked, left, not self.total)
             part.out_of_turn = out_of_turn = reader.out_of_turn
-            error, watermark, _, _, _, _, size, diverging, _, preferred = outcome
+            error, watermark, _, start, _, _, size, diverging, _, preferred = outcome
             if not size and not part.has_news(outcome):
                 if not out_of_turn:
                     if quiet is None:
@@ -279,7 +279,7 @@ class Fetch:
                     quiet.append(part)
                 continue
             found.append((part, outcome))
-            if watermark != part.told_watermark:
+            if watermark != part.told_watermark or start != part.told_start:
                 self._moved = True
             if error or diverging is not None or preferred >= 0:
                 self.urgent = True
@@ -433,6 +433,7 @@ class Fetch:
                 self.stirred = {}
             self.stirred[part] = None
             if self.delayed is None:
+                self._moved = self._moved or not urgent  # the look may be past it
                 return
         if not urgent:
             self._later(NEWS_DELAY_MS, self._tell)

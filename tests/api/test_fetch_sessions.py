@@ -18,6 +18,7 @@ from fleetlog.brokers.api.base import Done
 from fleetlog.brokers.api.fetch import handle_fetch
 from fleetlog.brokers.api.fetch_reads import PartitionReader
 from fleetlog.brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
+from fleetlog.brokers.replication.partition import Partition
 from fleetlog.wire.errors import ErrorCode
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import ME, OTHER, Stage, offsets_in
@@ -557,6 +558,8 @@ class Sessions(RuleBasedStateMachine):
         self.stage = Stage(Path(self.directory.name))
         self.epochs = dict.fromkeys(self.TOPICS, 0)
         self.ids: dict[str, uuid.UUID] = {}
+        self.transactions: list[tuple[Partition, int]] = []
+        """Those that are open, by producer id."""
         self.client: Client
 
     @initialize(follower=st.booleans())
@@ -584,6 +587,23 @@ class Sessions(RuleBasedStateMachine):
             self.stage.append(topic, count, index)
         self.settle()
 
+    @rule(topic=st.sampled_from(TOPICS), index=st.integers(0, 1))
+    def begin_transaction(self, topic: str, index: int) -> None:
+        partition, producer_id = self.stage.partition(topic, index), 1 + len(self.transactions)
+        if partition.is_leader:
+            batch = self.stage.batch(attributes=16, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            self.stage.replicate(topic, batch, index)
+            self.transactions.append((partition, producer_id))
+        self.settle()
+
+    @precondition(lambda self: self.transactions)
+    @rule(commit=st.booleans())
+    def end_transaction(self, commit: bool) -> None:
+        partition, producer_id = self.transactions.pop()
+        if partition.is_leader and not partition.deleted:
+            self.stage.marker(partition.tp.topic, producer_id, commit=commit, index=partition.tp.partition)
+        self.settle()
+
     @rule(topic=st.sampled_from(TOPICS), index=st.integers(0, 1), share=st.integers(0, 4))
     def acknowledge(self, topic: str, index: int, share: int) -> None:
         """Another follower's fetch, or the client's own connection's, moves the high watermark."""
@@ -593,10 +613,13 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), index=st.integers(0, 1))
     def delete_records(self, topic: str, index: int) -> None:
+        self.delete(topic, index)
+        self.settle()
+
+    def delete(self, topic: str, index: int) -> None:
         partition = self.stage.partition(topic, index)
         partition.log.truncation.delete_records_before(partition.log.high_watermark)
         partition.committed()
-        self.settle()
 
     @rule(topic=st.sampled_from(TOPICS), leader=st.sampled_from((ME, ME, OTHER)))
     def elect(self, topic: str, leader: int) -> None:
@@ -615,22 +638,25 @@ class Sessions(RuleBasedStateMachine):
 
     @precondition(lambda self: self.client.delayed is None)
     @rule(
-        names=st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 2), st.integers(0, 4)), max_size=3),
+        names=st.lists(
+            st.tuples(st.sampled_from(TOPICS), st.integers(0, 2), st.integers(0, 4), st.integers(-1, 2)), max_size=3
+        ),
         forget=st.lists(st.integers(0, 9), max_size=2),
         wait=st.booleans(),
         isolation=st.sampled_from((0, 0, 0, 1)),
     )
-    def fetch(self, names: list[tuple[str, int, int]], forget: list[int], wait: bool, isolation: int) -> None:
+    def fetch(self, names: list[tuple[str, int, int, int]], forget: list[int], wait: bool, isolation: int) -> None:
         known = list(self.client.parts)
         gone = {known[n % len(known)] for n in forget} if known else set()
         named = {}
-        for topic, index, share in names:
+        for topic, index, share, last_epoch in names:
             found = self.stage.replicas.get(self.stage.tp(topic, index))
             log_end = found.log.log_end_offset if found else 0
             epoch = self.epochs[topic] if share % 2 else -1
             named[self.ids[topic], index] = part(
-                self.ids[topic], log_end * share // 4, index, current_leader_epoch=epoch
-            )
+                self.ids[topic], log_end * share // 4, index, current_leader_epoch=epoch,
+                last_fetched_epoch=min(last_epoch, self.epochs[topic]),
+            )  # fmt: skip
         if not {*known, *named} - gone:
             return
         if self.client.fields["replica_id"] < 0:
@@ -712,6 +738,7 @@ class Sessions(RuleBasedStateMachine):
             told = self.client.known.get(key)
             assert not seen.records, f"{key}: the waiting fetch sleeps through records"
             assert not seen.error, f"{key}: the waiting fetch sleeps through error {seen.error}"
+            assert seen.diverging is None, f"{key}: the waiting fetch sleeps through a diverging epoch"
             if follower and self.client.epoch:
                 assert told is not None
                 assert told[:3] == seen[:3], f"{key}: the follower waits for news"
@@ -725,7 +752,7 @@ class Sessions(RuleBasedStateMachine):
             return
         for key, seen in self.client.without_session().items():
             told = self.client.known[key]
-            assert told[:3] == seen[:3], f"{key}: told {told[:3]}, is {seen[:3]}"
+            assert (told[:3], told[4:]) == (seen[:3], seen[4:]), f"{key}: told {told}, is {seen}"
             assert (answer.parts[key].records if key in answer.parts else b"") == seen.records
 
     def disturbed(self) -> bool:
@@ -773,7 +800,7 @@ class SessionsInSlices(Sessions):
         events=st.lists(
             st.none()
             | st.tuples(
-                st.sampled_from(("append", "append", "acknowledge", "acknowledge", "elect", "evict")),
+                st.sampled_from(("append", "append", "acknowledge", "acknowledge", "delete", "elect", "evict")),
                 st.sampled_from(Sessions.TOPICS), st.integers(0, 1), st.integers(0, 4),
             ),
             max_size=12,
@@ -795,6 +822,8 @@ class SessionsInSlices(Sessions):
                 self.stage.append(topic, 1 + number, index)
             case "acknowledge":
                 self.stage.fetched(topic, OTHER, partition.log.log_end_offset * number // 4, index)
+            case "delete":
+                self.delete(topic, index)
             case "elect":
                 self.epochs[topic] += 1
                 self.declare(topic, OTHER if number == 0 else ME)
@@ -810,9 +839,32 @@ def test_a_fetch_that_waits_looks_at_its_partitions_one_in_each_turn() -> None:
     state = SessionsInSlices()
     try:
         state.begin(follower=False)
-        state.fetch(forget=[], isolation=0, names=[("a", 0, 0), ("a", 1, 1)], wait=True)
+        state.fetch(forget=[], isolation=0, names=[("a", 0, 0, -1), ("a", 1, 1, -1)], wait=True)
         state.elect(leader=ME, topic="a")
         assert state.client.delayed is None, "the second partition has another leader epoch"
+    finally:
+        state.teardown()
+
+
+@pytest.mark.parametrize(("kind", "place"), [
+    (Sessions, -1), (Sessions, 0), *((SessionsInSlices, place) for place in range(-1, 10)),
+])  # fmt: skip
+def test_no_follower_waits_though_the_log_start_moved(kind: type[Sessions], place: int) -> None:
+    """It moves before the fetch (-1), in the midst of it, or while it waits."""
+    state = kind()
+    try:
+        state.begin(follower=True)
+        state.append(count=1, index=0, topic="a")
+        state.fetch(forget=[], isolation=0, names=[("a", 0, 0, -1), ("b", 0, 0, -1)], wait=False)
+        state.catch_up(max_bytes=0)
+        if place < 0:
+            state.delete("a", 0)
+        elif isinstance(state, SessionsInSlices):
+            state.plan([*[None] * place, ("delete", "a", 0, 0)])
+        state.fetch(forget=[], isolation=0, names=[("a", 0, 4, -1), ("b", 0, 0, -1)], wait=True)
+        state.delete_records(index=0, topic="a")
+        (known,) = [seen for (topic, _), seen in state.client.known.items() if topic == state.ids["a"]]
+        assert known[:3] == (0, 1, 1)
     finally:
         state.teardown()
 
