@@ -150,6 +150,15 @@ class Query:
                     raise
                 say("Spark gave up its Python process before the first batch: once more")
 
+    def _environment(self) -> dict[str, str]:
+        """What a killed driver leaves behind, and its JVM and workers, is in the run's directory and goes with it."""
+        temporary = self.directory / "temporary"
+        temporary.mkdir(exist_ok=True)
+        environment = {**spark_environment(), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
+        given = environment.get("JAVA_TOOL_OPTIONS", "")
+        environment["JAVA_TOOL_OPTIONS"] = f'{given} "-Djava.io.tmpdir={temporary}" -XX:-UsePerfData'.strip()
+        return environment
+
     def _run_once(self, name: str, stop_at: str, say: Say, on_event: OnEvent | None) -> Driver:
         command = [sys.executable, "-m", "examples.flights.job", "--bootstrap", self.access.bootstrap]
         if self.access.command_config is not None:
@@ -167,7 +176,7 @@ class Query:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=Path(__file__).parents[2],
-                env=spark_environment(),
+                env=self._environment(),
                 start_new_session=True,
             )
             driver.pid = process.pid

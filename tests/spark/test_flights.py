@@ -89,10 +89,20 @@ def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(kind: str, tmp
     KINDS[kind](tmp_path / "job")
 
 
-def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_path: Path) -> None:
-    result, _ = run_job(FleetAccess(bootstrap), tmp_path, fence=False)
+def test_without_the_fence_the_same_kill_makes_duplicates(
+    bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the killed driver leaves nothing in the temporary directory."""
+    directory, temporary = tmp_path / "job", tmp_path / "temporary"
+    directory.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(temporary))
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={temporary}")
+    result, _ = run_job(FleetAccess(bootstrap), directory, fence=False)
     assert not result.exactly_once
     assert (result.duplicates, result.missing, result.wrong) == (2000, 0, 0)
+    assert [one.name for one in temporary.iterdir()] == []
 
 
 def test_exactly_once_while_every_broker_is_killed(own_fleet: Fleet, tmp_path: Path) -> None:
