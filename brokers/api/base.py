@@ -179,7 +179,6 @@ class RequestSource(Protocol):
     closed: bool
     meter: Meter | None
     software: tuple[str, str]
-    client_id: str
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long."""
@@ -201,7 +200,7 @@ class OpenConnection(Protocol):
 
     @property
     def client_id(self) -> str:
-        """The client id of its last ApiVersions request; empty before."""
+        """That of its first request; empty before."""
         ...
 
     @property

@@ -31,7 +31,6 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
         return Done(ApiVersionsResponse(version=version, error_code=refusal))
     if version >= 3 and context.source is not None:
         context.source.software = request.client_software_name, request.client_software_version
-        context.source.client_id = context.client_id
     metadata = context.services.metadata
     response = ApiVersionsResponse(
         version=version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ PER_BROKER: Final = 500
 SHOWN: Final = 300
 PATIENCE_S: Final = 4.0
 ORDERS: Final = ("bytes", "age", "idle")
+_OF_BROKERS: Final = re.compile("(?:broker|replica|audit|lag)-([0-9]{1,10})")
+"""The client ids of brokers, which send no software (``brokers.node``)."""
 
 
 def connections_page(asking: Asking) -> Answer:
@@ -34,7 +37,7 @@ def connections_page(asking: Asking) -> Answer:
             troubles.append({"broker": broker_id, "trouble": explain(answer.error_code)})
         else:
             totals[broker_id] = answer.total
-            rows += [_row(broker_id, one) for one in answer.connections]
+            rows += [_row(broker_id, one, brokers) for one in answer.connections]
     matching = [row for row in rows if not wanted or any(wanted in text for text in _texts(row))]
     matching.sort(key=lambda row: (_rank(row, order), row["broker"], row["id"]))
     return {
@@ -49,11 +52,15 @@ def connections_page(asking: Asking) -> Answer:
     }
 
 
-def _row(broker_id: int, one: Any) -> dict[str, Any]:
+def _row(broker_id: int, one: Any, brokers: list[int]) -> dict[str, Any]:
+    software, version = one.software_name, one.software_version
+    own = _OF_BROKERS.fullmatch(one.client_id) if software == "unknown" else None
+    if own is not None and int(own[1]) in brokers:
+        software, version = f"broker {own[1]}", ""
     return {
         "broker": broker_id, "id": one.id, "listener": one.listener, "host": one.host, "principal": one.principal,
-        "mechanism": one.mechanism, "client_id": one.client_id, "software": one.software_name,
-        "version": one.software_version, "age_ms": one.age_ms, "idle_ms": one.idle_ms, "bytes_in": one.bytes_in,
+        "mechanism": one.mechanism, "client_id": one.client_id, "software": software,
+        "version": version, "age_ms": one.age_ms, "idle_ms": one.idle_ms, "bytes_in": one.bytes_in,
         "bytes_out": one.bytes_out, "round_trip_us": one.round_trip_micros, "unsent": one.unsent_bytes,
     }  # fmt: skip
 

@@ -61,6 +61,13 @@ class MeteredPeer(Protocol):
         ...
 
 
+def client_id_in(data: memoryview, start: int) -> str:
+    """That of the frame that begins there; empty for none. Its size and header are there."""
+    at = start + _CLIENT_ID_AT
+    length = max(0, int.from_bytes(data[at : at + 2], "big", signed=True))
+    return bytes(data[at + 2 : at + 2 + length]).decode(errors="replace")
+
+
 class Meter:
     """Measures the requests of one connection; those of one client id at a time."""
 
@@ -100,9 +107,7 @@ class Meter:
 
     def of_frame(self, data: memoryview, start: int) -> None:
         """What comes next is of the client id in the frame that begins there; its size and header are there."""
-        at = start + _CLIENT_ID_AT
-        length = max(0, int.from_bytes(data[at : at + 2], "big", signed=True))
-        self.of_client(bytes(data[at + 2 : at + 2 + length]).decode(errors="replace"))
+        self.of_client(client_id_in(data, start))
 
     def add(self, produced_bytes: int) -> None:
         """Bytes of requests that carry records, and are measured next."""

@@ -66,7 +66,7 @@ class ConnectionMarks:
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
         self.software = ("unknown", "unknown")
-        self.client_id = ""
+        self.client_id: str | None = None
         self.queued_ms: int | None = None
         self.unsent_ms: int | None = None
         self.unsent_key = self.answered_key = -1
@@ -269,12 +269,8 @@ class Connection:
 
     @property
     def client_id(self) -> str:
-        """The client id with which it asked for the APIs; empty before."""
-        return self.marks.client_id
-
-    @client_id.setter
-    def client_id(self, client_id: str) -> None:
-        self.marks.client_id = client_id
+        """That of its first request; empty before."""
+        return self.marks.client_id or ""
 
     @property
     def since_ms(self) -> int:

@@ -28,7 +28,7 @@ from fleetlog._native.errors import LooseMessage
 from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
 from fleetlog.brokers.api.rows import Cost, Row, api_table
 from fleetlog.brokers.api.unpacking import PAUSE
-from fleetlog.brokers.quotas.metering import Meter, TimedCoroutine, timed_work
+from fleetlog.brokers.quotas.metering import Meter, TimedCoroutine, client_id_in, timed_work
 from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
@@ -226,6 +226,9 @@ class Dispatcher:
         except messages.MalformedRequest as error:
             self._close(connection, "header", f"malformed header: {error}")
             return
+        marks = connection.marks
+        if marks.client_id is None:
+            marks.client_id = header.client_id or ""
         route = self._routes.get(header.api_key)
         if route is None:
             self._close(connection, "api", f"API key {header.api_key} is not served")
@@ -300,6 +303,9 @@ class Dispatcher:
         run = batch.decode(data, start, end, route.lowest, route.highest, most)
         if run is None:
             return start
+        marks = connection.marks
+        if marks.client_id is None:
+            marks.client_id = client_id_in(data, start)
         ends = run.ends
         # larger ones gain nothing: they only leave the cache
         connection.batchable = batch.batchable and ends[0] - start < LARGE_FRAME

@@ -96,6 +96,14 @@ def test_connections_are_shown_with_their_software_and_what_they_carried(
     assert value["total"] > len(rows), "those of the console, and of the brokers"
     everyone = {row["software"] for row in visitor.json("/connections")["connections"]}
     assert {"confluent-kafka-python", "kafka-python"} <= everyone
+    between = eventually(
+        lambda: visitor.json("/connections?contains=replica-")["connections"],
+        "a connection of each broker's replicas",
+        good=lambda rows: {1, 2, 3} <= {int(row["client_id"][-1]) for row in rows},
+    )
+    assert {(row["client_id"], row["software"]) for row in between} == {
+        (f"replica-{n}", f"broker {n}") for n in (1, 2, 3)
+    }
     page = visitor.page(f"/connections?contains={name}&order=idle")
     assert name in page
     assert "confluent-kafka-python" in page
