@@ -186,9 +186,12 @@ def _live(browser: Browser, url: str, shell: Shell, topic: str) -> None:
     assert "No records here." in browser.text()
     browser.driver.find_element(By.CSS_SELECTOR, "[data-tail] button").click()
     eventually(lambda: "0 followed" in browser.text(), "following")
-    shell.run("produce", "by-hand", stdin="the first\n")
+    key = "a-key-of-one-word"
+    shell.run("produce", "by-hand", "--key-separator", ":", stdin=f"{key}:the first {'long ' * 60}\n")
     eventually(lambda: "the first" in browser.text(), "the new record")
     assert "No records here." not in browser.text()
+    cell = browser.driver.find_element(By.XPATH, f"//td[@data-label='Key']/pre[text()='{key}']")
+    assert cell.size["height"] < 30, "a key of one word stands on one line"
 
 
 def test_without_javascript_pages_are_found_searched_and_changed(
