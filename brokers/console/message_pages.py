@@ -26,12 +26,16 @@ COUNT_MAX, EXPORT_MAX = 500, 10_000
 
 
 def messages_page(asking: Asking) -> Answer:
-    """A page of records, and the cursors of the one before and behind."""
+    """A page of records, and the cursors of the one before and behind.
+
+    ``behind``: so many offsets are between the page and the ends of its partitions, to which ``ends`` goes on.
+    """
     decoders = DECODERS if asking.registry is None else (*DECODERS, REGISTRY)
     key_how, value_how = asking.choice("key_as", decoders), asking.choice("value_as", decoders)
     schemas = None if asking.registry is None else PageSchemas(asking.registry)
-    reader, page, budget, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX))
-    following = encode_cursor(page.following) if page.following is not None else None
+    reader, page, browse, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX))
+    following, budget = encode_cursor(page.following) if page.following is not None else None, browse.budget
+    ends = {p: browse.end(p) for p in page.reached}
     return {
         "topic": asking.name,
         "partitions": sorted(reader.leaders),
@@ -41,6 +45,8 @@ def messages_page(asking: Asking) -> Answer:
         "decoders": decoders,
         "following": following,
         "reached": encode_cursor(page.reached),
+        "ends": encode_cursor(ends),
+        "behind": None if mode == "newest" else sum(ends[p] - page.reached[p] for p in ends),
         "cut_short": page.cut_short,
         "scanned": budget.scanned,
         "scanned_bytes": budget.scanned_bytes,
@@ -65,7 +71,7 @@ def export_file(asking: Asking) -> tuple[bytes, str, str]:
     return contents, media, f"{asking.name}.{kind}"
 
 
-def _browse(asking: Asking, count: int) -> tuple[TopicReader, BrowsedPage, Any, str]:
+def _browse(asking: Asking, count: int) -> tuple[TopicReader, BrowsedPage, Browse, str]:
     mode = asking.choice("from", FROM)
     reader = TopicReader(asking.client, asking.name, _partitions(asking.text("partitions")))
     everything = asking.choice("show", SHOW) == "everything"
@@ -76,7 +82,7 @@ def _browse(asking: Asking, count: int) -> tuple[TopicReader, BrowsedPage, Any, 
         page = browse.newest(cursor)
     else:
         page = browse.onward(cursor if cursor is not None else _start(asking, mode, reader, bounds, browse))
-    return reader, page, browse.budget, mode
+    return reader, page, browse, mode
 
 
 def _start(

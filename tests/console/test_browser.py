@@ -7,6 +7,7 @@ Debian's chromium and chromium-driver, headless. FLEETLOG_SCREENSHOTS names a di
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
 
 from tests.cli.shell import Shell
 from tests.console.served import Served
@@ -192,6 +194,30 @@ def _live(browser: Browser, url: str, shell: Shell, topic: str) -> None:
     assert "No records here." not in browser.text()
     cell = browser.driver.find_element(By.XPATH, f"//td[@data-label='Key']/pre[text()='{key}']")
     assert cell.size["height"] < 30, "a key of one word stands on one line"
+    _fast(browser, shell)
+
+
+def _fast(browser: Browser, shell: Shell) -> None:
+    """Of 400 records that come between two looks 50 are shown and the others counted, 200 or all 500 if one says so."""
+
+    def followed() -> tuple[int, int]:
+        found = re.search(r"(\d+) followed(?:, about (\d+) left out: they came faster)?", browser.text())
+        return (int(found[1]), int(found[2] or 0)) if found is not None else (-1, -1)
+
+    def write(count: int) -> None:
+        shell.run("produce", "by-hand", stdin="".join(f"{n}\n" for n in range(count)))
+
+    assert followed() == (1, 0)
+    write(400)
+    shown, left = eventually(followed, "all are shown or counted", good=lambda found: sum(found) == 401)
+    assert left > 0
+    assert shown >= 51
+    Select(browser.driver.find_element(By.CSS_SELECTOR, "[data-tail] select")).select_by_visible_text("500")
+    write(1)
+    eventually(followed, "what the next look shows", good=lambda found: sum(found) == 402)
+    write(300)
+    assert eventually(followed, "all of these", good=lambda found: sum(found) == 702) == (shown + 301, left)
+    browser.picture("fast")
 
 
 def test_without_javascript_pages_are_found_searched_and_changed(

@@ -20,14 +20,14 @@
     }
   });
 
-  // Follow live: the records behind the page's end, once a second, at most 50 at a time. Those are left out that come
-  // faster than that, and the page says so.
+  // Follow live: the records behind the page's end, once a second, as many at a time as one chose. Those are left out
+  // that come faster than that, and the page says how many offsets they are.
   const tail = document.querySelector("[data-tail]");
   const rows = document.querySelector("#messages tbody");
   if (tail === null || rows === null) return;
-  const [button, status] = [tail.querySelector("button"), tail.querySelector("span")];
+  const [button, rate, status] = ["button", "select", "span"].map((one) => tail.querySelector(one));
   const KEPT = 500;
-  let following = false, cursor = "", shown = 0;
+  let following = false, cursor = "", shown = 0, left = 0;
   const cell = (row, label, text, numeric) => {
     const one = row.insertCell();
     one.textContent = text;
@@ -70,7 +70,7 @@
   const look = async () => {
     if (!following) return;
     const form = new URLSearchParams(new FormData(document.querySelector("main form.search")));
-    for (const [name, value] of Object.entries({ from: "end", count: "50", cursor, format: "json" })) form.set(name, value);
+    for (const [name, value] of Object.entries({ from: "end", count: rate.value, cursor, format: "json" })) form.set(name, value);
     try {
       const headers = { Accept: "application/json", "Fleetlog-Automatic": "true" };
       const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers })).json();
@@ -78,8 +78,12 @@
       if (page.messages.length) rows.querySelectorAll("td.none").forEach((one) => one.closest("tr").remove());
       page.messages.forEach(add);
       shown += page.messages.length;
-      status.textContent = page.following ? `${shown} followed; others came too fast and are left out` : `${shown} followed`;
-      cursor = page.following ? "" : page.reached;
+      const full = page.cut_short || page.messages.length >= Number(form.get("count"));
+      if (full) left += page.behind;
+      const what = form.get("contains") ? "not searched" : "left out";
+      const more = rate.selectedIndex + 1 < rate.length ? "; choose a higher number to see more" : "";
+      status.textContent = left ? `${shown} followed, about ${left} ${what}: they came faster${more}` : `${shown} followed`;
+      cursor = full ? page.ends : page.reached;
     } catch (error) {
       status.textContent = `${error.message}; trying again`;
     }
