@@ -101,19 +101,19 @@ class Browse:
         everything: bool = False,
         budget: ScanBudget | None = None,
     ) -> None:
-        self._source, self._bounds, self._count = source, bounds, count
+        self._source, self.bounds, self._count = source, bounds, count
         self._matches, self._everything = matches, everything
         self.budget = budget or ScanBudget()
 
     def end(self, partition: int) -> int:
         """Where reading stops."""
-        bounds = self._bounds[partition]
+        bounds = self.bounds[partition]
         return bounds.end if self._everything else bounds.stable
 
     def onward(self, start: Positions) -> BrowsedPage:
         """The records from these offsets on, merged by time."""
-        stop = {p: self.end(p) for p in start if p in self._bounds}
-        at = {p: min(max(start[p], self._bounds[p].first), stop[p]) for p in stop}
+        stop = {p: self.end(p) for p in start if p in self.bounds}
+        at = {p: min(max(start[p], self.bounds[p].first), stop[p]) for p in stop}
         records: dict[int, list[StoredRecord]] = {p: [] for p in at}
         self._scan(at, stop, records, lambda p: len(records[p]) >= self._count)
         merged = heapq.merge(*records.values(), key=lambda one: (one.timestamp_ms, one.partition, one.offset))
@@ -124,13 +124,14 @@ class Browse:
             taken = number.get(p, 0)
             following[p] = rows[taken].offset if taken < len(rows) else at[p]
         at_end = all(following[p] >= stop[p] for p in following)
-        return BrowsedPage(shown, None if at_end else following, self.budget.exhausted, following)
+        reached = {**start, **following}  # a partition whose leader is away is gone on with when it is back
+        return BrowsedPage(shown, None if at_end else reached, self.budget.exhausted, reached)
 
     def newest(self, before: Positions | None = None) -> BrowsedPage:
         """The newest records below these offsets, the newest first."""
         stop = {
             p: min((before or {}).get(p, self.end(p)), self.end(p))
-            for p in self._bounds
+            for p in self.bounds
             if before is None or p in before
         }
         records: dict[int, list[StoredRecord]] = {p: [] for p in stop}
@@ -138,7 +139,7 @@ class Browse:
         span = max(1, min(self._count, FIRST_SPAN, RECORDS_MAX // max(len(stop), 1)))
         self.budget.only_time = True
         while not self.budget.exhausted:
-            top, low = low, {p: max(low[p] - span, min(self._bounds[p].first, low[p])) for p in low}
+            top, low = low, {p: max(low[p] - span, min(self.bounds[p].first, low[p])) for p in low}
             wider = {p for p in low if low[p] < top[p]}
             if not wider:
                 break
@@ -162,7 +163,7 @@ class Browse:
         for p, rows in records.items():
             taken = number.get(p, 0)
             following[p] = low[p] if taken == len(rows) else rows[len(rows) - taken].offset if taken else stop[p]
-        at_start = all(following[p] <= self._bounds[p].first for p in following)
+        at_start = all(following[p] <= self.bounds[p].first for p in following)
         return BrowsedPage(shown, None if at_start else following, self.budget.exhausted, following)
 
     def _scan(
@@ -176,7 +177,7 @@ class Browse:
             due.sort(key=lambda p: len(found[p]))  # brokers fill answers in the order asked for
             moved = False
             for isolation in (COMMITTED, UNCOMMITTED):
-                asked = {p: at[p] for p in due if (at[p] < self._bounds[p].stable) == (isolation == COMMITTED)}
+                asked = {p: at[p] for p in due if (at[p] < self.bounds[p].stable) == (isolation == COMMITTED)}
                 for p, part in self._fetched(asked, isolation).items():
                     self.budget.spend(part)
                     found[p] += [one for one in part.records if one.offset < stop[p] and self._shown(one)]

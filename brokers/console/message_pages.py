@@ -35,7 +35,7 @@ def messages_page(asking: Asking) -> Answer:
     schemas = None if asking.registry is None else PageSchemas(asking.registry)
     reader, page, browse, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX))
     following, budget = encode_cursor(page.following) if page.following is not None else None, browse.budget
-    ends = {p: browse.end(p) for p in page.reached}
+    ends = {p: browse.end(p) if p in browse.bounds else at for p, at in page.reached.items()}
     return {
         "topic": asking.name,
         "partitions": sorted(reader.leaders),

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -176,6 +177,37 @@ def test_another_name_for_loopback_and_another_sites_forms_are_refused(visitor: 
     assert visitor.post("/logout", {"form_token": "0" * 64}).status == 403
     assert visitor.post("/logout", {}).status == 403
     assert visitor.post("/logout", {"form_token": token}, Origin=f"http://{visitor.address}").status == 303
+
+
+@pytest.mark.slow
+def test_a_partition_whose_leader_is_away_is_gone_on_with_when_it_is_back(own_fleet: Fleet) -> None:
+    shell, name = Shell(own_fleet.start()), "away"
+    shell.run("topics", "create", name, "-p", "3", "-r", "1", "--config", "retention.ms=-1")
+    producer = Producer({"bootstrap.servers": own_fleet.bootstrap})
+    for number in range(9):
+        producer.produce(name, str(number), partition=number % 3, timestamp=number + 1)
+    assert producer.flush(30) == 0
+    console = Served(own_fleet.bootstrap)
+    try:
+        visitor = Visitor(console)
+
+        def page(cursor: str) -> Any:
+            return visitor.json(f"/topics/{name}/messages?from=beginning&count={50 if cursor else 2}&cursor={cursor}")
+
+        def texts(messages: list[Any]) -> list[str]:
+            return [one["value"]["text"] for one in messages]
+
+        first = page("")
+        leader = own_fleet.brokers[visitor.json(f"/topics/{name}")["partitions"][2]["leader"] - 1]
+        leader.kill()
+        rest = eventually(lambda: page(first["reached"]), "a page without it", good=lambda got: got["silent"] == [2])
+        assert texts(first["messages"] + rest["messages"]) == ["0", "1", "3", "4", "6", "7"]
+        leader.start()
+        leader.wait_ready()
+        last = eventually(lambda: page(rest["reached"]), "a page with it", good=lambda got: not got["silent"])
+        assert texts(last["messages"]) == ["2", "5", "8"]
+    finally:
+        assert console.close() == 0
 
 
 def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_number(own_fleet: Fleet) -> None:
