@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
@@ -26,6 +27,7 @@ from tests.cli.shell import Shell
 from tests.console.served import Served
 from tests.support.fleet import Fleet
 from tests.support.needs import needs, program
+from tests.support.schema_registry import FakeRegistry
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -115,7 +117,8 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
     shell.run("produce", topic, stdin="".join(f'{{"order": {n}, "note": "<b>bold</b>"}}\n' for n in range(40)))
     shell.run("consume", topic, "-g", "billing", "-n", "25")
     shell.run("quotas", "set", "--user", "alice", "producer_byte_rate=1000000")
-    console = Served(own_fleet.bootstrap)
+    registry = FakeRegistry()
+    console = Served(own_fleet.bootstrap, "--schema-registry", registry.url)
     try:
         _every_page(browser, console.url, topic)
         _keyboard_and_change(browser, console.url, shell)
@@ -130,6 +133,7 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
         own_fleet.brokers[2].start()
         eventually(lambda: "Healthy" in browser.text(), "healthy again")
     finally:
+        registry.close()
         assert console.close() == 0
 
 
@@ -195,6 +199,12 @@ def _live(browser: Browser, url: str, shell: Shell, topic: str) -> None:
     cell = browser.driver.find_element(By.XPATH, f"//td[@data-label='Key']/pre[text()='{key}']")
     assert cell.size["height"] < 30, "a key of one word stands on one line"
     _fast(browser, shell)
+    reason = "the registry has no schema 77"
+    assert reason not in browser.text()
+    producer = Producer({"bootstrap.servers": shell.environment["FLEETLOG_BOOTSTRAP"]})
+    producer.produce("by-hand", b"\0\0\0\0\x4d\xff\xfe")
+    assert producer.flush(30) == 0
+    eventually(lambda: reason in browser.text(), "why the bytes of a schema are hexadecimal")
 
 
 def _fast(browser: Browser, shell: Shell) -> None:

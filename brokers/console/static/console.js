@@ -39,7 +39,12 @@
     const shown = document.createElement(part.text === null ? "span" : "pre");
     shown.textContent = part.text === null ? "null" : part.text;
     if (part.text === null) shown.className = "none";
-    cell(row, label, "").append(shown);
+    const whole = cell(row, label, "");
+    whole.append(shown);
+    if (!part.problem) return;
+    const problem = document.createElement("span");
+    [problem.className, problem.textContent] = ["small warning", part.problem];
+    whole.append(problem);
   };
   const add = (message) => {
     const row = rows.insertRow(0);
