@@ -12,7 +12,6 @@ import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import (
     DescribeConfigsRequest,
-    DescribeLogDirsRequest,
     DescribeTransactionsRequest,
     ListGroupsRequest,
     ListTransactionsRequest,
@@ -131,6 +130,8 @@ def judged(client: AdminClient, overview: Overview) -> tuple[FleetFacts, FleetHe
 def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
     """How fast partitions have grown since the overview was read; a log that shrinks meanwhile does not grow."""
     time.sleep(max(0.0, began_s + LEAST_SPAN_S - time.monotonic()))
+    from fleetlog.wire.messages import DescribeLogDirsRequest  # its answer says what a broker lacks
+
     requests = dict.fromkeys(_answering(facts), DescribeLogDirsRequest(topics=None))
     answers = client.ask_each(requests, PATIENCE_S)
     span_s = time.monotonic() - began_s

@@ -12,7 +12,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
+from kafka.protocol.admin import DescribeConfigsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.output import bytes_text
@@ -338,7 +338,7 @@ def read_domains(client: AdminClient, overview: Overview) -> None:
 
 def read_directories(client: AdminClient, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
     """Fill in the contents of the brokers' log directories: of all partitions or of some."""
-    import fleetlog.wire.messages  # noqa: F401  its DescribeLogDirsResponse says what a broker lacks
+    from fleetlog.wire.messages import DescribeLogDirsRequest  # its answer says what a broker lacks
 
     wanted = None
     if topics is not None:
