@@ -34,17 +34,14 @@ class Suite:
     name: str
     minutes: float
     command: str = ""
-    """With ``{seed}`` (the commit), ``{minutes}``, ``{seconds}``, ``{least}`` of what it is given, ``{flickers}``."""
+    """With ``{seed}`` (the commit), ``{seconds}`` (what it is given), ``{flickers}``."""
     whole: str = ""
     drawn_s: int = 0
-    least: int = 0
 
     def given(self, share: float, seed: str) -> tuple[str, dict[str, str]]:
         """The command, and what its environment has besides, for this share of its minutes."""
-        command = self.command.format(
-            flickers=FLICKERS, seed=shlex.quote(seed), minutes=round(self.minutes * share, 1),
-            seconds=round(60 * self.minutes * share), least=max(1, round(self.least * share)),
-        )  # fmt: skip
+        seconds = round(60 * self.minutes * share)
+        command = self.command.format(flickers=FLICKERS, seed=shlex.quote(seed), seconds=seconds)
         return command, {"FLEETLOG_DRAWN_S": str(round(self.drawn_s * share))} if self.drawn_s else {}
 
 

@@ -23,11 +23,9 @@ def test_whoever_is_late_draws_less_but_never_nothing() -> None:
 
 
 def test_a_command_is_given_what_fits() -> None:
-    suite = Suite(
-        "x", 4, "{flickers} run x -- x --minutes {minutes} --least {least} --seed {seed} {{try}}", drawn_s=100, least=5
-    )
+    suite = Suite("x", 4, "{flickers} run x -- x --seconds {seconds} --seed {seed} {{try}}", drawn_s=100)
     command, more = suite.given(0.5, "a b")
-    assert command.endswith("x --minutes 2.0 --least 2 --seed 'a b' {try}")
+    assert command.endswith("x --seconds 120 --seed 'a b' {try}")
     assert more == {"FLEETLOG_DRAWN_S": "50"}
 
 
