@@ -32,9 +32,6 @@ IDEMPOTENT_WRITE = AclOperation.IDEMPOTENT_WRITE
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
 
-CLUSTER_NAME = "kafka-cluster"
-"""The name of the only resource of type CLUSTER."""
-
 NOT_ASKED = -(2**31)
 """The bit field of operations of a client that did not ask for it."""
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from fleetlog._native.byte_reader import ReplacedText
-from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
-from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, Access
+from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
 from fleetlog.brokers.api.fetch_wakes import Wakes

@@ -22,7 +22,6 @@ from fleetlog.brokers.acls.access import (
     ALTER_CONFIGS_GROUP,
     ALTER_CONFIGS_TOPIC,
     CLUSTER,
-    CLUSTER_NAME,
     DESCRIBE_CONFIGS,
     DESCRIBE_CONFIGS_CLUSTER,
     DESCRIBE_CONFIGS_GROUP,
@@ -30,7 +29,7 @@ from fleetlog.brokers.acls.access import (
     GROUP,
     TOPIC,
 )
-from fleetlog.brokers.acls.image import AclOperation
+from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.config_alterations import (
