@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import struct
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -45,8 +46,8 @@ __all__ = [
     "encode_response",
     "encode_response_header",
     "frame_request",
+    "header_parser",
     "is_flexible",
-    "make_all",
     "message_class",
     "parse_request_header",
     "request_class",
@@ -131,12 +132,6 @@ def _flexible_from(key: int) -> int:
     return next((v for v in range(schema_versions(key)[1] + 1) if cls.flexible_version_q(v)), _NEVER)
 
 
-@cache
-def make_all() -> dict[int, int]:
-    """Make all classes, so that no request waits for its own; returns the first flexible version of each key."""
-    return {key: _flexible_from(key) for key in _NAMES}
-
-
 def is_flexible(key: int, version: int) -> bool:
     """Whether that version uses compact types and tagged fields (KIP-482)."""
     return version >= _flexible_from(key)
@@ -148,13 +143,19 @@ def is_flexible(key: int, version: int) -> bool:
 _PREFIX = struct.Struct(">hhi")
 
 
+@cache
+def header_parser() -> Callable[[memoryview], RequestHeader]:
+    """What parses request headers, for those who parse one after the other; all classes are made before."""
+    return partial(kernel.parse_request_header, flexible_from={key: _flexible_from(key) for key in _NAMES})
+
+
 def parse_request_header(frame: memoryview) -> RequestHeader:
     """Parse the header of a frame (without its length prefix); raises MalformedRequest.
 
     For an API key without a schema the body's position is that of a version 1 header: it is never decoded. An
     ApiVersions of an unknown version is flexible (KIP-511).
     """
-    return kernel.parse_request_header(frame, make_all())
+    return header_parser()(frame)
 
 
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:

@@ -184,7 +184,7 @@ class Dispatcher:
         self._unpacking = services.unpacking
         self._unpacking.count_on(services.loop.call_soon)
         self._loose: set[str] = set()
-        messages.make_all()
+        self._parse_header = messages.header_parser()  # so that no request waits for its class
         self._routes = {key: self._route(row, handlers) for key, row in api_table().items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
@@ -220,7 +220,7 @@ class Dispatcher:
             return
         started = time.perf_counter()
         try:
-            header = messages.parse_request_header(frame)
+            header = self._parse_header(frame)
         except LooseMessage as loose:
             header = self._served(connection, "request", loose)
         except messages.MalformedRequest as error:
