@@ -51,7 +51,7 @@ test-operations: $(READY) ## docs/operations.md, each command as printed, in an 
 house: $(READY) ## count what makes the house hard to hold in the head, beside the goals
 	@$(BIN)/python -m tools.house
 
-generate: $(READY) ## write what follows from the schemas: keys of APIs, types of requests, the table in docs/apis.md
+generate: $(READY) ## write what follows from the schemas: keys of APIs, types of messages, the table in docs/apis.md; and the picture of the rooms
 	@$(BIN)/python -m tools.generate
 
 alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync", MINUTE=2)

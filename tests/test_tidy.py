@@ -261,7 +261,7 @@ def test_no_extra_is_installed_from_an_index() -> None:
 
 def test_the_picture_of_the_rooms_is_the_import_contract() -> None:
     page = picture_of_rooms.PAGE.read_text()
-    assert picture_of_rooms.drawn(page) == page, "python -m tools.picture_of_rooms draws it again"
+    assert picture_of_rooms.drawn(page) == page, "make generate draws it again"
     assert "floor0" in page
 
 

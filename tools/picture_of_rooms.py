@@ -1,7 +1,4 @@
-"""Draws the rooms as the import contract has them, into docs/ARCHITECTURE.md.
-
-python -m tools.picture_of_rooms          writes the picture where the page has its marks
-"""
+"""Draws the rooms as the import contract has them, into docs/ARCHITECTURE.md (``make generate``)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "ARCHITECTURE.md"
 CONTRACT = "The house: a room may use the rooms below it"
-BEGIN, END = "<!-- rooms: python -m tools.picture_of_rooms -->", "<!-- /rooms -->"
+BEGIN, END = "<!-- rooms: make generate -->", "<!-- /rooms -->"
 
 
 def floors() -> list[list[str]]:
@@ -37,7 +34,3 @@ def drawn(page: str) -> str:
     if BEGIN not in page or END not in page:
         raise ValueError(f"{PAGE.name} has no {BEGIN} and {END}: the picture stands between them")
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", f"{BEGIN}\n{picture()}\n{END}", page, flags=re.DOTALL)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(drawn(PAGE.read_text()))
