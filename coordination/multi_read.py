@@ -60,8 +60,8 @@ class GetMany:
                     rows.append(None)
                     continue
                 end = offset + max(0, number)
-                czxid, mzxid, _, _, version, _, _, owner, _, children, _ = _STAT.unpack_from(answer, end)
-                rows.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children)))
+                czxid, mzxid, created_ms, _, version, _, _, owner, _, children, _ = _STAT.unpack_from(answer, end)
+                rows.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children, created_ms)))
                 offset = end + _STAT.size
         except struct.error:
             raise MarshallingError("no answer to a multiRead: ZooKeeper is older than 3.6") from None

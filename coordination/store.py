@@ -27,13 +27,17 @@ MAX_GET_MANY = 500
 
 
 class Stat(NamedTuple):
-    """The used part of a znode's Stat. ``czxid`` of a broker's registration is its broker epoch."""
+    """The used part of a znode's Stat. ``czxid`` of a broker's registration is its broker epoch.
+
+    ``created_ms`` is when it was made, by the clock of ZooKeeper's leader then.
+    """
 
     version: int
     czxid: int
     mzxid: int
     ephemeral_owner: int
     child_count: int = 0
+    created_ms: int = 0
 
 
 class Create(NamedTuple):

@@ -434,7 +434,7 @@ class ZookeeperStore:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren)
+    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren, stat.ctime)
 
 
 def _translate(error: Exception, path: str) -> StoreError:

@@ -340,8 +340,9 @@ class MetadataCache:
         if not whole and not self._has_gap(sequences, news):
             entries = await read_changes(self._store, news)
             if entries is not None:
-                for sequence, entry in zip(news, entries, strict=True):
-                    self._apply(sequence, entry, delta)
+                for sequence, (changes, made_ms) in zip(news, entries, strict=True):
+                    self._apply(sequence, changes, delta)
+                    self.guard.note(change=sequence, change_ms=made_ms)
                 return delta, False
         if not whole:
             logger.info("gap in the change log after entry %d: reading all metadata again", self._sequence)

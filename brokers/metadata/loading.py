@@ -91,15 +91,18 @@ async def list_changes(store: Store, watch: Watch | None = None) -> list[int]:
     return sorted(znodes.change_sequence(name) for name in await children_or_none(store, znodes.CHANGES, watch))
 
 
-async def read_changes(store: Store, sequences: Sequence[int]) -> list[list[Change]] | None:
-    """The entries with these numbers, in order; None if one was pruned or is unreadable: reload then."""
+async def read_changes(store: Store, sequences: Sequence[int]) -> list[tuple[list[Change], int]] | None:
+    """The entries with these numbers, in order, and when ZooKeeper made each (ms).
+
+    None if one was pruned or is unreadable: reload then.
+    """
     rows = await read_many(store, [znodes.change_path(s) for s in sequences], CHANGES_PER_READ)
-    entries: list[list[Change]] = []
+    entries: list[tuple[list[Change], int]] = []
     for sequence, entry in zip(sequences, rows, strict=True):
         if entry is None:
             return None
         try:
-            entries.append(znodes.decode_changes(znodes.change_path(sequence), entry[0]))
+            entries.append((znodes.decode_changes(znodes.change_path(sequence), entry[0]), entry[1].created_ms))
         except BadZnode:
             return None
     return entries
@@ -138,9 +141,9 @@ async def _load_once(store: Store) -> LoadedMetadata | None:
     entries = await read_changes(store, tail)
     if entries is None:
         return None
-    for entry in entries:
-        image.apply(entry, delta)
-        deleted.update(change.id for change in entry if isinstance(change, TopicDeleted))
+    for changes, _ in entries:
+        image.apply(changes, delta)
+        deleted.update(change.id for change in changes if isinstance(change, TopicDeleted))
     return LoadedMetadata(image, tail[-1] if tail else first, deleting, frozenset(deleted))
 
 

@@ -21,7 +21,8 @@ class ClusterMarks(NamedTuple):
     """The numbers; the defaults are lower than those of any tree.
 
     ``change`` is the number of the newest entry of the change log, ``incarnation`` counts this broker's registrations,
-    ``producer_id`` is the highest producer id that is known to be in use.
+    ``producer_id`` is the highest producer id that is known to be in use, ``change_ms`` when ZooKeeper made the entry
+    ``change``; -1 if that is not known.
     """
 
     generation: int = 0
@@ -29,9 +30,10 @@ class ClusterMarks(NamedTuple):
     change: int = -1
     incarnation: int = 0
     producer_id: int = -1
+    change_ms: int = -1
 
 
-_NAMES = ("generation", "controllerEpoch", "change", "incarnation", "producerId")
+_NAMES = ("generation", "controllerEpoch", "change", "incarnation", "producerId", "changeMs")
 _WORDS = {"controller_epoch": "controller epoch", "change": "change number", "incarnation": "registration"}
 
 
@@ -58,7 +60,9 @@ def newest(seen: Iterable[ClusterMarks]) -> ClusterMarks:
     generation = max(marks.generation for marks in listed)
     present = [marks for marks in listed if marks.generation == generation]
     producer_id = max(marks.producer_id for marks in listed)
-    return ClusterMarks(*map(max, zip(*present, strict=True)))._replace(producer_id=producer_id)
+    highest = ClusterMarks(*map(max, zip(*present, strict=True)))
+    change_ms = max(marks.change_ms for marks in present if marks.change == highest.change)
+    return highest._replace(producer_id=producer_id, change_ms=change_ms)
 
 
 def lower(seen: ClusterMarks, found: ClusterMarks) -> str | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.loading import children_or_none, list_changes, read_or_none
 from fleetlog.brokers.metadata.marks import ClusterMarks, lower, newest
 from fleetlog.coordination.registration import incarnation_path
-from fleetlog.coordination.store import Store, StoreError
+from fleetlog.coordination.store import Store, StoreError, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class TreeGuard:
         self._trusted = False
         self._logs_ahead: str | None = None
 
-    def note(self, *, change: int = -1, producer_id: int = -1) -> None:
+    def note(self, *, change: int = -1, change_ms: int = -1, producer_id: int = -1) -> None:
         """This was seen in a tree that was found to be new enough."""
         if change > self.marks.change or producer_id > self.marks.producer_id:
-            seen = ClusterMarks(self.marks.generation, change=change, producer_id=producer_id)
+            seen = ClusterMarks(self.marks.generation, change=change, producer_id=producer_id, change_ms=change_ms)
             self.marks = newest((self.marks, seen))
 
     def registered(self, incarnation: int) -> None:
@@ -112,14 +112,35 @@ class TreeGuard:
     async def _look(self) -> tuple[ClusterMarks, str | None]:
         seen = self.marks  # more may be seen while the tree is read
         marks = await read_marks(self._store, self._broker_id)
-        return marks, lower(seen, marks)
+        return marks, lower(seen, marks) or await self._other_change(seen, marks)
+
+    async def _other_change(self, seen: ClusterMarks, found: ClusterMarks) -> str | None:
+        """Whether the newest change that was seen is another one here. Brokers that saw less may have made it.
+
+        An entry that was pruned meanwhile cannot be compared.
+        """
+        if found.generation != seen.generation or seen.change_ms < 0:
+            return None
+        made_ms = await _made_ms(self._store, seen.change)
+        return None if made_ms in {-1, seen.change_ms} else f"its change {seen.change} is not the one that was seen"
 
     async def _others(self, generation: int) -> str | None:
         """Whether other brokers have found this tree behind: this one may have been away when it was newer.
 
         Those that only heard it do not count, else all would wait for each other when the newer tree is back.
         """
-        for name in await children_or_none(self._store, znodes.INVENTORIES):
+        return self._proof(await children_or_none(self._store, znodes.INVENTORIES), generation)
+
+    async def listen(self, watch: Watch) -> None:
+        """Refuse if another broker has found this tree behind; ``watch`` says when to listen again."""
+        if await self._store.exists(znodes.INVENTORIES, watch) is None:
+            return
+        wrong = self._proof(await self._store.children(znodes.INVENTORIES, watch), self.marks.generation)
+        if wrong is not None and self.behind is None:
+            self.refuse(wrong)
+
+    def _proof(self, inventories: Iterable[str], generation: int) -> str | None:
+        for name in inventories:
             broker_id, tree, _part, proven = name.split("-")
             if int(broker_id) != self._broker_id and int(tree) == generation and proven == znodes.PROVEN:
                 return f"broker {broker_id} says so"
@@ -137,4 +158,11 @@ async def read_marks(store: Store, broker_id: int) -> ClusterMarks:
         znodes.decode_number(znodes.CONTROLLER_EPOCH, controller_epoch[0]) if controller_epoch is not None else -1,
         changes[-1] if changes else -1,
         registrations.version if registrations is not None else 0,
+        change_ms=await _made_ms(store, changes[-1]) if changes else -1,
     )
+
+
+async def _made_ms(store: Store, change: int) -> int:
+    """When ZooKeeper made this entry of the change log; -1 if it has none."""
+    stat = await store.exists(znodes.change_path(change))
+    return stat.created_ms if stat is not None else -1

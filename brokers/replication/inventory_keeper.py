@@ -15,7 +15,7 @@ from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, encode_
 from fleetlog.brokers.metadata.marks import MARKS_FILE, ClusterMarks, decode_marks, encode_marks, newest
 from fleetlog.brokers.metadata.tree_guard import TreeGuard
 from fleetlog.brokers.model import TopicInfo
-from fleetlog.coordination.store import NodeExists, NoNode, Store, StoreError
+from fleetlog.coordination.store import NodeExists, NoNode, Store, StoreError, WatchEvent
 from fleetlog.coordination.tree import ensure
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class InventoryKeeper:
         self.guard = TreeGuard(store, broker_id, marks_before(self._files, stopped, logs))
         self._told: tuple[int, bool, list[str]] | None = None
         """Session of what was told, whether as proven, and its znodes."""
+        self._listens = 0
+        """The session in which a watch says when others tell something; 0 if none does."""
 
     def save(self) -> None:
         """Save what was seen of the tree; call it about every second."""
@@ -64,11 +66,17 @@ class InventoryKeeper:
             if self._told is not None:
                 await self._take_back(self._told[2])
                 self._told = None
+            if self._listens != session.session_id:
+                self._listens = session.session_id
+                await self.guard.listen(self._heard)
         elif self._told is None or self._told[:2] != (session.session_id, self.guard.proven):
             if self._told is not None:
                 await self._take_back(self._told[2])
             proven = self.guard.proven
             self._told = session.session_id, proven, await self._tell(proven=proven)
+
+    def _heard(self, _event: WatchEvent) -> None:
+        self._listens = 0
 
     async def _tell(self, *, proven: bool) -> list[str]:
         parts = encode_inventory(inventory_of(self._broker_id, self._logs, self.guard.marks))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from fleetlog.brokers.metadata import tree_guard, znodes
 from fleetlog.brokers.metadata.marks import ClusterMarks
 from fleetlog.brokers.metadata.tree_guard import TreeBehind, TreeGuard
+from fleetlog.coordination.store import WatchEvent
 from fleetlog.coordination.tree import adopt, ensure
 from tests.support.stores import Stores, on_loop
 
@@ -43,6 +47,33 @@ async def test_a_lower_number_is_refused_until_it_is_back(connect: str) -> None:
 
 
 @on_loop
+async def test_a_change_that_was_made_again_under_its_number_is_refused(connect: str) -> None:
+    """Brokers that had seen less went on with an older copy, up to the numbers that this one had seen."""
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        await ensure(store, znodes.CHANGES)
+        await store.create(znodes.change_path(7), b"")
+        guard, late = TreeGuard(store, 1), TreeGuard(store, 2)
+        assert await guard.is_current()
+        late.note(change=7)
+        seen = guard.marks.change_ms
+        assert abs(seen - time.time() * 1000) < 600_000
+        await store.delete(znodes.change_path(7))
+        await asyncio.sleep(0.002)
+        await store.create(znodes.change_path(7), b"")
+        for newest in (7, 8):
+            if newest == 8:
+                await store.create(znodes.change_path(8), b"")
+            assert not await guard.is_current()
+            assert guard.behind == "its change 7 is not the one that was seen"
+            assert guard.marks.change_ms == seen
+        assert await late.is_current(), "when its change was made is not known: by a broker of an earlier version"
+        await store.delete(znodes.change_path(7))
+        assert await guard.is_current(), "pruned"
+
+
+@on_loop
 async def test_logs_that_are_ahead_keep_a_broker_from_registering(connect: str) -> None:
     async with Stores() as stores:
         store = await stores.open(connect)
@@ -72,6 +103,14 @@ async def test_what_other_brokers_have_found_counts_and_what_they_heard_does_not
         assert await guard.is_current()
         await store.create(znodes.inventory_path(2, 0, 0, proven=True), b"")
         assert await guard.is_current(), "it has found the tree new enough itself"
+        heard: list[WatchEvent] = []
+        await guard.listen(heard.append)
+        assert guard.behind == "broker 2 says so", "it may have seen less of it"
+        assert not await guard.is_current()
+        await store.delete(znodes.inventory_path(2, 0, 0, proven=True))
+        assert await guard.is_current()
+        assert [event.path for event in heard] == [znodes.INVENTORIES]
+        await store.create(znodes.inventory_path(2, 0, 0, proven=True), b"")
         late = TreeGuard(store, 3)
         assert not await late.is_current()
         assert late.behind == "broker 2 says so"

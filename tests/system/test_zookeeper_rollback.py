@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -122,6 +124,9 @@ def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> Non
     before = Copy(fleet, "before")
     eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
     values_of_new = _fill(fleet, "new")
+    for broker in fleet.brokers:
+        eventually(lambda broker=broker: client.topics(broker.address), f"broker {broker.id} has seen it", 60,
+                   good=lambda topics: "new" in topics)  # type: ignore[misc]  # fmt: skip
     now = Copy(fleet, "now")
     eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
     before.put_back()
@@ -140,6 +145,36 @@ def _repair(fleet: Fleet, *options: str) -> str:
     done = CliRunner().invoke(cli, ["cluster", "repair", str(fleet.brokers[0].config_file), *options])
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_a_broker_that_has_seen_less_and_goes_on_hears_of_it(fleet: Fleet) -> None:
+    """Up to the numbers that the other has seen; their znodes tell that they were made again. A repair keeps both."""
+    one, two = fleet.brokers
+    values = _fill(fleet, "old")
+    eventually(one.caught_up, "in sync", 60)
+    eventually(lambda: "leading old-0" in one.output(), "it leads")
+    one.kill()
+    eventually(lambda: "elected controller" in two.output(), "the other is the controller", 60)
+    before = Copy(fleet, "before")
+    eventually(two.caught_up, "it goes on", 60)
+    values_of_new = _fill(fleet, "new")
+    assert two.process is not None
+    os.kill(two.process.pid, signal.SIGSTOP)
+    try:
+        before.put_back()
+        one.start()
+        eventually(lambda: one.output().count("leading old-0"), "it goes on alone", 60, good=lambda n: n == 2)
+    finally:
+        os.kill(two.process.pid, signal.SIGCONT)
+    for broker in (two, one):
+        _wait_refusal(broker, 90)
+    assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
+    eventually(lambda: _told(fleet), "both have told what they have", 30)
+    assert "done" in _repair(fleet, "--execute", "--yes")
+    for broker in fleet.brokers:
+        broker.wait_ready()
+    assert _read(fleet, "new", 50) == values_of_new
+    assert _read(fleet, "old", 50) == values
 
 
 def test_a_repair_brings_zookeeper_and_logs_together(fleet: Fleet) -> None:
