@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -67,10 +68,14 @@ def running_fleet(directory: Path) -> Iterator[Fleet]:
         member.subscribe([TOPIC])
         eventually(lambda: member.poll(0.2) is None and len(member.assignment()) == 2, "it has its partitions")
         member.commit(offsets=[TopicPartition(TOPIC, n, 10) for n in (0, 1)], asynchronous=False)
-        secured = AdminClient(fleet.confluent("LOGIN"))  # stays connected
+        secured = AdminClient(fleet.confluent("LOGIN"))
         assert TOPIC in secured.list_topics(timeout=30).topics
         eventually(lambda: "kafka_consumergroup_lag" in names_of(fleet), "the lag is computed")
-        yield fleet
+        with (
+            socket.create_connection(("127.0.0.1", fleet.ports["ONEWAY"])) as sock,
+            fleet.certificates.client().wrap_socket(sock, server_hostname="localhost"),  # stays connected
+        ):
+            yield fleet
         member.close()
     finally:
         fleet.close()
