@@ -382,7 +382,7 @@ def test_the_checker_sees_a_truncation_that_keeps_the_recovery_point(tmp_path, m
         log = self._log
         log.recovery_point, log.high_watermark = min(log.recovery_point, offset), min(log.high_watermark, offset)
 
-    monkeypatch.setattr("fleetlog.brokers.log.truncate.Truncation._lower_points", forget_the_disk)
+    monkeypatch.setattr("fleetlog.brokers.log.log.Truncation._lower_points", forget_the_disk)
     monkeypatch.setattr("tests.log.test_power_loss.IMAGES", 600, raising=False)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss(tmp_path, "truncations")

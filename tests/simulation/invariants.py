@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetlog._native.batch import BatchHeader, scan
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.log.append import Appender
-from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import INTERNAL_TOPICS, LiveBroker, PartitionState

@@ -25,12 +25,12 @@ from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin, dedup
 from fleetlog.brokers.log.compaction import retained
 from fleetlog.brokers.log.directories.owner import DirectoryOwner
+from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
 from fleetlog.brokers.log.producers import state as producers
 from fleetlog.brokers.log.producers.state import Duplicate, ProducerState, Refusal
 from fleetlog.brokers.log.read import LogReader
 from fleetlog.brokers.log.store import LogStore
-from fleetlog.brokers.log.truncate import Truncation
 from fleetlog.brokers.logins.sasl import LoginAdmission, SaslLogin
 from fleetlog.brokers.logins.scram import ScramServer
 from fleetlog.brokers.metadata import marks, repair, znodes

@@ -18,7 +18,7 @@ from fleetlog._native.batch import Record, scan
 from fleetlog._native.wire import FetchPart, decode_fetch, decode_fetch_response
 from fleetlog.brokers.groups.records import GroupKey, OffsetKey, decode_group, decode_group_key, decode_offset
 from fleetlog.brokers.log.append import Appender
-from fleetlog.brokers.log.truncate import Truncation
+from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.log.validation import batch_records
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
