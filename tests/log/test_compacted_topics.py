@@ -10,7 +10,7 @@ import pytest
 from fleetlog.brokers.log import DiskFull
 from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings, map_size, watch_cleaner
 from fleetlog.brokers.log.compaction.passes import MapSize
-from fleetlog.brokers.log.upkeep import delete_old_segments
+from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition

@@ -9,7 +9,7 @@ import pytest
 from fleetlog._native.batch import Record, encode_batch, scan
 from fleetlog.brokers.api.base import through
 from fleetlog.brokers.log import LogOffline, OffsetOutOfRange, Origin, SliceGone
-from fleetlog.brokers.log.upkeep import delete_old_segments
+from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import (
     NOW,

@@ -11,7 +11,7 @@ from fleetlog.brokers.log import LogOffline
 from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, LOG_START_CHECKPOINT
 from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull
 from fleetlog.brokers.log.disk.files import RealDisk
-from fleetlog.brokers.log.upkeep import delete_old_segments
+from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.wire.types import TopicPartition
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.log_stores import started
