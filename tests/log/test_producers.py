@@ -10,8 +10,7 @@ from fleetlog._native.batch import crc32c
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.producers.entries import BatchMeta, ProducerEntry
 from fleetlog.brokers.log.producers.markers import encode_marker_run
-from fleetlog.brokers.log.producers.snapshot_tail import encode_tail
-from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot
+from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, decode_snapshot, encode_snapshot, encode_tail
 from fleetlog.brokers.log.producers.state import ProducerState
 from fleetlog.brokers.log.state import LogSettings
 from fleetlog.wire.errors import ErrorCode
