@@ -39,8 +39,7 @@ from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.quotas.connection_rates import ConnectionRates
 from fleetlog.brokers.quotas.image import QuotaImage
 from fleetlog.brokers.quotas.metering import CREATED, Meter, Metering
-from fleetlog.brokers.server.batching import ConnectionBatcher
-from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, TlsConnection
 from fleetlog.brokers.server.descriptors import Descriptors
 from fleetlog.brokers.server.disk import ReadAhead
 from fleetlog.brokers.server.dispatch import Dispatcher
@@ -48,7 +47,6 @@ from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logins
 from fleetlog.brokers.server.purgatory import Purgatory
-from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
 from fleetlog.brokers.server.tls_transport import TlsBlocks, TlsTransport
 from fleetlog.brokers.setting_kinds import ConfigError

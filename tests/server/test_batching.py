@@ -18,8 +18,8 @@ from fleetlog.brokers.api import produce
 from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log.disk.failures import DiskFailed
 from fleetlog.brokers.log.disk.files import RealFile
-from fleetlog.brokers.server import batching, dispatch
-from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server import dispatch
+from fleetlog.brokers.server.connection import BACKOFF_AFTER, MAX_CONNECTIONS, Connection
 from fleetlog.wire.errors import ErrorCode
 from tests.support.produce_runs import (
     KINDS,
@@ -119,11 +119,11 @@ def test_what_several_connections_send_is_written_together(tmp_path: Path, write
 
 
 def test_more_connections_than_blocks_go_in_several_groups(tmp_path: Path, writes: list[int]) -> None:
-    count = 2 * batching.MAX_CONNECTIONS + 3
+    count = 2 * MAX_CONNECTIONS + 3
     crowd = opened(tmp_path, count)
     writes.clear()
     crowd.send({n: frame(batch(), n) for n in range(count)})
-    assert writes == [batching.MAX_CONNECTIONS, batching.MAX_CONNECTIONS, 3]
+    assert writes == [MAX_CONNECTIONS, MAX_CONNECTIONS, 3]
     assert [crowd.told(n, 1) for n in range(count)] == [[(n, 0, n + 1)] for n in range(count)]
     crowd.close()
 
@@ -183,17 +183,17 @@ def test_a_connection_that_is_always_alone_seldom_waits(tmp_path: Path) -> None:
         return waits[-1]
 
     crowd.server.join_batch = noted
-    for n in range(10 * batching.BACKOFF_AFTER):
+    for n in range(10 * BACKOFF_AFTER):
         crowd.send({0: frame(batch(), n)})
         crowd.told(0, 1)
-    assert all(waits[: batching.BACKOFF_AFTER - 2]), "two turns went to the topic's first batches"
-    assert sum(waits[batching.BACKOFF_AFTER :]) <= len(waits) // batching.BACKOFF_AFTER
+    assert all(waits[: BACKOFF_AFTER - 2]), "two turns went to the topic's first batches"
+    assert sum(waits[BACKOFF_AFTER:]) <= len(waits) // BACKOFF_AFTER
     waits.clear()
-    for n in range(4 * batching.BACKOFF_AFTER):
+    for n in range(4 * BACKOFF_AFTER):
         crowd.send({0: frame(batch(), n), 1: frame(batch(), n)})
         crowd.told(0, 1)
         crowd.told(1, 1)
-    assert all(waits[-2 * batching.BACKOFF_AFTER :]), "they met"
+    assert all(waits[-2 * BACKOFF_AFTER :]), "they met"
     crowd.close()
 
 

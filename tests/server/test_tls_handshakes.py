@@ -19,8 +19,8 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.api.audit import Audit
 from fleetlog.brokers.audit.events import AuditSettings, EventSource, EventType
 from fleetlog.brokers.server import tls_handshakes
+from fleetlog.brokers.server.connection import TlsConnection
 from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING
-from fleetlog.brokers.server.tls_connection import TlsConnection
 from fleetlog.brokers.server.tls_transport import TlsTransport
 from fleetlog.brokers.tls import listeners as tls_listeners
 from fleetlog.brokers.tls.machine import TlsEngine

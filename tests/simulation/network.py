@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.log.disk.failures import DiskError, SliceGone
 from fleetlog.brokers.peers.calls import PeerUnavailable
-from fleetlog.brokers.server.batching import ConnectionBatcher
-from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.connection import Connection, ConnectionBatcher
 from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
