@@ -47,8 +47,14 @@ from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logins
 from fleetlog.brokers.server.purgatory import Purgatory
-from fleetlog.brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
-from fleetlog.brokers.server.tls_transport import TlsBlocks, TlsTransport
+from fleetlog.brokers.server.tls_transport import (
+    CERTIFICATE_LOGIN,
+    Handshake,
+    Handshakes,
+    Opened,
+    TlsBlocks,
+    TlsTransport,
+)
 from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.brokers.tls.listeners import CertificateWatch, TlsListener

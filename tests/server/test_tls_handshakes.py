@@ -18,7 +18,7 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.audit import Audit
 from fleetlog.brokers.audit.events import AuditSettings, EventSource, EventType
-from fleetlog.brokers.server import tls_handshakes
+from fleetlog.brokers.server import tls_transport
 from fleetlog.brokers.server.connection import TlsConnection
 from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING
 from fleetlog.brokers.server.tls_transport import TlsTransport
@@ -179,7 +179,7 @@ def test_only_workers_sign(certificates: Certificates, monkeypatch: pytest.Monke
             client.feed(sock.recv(65_536))
         sock.sendall(client.take())
         server.until(lambda: len(server.server) == 1, "the handshake")
-    signed = [thread for thread, made in steps if made >= tls_handshakes.FLIGHT_BYTES_MIN]
+    signed = [thread for thread, made in steps if made >= tls_transport.FLIGHT_BYTES_MIN]
     assert signed, steps
     assert all(thread.startswith("fleetlog-tls") for thread in signed), steps
     assert len(steps) >= (4 if case == "both" else 3), steps
@@ -202,13 +202,13 @@ def test_a_client_without_a_good_certificate_is_named(
 def test_silent_and_half_open_handshakes_are_closed_in_time(
     server: RunningServer, certificates: Certificates, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_handshakes, "HANDSHAKE_MS", 60_000)
+    monkeypatch.setattr(tls_transport, "HANDSHAKE_MS", 60_000)
     began = hello(certificates)
     silent, halfway, half_open = raw(server), raw(server, began[:40]), raw(server, began)
     assert half_open.recv(5)[:1] == b"\x16", "the server's flight"
     server.until(lambda: waiting(server) == 3, "three handshakes")
     assert server.call(lambda: engines(server)) == 1
-    server.clock.ahead_ms += tls_handshakes.HANDSHAKE_MS - 6_000
+    server.clock.ahead_ms += tls_transport.HANDSHAKE_MS - 6_000
     assert is_served(server, certificates)
     assert server.call(lambda: waiting(server)) == 3
     server.clock.ahead_ms += 6_000
@@ -227,7 +227,7 @@ def test_the_time_of_a_login_begins_with_the_connection(
     from fleetlog.brokers.server import login
     from fleetlog.brokers.server.login import PlainServer, verifier
 
-    for module, name in ((login, "LOGIN_MS"), (tls_handshakes, "HANDSHAKE_MS")):
+    for module, name in ((login, "LOGIN_MS"), (tls_transport, "HANDSHAKE_MS")):
         monkeypatch.setattr(module, name, 60_000)
     sasl = SaslListener({"PLAIN": lambda: PlainServer(verifier({"bob": "secret"}))}, {"PLAIN": 0})
     listener = certificates.listener("SASL_SSL")
@@ -244,7 +244,7 @@ def test_the_time_of_a_login_begins_with_the_connection(
 def test_beyond_the_bound_the_oldest_half_open_handshake_goes(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_handshakes, "UNDER_WAY_MAX", 5)
+    monkeypatch.setattr(tls_transport, "UNDER_WAY_MAX", 5)
     began = hello(certificates)
     with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as server:
         held = [raw(server, began) for _ in range(5)]
@@ -261,8 +261,8 @@ def test_beyond_the_bound_the_oldest_half_open_handshake_goes(
 
 def test_many_clients_at_once_with_few_places(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is served though they outnumber the places by far: they wait for one."""
-    monkeypatch.setattr(tls_handshakes, "UNDER_WAY_MAX", 10)
-    monkeypatch.setattr(tls_handshakes, "ROOM_MS", 20_000)
+    monkeypatch.setattr(tls_transport, "UNDER_WAY_MAX", 10)
+    monkeypatch.setattr(tls_transport, "ROOM_MS", 20_000)
     context = certificates.client()
     with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as server:
         served: list[bool] = []
@@ -491,5 +491,5 @@ def test_a_connection_that_ends_leaves_nothing_to_the_garbage_collector(
 
 def left_over() -> list[Any]:
     """What connections with TLS are made of."""
-    kinds = (tls_handshakes.Handshake, TlsEngine, TlsTransport, TlsConnection)
+    kinds = (tls_transport.Handshake, TlsEngine, TlsTransport, TlsConnection)
     return [found for found in gc.get_objects() if type(found) in kinds]

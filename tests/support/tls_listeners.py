@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fleetlog.brokers.server.tls_handshakes import Handshakes
+from fleetlog.brokers.server.tls_transport import Handshakes
 from fleetlog.brokers.tls.contexts import client_context
 from fleetlog.brokers.tls.listeners import TlsListener
 from fleetlog.brokers.tls.settings import TlsSettings
