@@ -7,16 +7,16 @@ import random
 
 import pytest
 
-from fleetlog.brokers.coordinators.transactions import producer_ids
-from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+from fleetlog.brokers.coordinators.transactions import coordinator
+from fleetlog.brokers.coordinators.transactions.coordinator import ProducerIdAllocator
 from fleetlog.txn.producer_ids import Block, decode_block
 from tests.support.one_znode import OneZnode
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_ids, "FIRST_PAUSE_S", 0)
-    monkeypatch.setattr(producer_ids, "LAST_PAUSE_S", 0)
+    monkeypatch.setattr(coordinator, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(coordinator, "LAST_PAUSE_S", 0)
 
 
 async def take(allocator: ProducerIdAllocator) -> int | None:

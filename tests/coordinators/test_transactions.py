@@ -12,8 +12,8 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.coordinators.ports import TransactionMarker
-from fleetlog.brokers.coordinators.transactions import markers, verification
-from fleetlog.brokers.coordinators.transactions.markers import MarkerSender
+from fleetlog.brokers.coordinators.transactions import coordinator, verification
+from fleetlog.brokers.coordinators.transactions.coordinator import MarkerSender
 from fleetlog.brokers.coordinators.transactions.verification import Verifier
 from fleetlog.brokers.log import ProducerState
 from fleetlog.brokers.model import PartitionState, TopicInfo
@@ -156,7 +156,7 @@ def test_markers_go_to_the_leaders_this_broker_included() -> None:
 
 
 def test_markers_are_sent_until_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(markers, "PAUSE_MS", 1)
+    monkeypatch.setattr(coordinator, "MARKER_PAUSE_MS", 1)
 
     async def scenario() -> None:
         answers = iter([ErrorCode.NOT_LEADER_OR_FOLLOWER, None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE])
@@ -199,12 +199,12 @@ def test_a_run_is_written_when_all_its_markers_are(known: list[ErrorCode]) -> No
         for marker, error in zip(entry.markers, known, strict=True)
     ]
     answer = m.WriteTxnMarkersResponse(version=2, markers=rows)
-    assert markers.decode_markers([entry], answer) == {(job, A): REFUSED}
-    assert markers.decode_markers([entry], m.WriteTxnMarkersResponse(version=2, markers=rows[:1])) == {}
+    assert coordinator.decode_markers([entry], answer) == {(job, A): REFUSED}
+    assert coordinator.decode_markers([entry], m.WriteTxnMarkersResponse(version=2, markers=rows[:1])) == {}
 
 
 def test_a_new_leader_is_found_by_the_metadata_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(markers, "PAUSE_MS", 3_600_000)
+    monkeypatch.setattr(coordinator, "MARKER_PAUSE_MS", 3_600_000)
 
     async def scenario() -> None:
         metadata, done = View(), []
@@ -225,7 +225,7 @@ def test_a_new_leader_is_found_by_the_metadata_change(monkeypatch: pytest.Monkey
 
 def test_a_deleted_topic_needs_no_marker_and_a_new_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache may lag behind the broker that has the partition, also if a topic of that name was deleted before."""
-    monkeypatch.setattr(markers, "PAUSE_MS", 1)
+    monkeypatch.setattr(coordinator, "MARKER_PAUSE_MS", 1)
 
     async def scenario() -> None:
         metadata, done = View(), []
@@ -252,7 +252,7 @@ def test_a_deleted_topic_needs_no_marker_and_a_new_one_does(monkeypatch: pytest.
 def test_only_a_look_that_began_after_the_decision_shows_that_a_partition_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(markers, "PAUSE_MS", 1)
+    monkeypatch.setattr(coordinator, "MARKER_PAUSE_MS", 1)
 
     async def scenario() -> None:
         metadata, done, answers = View(), [], asyncio.Queue[bool | StoreError]()

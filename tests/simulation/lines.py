@@ -41,8 +41,6 @@ CORES = (
     "fleetlog.brokers.coordinators.shard_host",
     "fleetlog.brokers.coordinators.runtime",
     "fleetlog.brokers.coordinators.transactions.coordinator",
-    "fleetlog.brokers.coordinators.transactions.markers",
-    "fleetlog.brokers.coordinators.transactions.producer_ids",
     "fleetlog.brokers.coordinators.transactions.verification",
     "fleetlog.txn.coordinator",
     "fleetlog.txn.transaction",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fleetlog.brokers.coordinators.transactions.producer_ids import PATH
+from fleetlog.brokers.coordinators.transactions.coordinator import PRODUCER_IDS_PATH
 from fleetlog.coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, Stat, UnknownOutcome
 
 
@@ -19,7 +19,7 @@ class OneZnode:
         self.syncs = 0
 
     async def sync(self, path: str) -> None:
-        assert path == PATH
+        assert path == PRODUCER_IDS_PATH
         self.syncs += 1
 
     async def get(self, path: str) -> tuple[bytes, Stat]:

@@ -1,6 +1,6 @@
 """The transaction coordinator of this broker: the runtime of the pure shards, with their ports.
 
-Markers are sent until every partition has one (:mod:`brokers.coordinators.transactions.markers`). This also completes
+Markers are sent until every partition has one (:class:`MarkerSender`). This also completes
 transactions that a previous coordinator left between prepare and complete: loading the shard yields the same effect
 again.
 
@@ -13,35 +13,423 @@ one takes at :data:`BYTES_PER_MS`; what is asked meanwhile is in it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import fleetlog.wire.messages as m
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.ports import PartitionPort, TransactionMarker
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.shard_host import ShardHost
-from fleetlog.brokers.coordinators.transactions.markers import MarkerSender
-from fleetlog.brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
 from fleetlog.brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.producers.markers import encode_marker_run
+from fleetlog.brokers.metadata.tree_guard import TreeBehind, TreeGuard
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from fleetlog.brokers.timers import Timers
+from fleetlog.coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, StoreError, UnknownOutcome
+from fleetlog.coordination.store import Store as StorePort
 from fleetlog.txn.commands import Command, CommandFailed, Now, Result, Ticket, WriteMarkers
 from fleetlog.txn.coordinator import Producer, TransactionSettings, TransactionShard
-from fleetlog.txn.markers import Fate, Job, Senders, fate
+from fleetlog.txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, Senders, SentBy, fate
+from fleetlog.txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
 from fleetlog.txn.sinks import EnlistAnswer, enlist_members
+from fleetlog.wire import api_keys
+from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.groups.shard import GroupShard
-    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.timers import Timer
     from fleetlog.coordination.store import Store
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_MS = 30_000
+MARKER_PAUSE_MS = 200
+LOOK_MS = 10_000
+"""How long the metadata cache may take to catch up with ZooKeeper before the next look."""
+
+Errors = Mapping[tuple[JobId, TopicPartition], ErrorCode]
+WriteHere = Callable[[Sequence[tuple[TopicPartition, TransactionMarker]], Callable[[list[ErrorCode]], None]], None]
+"""Writes markers to partitions that this broker leads; the callback gets one error code for each."""
+
+
+class MarkerSender:
+    """Sends transaction markers to the partitions' leaders until all are written. ``txn.markers`` plans the requests.
+
+    One per broker, for all transaction shards it hosts. Loop thread only.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        peers: PeersPort,
+        loop: asyncio.AbstractEventLoop,
+        timers: Timers,
+        *,
+        incarnation: Callable[[], int],
+        write_here: WriteHere,
+        on_written: Callable[[Job], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._peers = peers
+        self._loop = loop
+        self._timers = timers
+        self._incarnation = incarnation
+        self._numbers = itertools.count()
+        self._write_here = write_here
+        self._on_written = on_written
+        self._markers = Markers()
+        self._unknown: set[TopicPartition] = set()
+        """Partitions that the metadata cache lacks; it may lag behind the broker that has one and added it."""
+        self._looked_for: set[TopicPartition] = set()
+        self._gone: set[TopicPartition] = set()
+        """Those that a look at ZooKeeper has not found that began after their transactions were decided."""
+        self._looking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_scheduled = False
+        self._pause: Timer | None = None
+        self._closed = False
+        metadata.subscribe(self._metadata_changed)
+
+    def __len__(self) -> int:
+        return len(self._markers)
+
+    def add(self, shard: int, effect: Any) -> None:
+        """Add a WriteMarkers effect whose ``coordinator_epoch`` is set."""
+        for looked in (self._looked_for, self._gone):  # by a look that began before this decision
+            looked.difference_update(effect.partitions)
+        self._markers.add(shard, effect)
+        self._schedule()
+
+    def drop_shard(self, shard: int) -> None:
+        """Drop the markers of a shard that was unloaded."""
+        self._markers.drop_shard(shard)
+
+    async def close(self) -> None:
+        """Stop sending; the next coordinator of the shards sends the rest."""
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- scheduling ------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._pump_scheduled and not self._closed:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self._closed:
+            return
+        for broker, entries in self._markers.plan(self._leader_of).items():
+            if broker == self._broker_id:
+                self._send_here(entries)
+            else:
+                task = self._loop.create_task(self._send(broker, entries), name=f"markers to broker {broker}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        self._gone.clear()
+        for job in self._markers.finished():
+            self._on_written(job)
+        if self._unknown and self._looking is None:
+            self._looking = self._loop.create_task(self._look(), name="partitions of transactions that are unknown")
+            self._tasks.add(self._looking)
+            self._looking.add_done_callback(self._tasks.discard)
+        if self._markers.delayed and self._pause is None:
+            self._pause = self._timers.later(MARKER_PAUSE_MS, self._wake)
+
+    def _wake(self) -> None:
+        self._pause = None
+        self._markers.wake()
+        self._schedule()
+
+    def _metadata_changed(self, change: MetadataChange) -> None:
+        if len(self._markers) and (change.deleted or change.partitions_changed or change.reloaded):
+            self._markers.wake()
+            self._schedule()
+
+    def _leader_of(self, tp: TopicPartition) -> int | Gone | None:
+        state = self._metadata.partition(tp)
+        if state is not None:
+            return state.leader if state.leader in self._metadata.brokers else None
+        if tp in self._gone:
+            logger.info("%s: no transaction marker written: the partition does not exist any more", tp)
+            return Gone.GONE
+        self._unknown.add(tp)
+        return None
+
+    async def _look(self) -> None:
+        """Let the metadata cache catch up with ZooKeeper: what it lacks then was deleted."""
+        self._looked_for, self._unknown = self._unknown, set()
+        try:
+            current = await self._metadata.refreshed(LOOK_MS)
+        except StoreError as problem:
+            logger.info(
+                "transaction markers wait: whether %d partitions exist is not known: %s", len(self._looked_for), problem
+            )
+            current = False
+        finally:
+            self._looking = None
+        if current:  # else the next try looks again
+            self._gone |= self._looked_for
+            self._markers.wake()
+            self._schedule()
+
+    # ---- one request -----------------------------------------------------------------------------------------------
+
+    def _send_here(self, entries: Sequence[MarkerToSend]) -> None:
+        places: list[tuple[JobId, TopicPartition]] = []
+        markers: list[tuple[TopicPartition, TransactionMarker]] = []
+        for entry in entries:
+            for marker in markers_of(entry):
+                places += [(entry.job, tp) for tp in entry.partitions]
+                markers += [(tp, marker) for tp in entry.partitions]
+
+        def done(errors: list[ErrorCode]) -> None:
+            self._answered(self._broker_id, combined(zip(places, errors, strict=True)))
+
+        self._write_here(markers, done)
+
+    async def _send(self, broker: int, entries: Sequence[MarkerToSend]) -> None:
+        version = APIS[api_keys.WRITE_TXN_MARKERS].max_version
+        sender = SentBy(self._broker_id, self._incarnation(), next(self._numbers))
+        try:
+            response = await self._peers.call(
+                broker, api_keys.WRITE_TXN_MARKERS, version, encode_markers(entries, version, sender), CALL_TIMEOUT_MS
+            )
+            errors = decode_markers(entries, response)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.info("sending transaction markers to broker %d failed, retrying: %s", broker, error)
+            errors = {}
+        self._answered(broker, errors)
+
+    def _answered(self, broker: int, errors: Errors) -> None:
+        self._markers.answered(broker, errors)
+        self._schedule()
+
+
+def markers_of(entry: MarkerToSend) -> list[TransactionMarker]:
+    """The entry's markers as a run for one leader."""
+    job, last = entry.job, len(entry.markers) - 1
+    return [
+        TransactionMarker(
+            marker.producer_id, marker.epoch, job.coordinator_epoch, marker.commit, entry.transaction_version,
+            last - index,
+        )
+        for index, marker in enumerate(entry.markers)
+    ]  # fmt: skip
+
+
+def combined(
+    errors: Iterable[tuple[tuple[JobId, TopicPartition], ErrorCode]],
+) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
+    """One error for each job and partition: that of an unwritten marker, if there is one."""
+    by_place: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
+    for place, error in errors:
+        known = by_place.get(place)
+        if known is None or fate(known) is Fate.WRITTEN:
+            by_place[place] = error
+    return by_place
+
+
+def encode_markers(entries: Sequence[MarkerToSend], version: int, sender: SentBy) -> Any:
+    """A WriteTxnMarkers request. Other brokers than ours pass over its sender."""
+    kind = m.request_class(api_keys.WRITE_TXN_MARKERS)
+    markers = []
+    for entry in entries:
+        topics: dict[str, list[int]] = {}
+        for topic, partition in entry.partitions:
+            topics.setdefault(topic, []).append(partition)
+        for one in markers_of(entry):
+            marker = kind.WritableTxnMarker(
+                version=version,
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch,
+                transaction_result=one.commit,
+                coordinator_epoch=one.coordinator_epoch,
+                topics=[
+                    kind.WritableTxnMarker.WritableTxnMarkerTopic(version=version, name=name, partition_indexes=indexes)
+                    for name, indexes in topics.items()
+                ],
+            )
+            if version >= 2:
+                marker.transaction_version = one.transaction_version
+                marker.run_remaining = one.run_remaining
+            markers.append(marker)
+    request = kind(version=version, markers=markers)
+    if version >= 2:
+        request.sender_id, request.sender_incarnation, request.sender_number = sender
+    return request
+
+
+def decode_markers(entries: Sequence[MarkerToSend], response: Any) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
+    """Outcomes by job and partition; the response keeps the request's order of markers."""
+    sent = [(entry, marker) for entry in entries for marker in entry.markers]
+    errors: list[tuple[tuple[JobId, TopicPartition], ErrorCode]] = []
+    for (entry, marker), result in zip(sent, response.markers, strict=False):
+        if result.producer_id != marker.producer_id:
+            continue  # another order than the request's: markers without an outcome are sent again
+        for topic in result.topics:
+            for partition in topic.partitions:
+                place = TopicPartition(topic.name, partition.partition_index)
+                errors.append(((entry.job, place), ErrorCode(partition.error_code)))
+    answered = combined(errors)
+    if len(response.markers) < len(sent):  # a run without all its outcomes counts as unwritten
+        answered = {place: error for place, error in answered.items() if len(_markers_for(entries, place)) == 1}
+    return answered
+
+
+def _markers_for(entries: Sequence[MarkerToSend], place: tuple[JobId, TopicPartition]) -> Sequence[object]:
+    return next((entry.markers for entry in entries if entry.job == place[0]), ())
+
+
+PRODUCER_IDS_PATH = "/latest_producer_id_block"
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+MAX_WAITING_FOR_IDS = 10_000
+
+
+class ProducerIdAllocator:
+    """Takes blocks of producer ids in ZooKeeper, by compare-and-set. ``txn.producer_ids`` decides.
+
+    Every attempt has a unique stamp, so that after an unknown outcome the znode, read after a sync, shows whether it
+    was written. If the stamp is not there the attempt may have been overwritten; its ids are lost and never used.
+    ``attempt_prefix`` names broker and incarnation, for the stamps.
+
+    No id is given twice: not while the tree is ``guard``ed as older than what was seen, and none below those seen.
+    """
+
+    def __init__(
+        self, store: StorePort, broker_id: int, attempt_prefix: Callable[[], str], guard: TreeGuard | None = None
+    ) -> None:
+        self._store = store
+        self._guard = guard or TreeGuard(store, broker_id)
+        self._broker_id = broker_id
+        self._attempt_prefix = attempt_prefix
+        self._attempts = 0
+        self._unresolved: dict[str, Block] = {}
+        """What was written without an answer, by stamp. A process before this one may have used the same stamps."""
+        self._ids = ProducerIds()
+        self._waiting: list[Callable[[int | None], None]] = []
+        self._fillers: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self) -> int | None:
+        """An id, or None if none is available (then a block is requested)."""
+        taken = self._ids.take()
+        if self._ids.wants_block:
+            self._refill()
+        return taken
+
+    def when_ready(self, callback: Callable[[int | None], None]) -> None:
+        """Call with an id as soon as there is one, or with None if too many callbacks wait already."""
+        taken = self.take()
+        if taken is not None or len(self._waiting) >= MAX_WAITING_FOR_IDS:
+            callback(taken)
+        else:
+            self._waiting.append(callback)
+
+    def when_filled(self, callback: Callable[[], None]) -> None:
+        """Call when :meth:`take` can return an id, or when no more ids will come."""
+        if self._ids.wants_block:
+            self._refill()
+        if self._ids.left or len(self._fillers) >= MAX_WAITING_FOR_IDS:
+            callback()
+        else:
+            self._fillers.append(callback)
+
+    async def close(self) -> None:
+        """Stop allocating; waiting callbacks get None."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._serve_waiting(give_up=True)
+
+    def _refill(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._fetch(), name="producer id block")
+
+    async def _fetch(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self._ids.wants_block or self._waiting or self._fillers:
+            try:
+                block = await self._try_once()
+            except (Exhausted, BlockError) as error:
+                logger.error("no producer ids available: %s", error or "all are used up")
+                self._serve_waiting(give_up=True)
+                return
+            except StoreError as error:
+                logger.info("allocating a producer id block failed, retrying: %s", error)
+                block = None
+            if block is not None:
+                self._ids.add(block)
+                self._serve_waiting()
+                pause_s = FIRST_PAUSE_S
+                continue
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LAST_PAUSE_S)
+
+    def _serve_waiting(self, give_up: bool = False) -> None:
+        fillers, self._fillers = self._fillers, []
+        for filler in fillers:
+            filler()
+        waiting, self._waiting = self._waiting, []
+        for position, callback in enumerate(waiting):
+            taken = None if give_up else self._ids.take()
+            if taken is None and not give_up:
+                self._waiting = waiting[position:] + self._waiting
+                return
+            callback(taken)
+
+    async def _try_once(self) -> Block | None:
+        """One compare-and-set; None if another broker was faster or the outcome is unknown."""
+        if self._guard.behind is not None:
+            raise TreeBehind("ZooKeeper may have given these ids to others")
+        if self._unresolved:
+            await self._store.sync(PRODUCER_IDS_PATH)
+        try:
+            data, stat = await self._store.get(PRODUCER_IDS_PATH)
+        except NoNode:
+            data, stat = b"", None
+        stored = decode_block(data) if data else None
+        if stored is not None and self._unresolved.get(stored.stamp) == stored.block:
+            self._unresolved.clear()
+            self._guard.note(producer_id=stored.block.last)
+            return stored.block  # the write whose answer was lost
+        block = next_block(stored, self._guard.marks.producer_id)
+        self._attempts += 1
+        stamp = f"{self._attempt_prefix()}-{self._attempts}"
+        written = encode_block(block, self._broker_id, stamp)
+        try:
+            if stat is None:
+                await self._store.create(PRODUCER_IDS_PATH, written, parents=True)
+            else:
+                await self._store.set(PRODUCER_IDS_PATH, written, stat.version)
+        except UnknownOutcome:
+            self._unresolved[stamp] = block
+            raise
+        except (BadVersion, NodeExists, NoNode, SessionExpired):
+            return None
+        self._unresolved.clear()
+        self._guard.note(producer_id=block.last)
+        return block
 
 
 MAX_WAITING = 10_000
