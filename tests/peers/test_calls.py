@@ -13,8 +13,7 @@ import pytest
 import uvloop
 
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
-from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
-from fleetlog.brokers.peers.link import PeerLink
+from fleetlog.brokers.peers.calls import PeerLink, Peers, PeerUnavailable
 from fleetlog.wire import messages
 from tests.support.clocks import running_timers
 from tests.support.peer_server import KEY, Server, answer, prompt, request
