@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetlog._native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.compaction.retained import MetTransactions
+from fleetlog.brokers.log.compaction.passes import MetTransactions
 from fleetlog.brokers.log.disk import checkpoints
 from fleetlog.brokers.log.indexes import unpack_aborted
 from fleetlog.wire.compression import CodecError, decompress

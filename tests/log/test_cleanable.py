@@ -15,7 +15,7 @@ from fleetlog.brokers.log.compaction.cleaner import (
     is_due,
     roll_due,
 )
-from fleetlog.brokers.log.compaction.retained import (
+from fleetlog.brokers.log.compaction.passes import (
     KnownProducers,
     MetTransactions,
     verdict_on_data,

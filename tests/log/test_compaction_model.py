@@ -217,7 +217,7 @@ def _early_tombstones(patched) -> None:
 
 def _early_markers(patched) -> None:
     patched.setattr(
-        "fleetlog.brokers.log.compaction.retained.MetTransactions.ended", lambda self, header, marker: (True, None)
+        "fleetlog.brokers.log.compaction.passes.MetTransactions.ended", lambda self, header, marker: (True, None)
     )
 
 

@@ -23,7 +23,7 @@ from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCo
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin, dedup
-from fleetlog.brokers.log.compaction import retained
+from fleetlog.brokers.log.compaction import passes
 from fleetlog.brokers.log.directories.owner import DirectoryOwner
 from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
@@ -552,7 +552,7 @@ MUTATIONS = (
         instead(GroupShard._apply_offset, lambda original, self, key, value, producer: original(self, key, value, None)),
     ), 8),
     # ---- compaction
-    Mutation("a deletion goes with the first pass", (instead(retained.delete_horizon, lambda header: 0),), 21),
+    Mutation("a deletion goes with the first pass", (instead(passes.delete_horizon, lambda header: 0),), 21),
     # ---- rights
     Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),

@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fleetlog._native.compact import SLOT_BYTES
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.log.compaction.passes import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
-from fleetlog.brokers.log.compaction.retained import KnownProducers
+from fleetlog.brokers.log.compaction.passes import (
+    Compaction,
+    KnownProducers,
+    MapSize,
+    Overtaken,
+    PassPlan,
+    Rewritten,
+    swap_in,
+)
 from fleetlog.brokers.log.disk.background import PendingSync, PendingWork, new_secret
 from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.disk.files import DiskPort
