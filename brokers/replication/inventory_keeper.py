@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from fleetlog.brokers.log import DiskError, DiskPort, Log, LogStore
-from fleetlog.brokers.log.directories.mark_files import MarkFiles, hold_partitions
+from fleetlog.brokers.log.directories.directories import MarkFiles, hold_partitions
 from fleetlog.brokers.log.disk.checkpoints import META_PROPERTIES, CleanStop, decode_properties
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
