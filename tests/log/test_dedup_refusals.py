@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.log import Log
-from fleetlog.brokers.log.accepted_positions import accepted_as_of
 from fleetlog.brokers.log.position_snapshot import load_positions
 from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS
 from fleetlog.brokers.log.state import LogSettings
+from fleetlog.brokers.replication.accepted import accepted_as_of
 from fleetlog.wire.compression import GZIP
 from fleetlog.wire.errors import ErrorCode
 from tests.log.sourced import DECAY, DEDUP, accepted, damage, known, sets_of, sourced, values

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetlog.brokers.log import OffsetOutOfRange
-from fleetlog.brokers.log.accepted_positions import accepted_as_of
 from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.replication.accepted import accepted_as_of
 from fleetlog.brokers.replication.fetch_plan import Counts, FetchPlan, LackingReplica, Limits
 from fleetlog.brokers.replication.partition import FollowerRole
 from fleetlog.wire.errors import ErrorCode
