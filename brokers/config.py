@@ -1,4 +1,4 @@
-"""How a broker's settings are read, and checked against each other; ``brokers.broker_config`` declares them.
+"""A broker's settings, declared once with Kafka's names; how they are read, and checked against each other.
 
 Sources in rising order: the table's defaults, the properties file, the environment (``FLEETLOG_CONFIG_LOG_DIRS``), the
 command line (``--override log.dirs=...``). An unknown name or a wrong value stops the start and says what is allowed.
@@ -6,16 +6,528 @@ command line (``--override log.dirs=...``). An unknown name or a wrong value sto
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from fleetlog.brokers.broker_config import BROKER_SETTINGS, FALLBACKS, LISTENER_PREFIX, BrokerConfig, broker_setting
-from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS
+from fleetlog.brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
+from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
+from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.properties import parse_properties
-from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, suggest
-from fleetlog.brokers.topic_config import TOPIC_SETTINGS, TopicConfig
+from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from fleetlog.brokers.topic_config import (
+    CODECS,
+    DAY_MS,
+    FOREVER,
+    GZIP_LEVELS,
+    LARGEST_ARRAY,
+    MIB,
+    TOPIC_SETTINGS,
+    TopicConfig,
+)
 from fleetlog.coordination.connect import CannotConnect, parse_connect
+
+BOOLEAN, STRING, INT, SHORT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT, SettingType.SHORT
+LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
+
+BOUNDLESS = 1.7976931348623157e308
+PROTOCOLS = ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT")
+ADDRESS_AND_COUNT = r"(\d{1,3}(\.\d{1,3}){3}|\[?[0-9A-Fa-f.]{0,45}:[0-9A-Fa-f:.]{0,45}\]?):\d{1,9}"
+
+FALLBACKS: dict[str, tuple[tuple[str, int], ...]] = {
+    "log.retention.ms": (("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
+    "log.roll.ms": (("log.roll.hours", 3_600_000),),
+    "log.roll.jitter.ms": (("log.roll.jitter.hours", 3_600_000),),
+    "log.flush.interval.ms": (("log.flush.scheduler.interval.ms", 1),),
+}
+"""What counts where a setting in milliseconds is unset: the next ones, with their unit in ms, in Kafka's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """A broker's settings. Attributes are Kafka's names with underscores."""
+
+    # identity and addresses
+    broker_id: int = setting(INT, -1, "This broker's id, unique in the fleet; required.", low=0)
+    broker_rack: str | None = setting(STRING, None, "The availability zone the broker stands in.")
+    listeners: tuple[str, ...] = setting(
+        LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so.",
+    )  # fmt: skip
+    advertised_listeners: tuple[str, ...] = setting(
+        LIST, (), "Addresses that clients get; the listeners' own when empty.", unset=True
+    )
+    listener_security_protocol_map: tuple[str, ...] = setting(
+        LIST,
+        PROTOCOLS,
+        "Security protocol of each listener name: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+        shown_as=STRING,
+    )
+    inter_broker_listener_name: str = setting(
+        STRING, "", "Listener that brokers use among each other; default: first.", unset=True
+    )
+    security_inter_broker_protocol: str = setting(
+        STRING,
+        "PLAINTEXT",
+        "Instead of inter.broker.listener.name: brokers use the first listener of that protocol.",
+    )
+    sasl_enabled_mechanisms: tuple[str, ...] = setting(
+        LIST, ("GSSAPI",), "SASL mechanisms of listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER "
+        "(GSSAPI, Kafka's default, is not served). listener.name.X.sasl.enabled.mechanisms counts before it.",
+    )  # fmt: skip
+    sasl_mechanism_inter_broker_protocol: str = setting(
+        STRING,
+        "GSSAPI",
+        "SASL mechanism with which brokers log in at each other.",
+    )
+    connections_max_reauth_ms: int = setting(
+        LONG, 0, "Longest SASL session, in ms, before a client must log in again (KIP-368); 0 for no limit.", low=0
+    )
+    connection_failed_authentication_delay_ms: int = setting(
+        INT, 100, "How long the answer to a refused login is held back, in ms.", low=0, high=10_000
+    )
+    admin_listener: str = setting(
+        STRING, "", "host:port of the HTTP endpoint for /metrics, /health/live and /health/ready; empty: none."
+    )
+    log_format: str = setting(
+        STRING, "text", "How log lines look: text, or json with one object in each line.", choices=("text", "json")
+    )
+    metrics_enable: bool = setting(
+        BOOLEAN, True, "Whether admin.listener serves metrics; false: nothing is counted by topic or size either."
+    )
+    metrics_topics_max: int = setting(
+        INT, 1_000, "Topics that metrics name, the first that this broker has; the rest are counted as _other.", low=0
+    )
+    metrics_partitions_enable: bool = setting(
+        BOOLEAN, True, "Whether /metrics/partitions and /metrics/kafka have figures of each partition."
+    )
+
+    # ZooKeeper
+    zookeeper_connect: str = setting(STRING, "", "ZooKeeper's host:port list, with an optional /chroot; required.")
+    zookeeper_session_timeout_ms: int = setting(INT, 6_000, "Session timeout asked of ZooKeeper.", low=500)
+    zookeeper_connection_timeout_ms: int = setting(
+        INT, 10_000, "How long the start waits for ZooKeeper before it gives up.", low=100
+    )
+
+    # log
+    log_dirs: tuple[str, ...] = setting(LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.")
+    log_dir: str | None = setting(
+        STRING, None, "The directory that holds the partitions, where log.dirs is not set.", shown_as=LIST
+    )
+    num_partitions: int = setting(INT, 1, "Partitions of a topic that is created without a number.", low=1)
+    default_replication_factor: int = setting(INT, 1, "Replicas of a topic that is created without a number.", low=1)
+    auto_create_topics_enable: bool = setting(BOOLEAN, True, "Create a topic when a client first asks for it.")
+    auto_create_topics_max_per_second: int = setting(
+        INT, 100, "New topics that one connection may make in a second by naming them; it asks again for others.", low=1
+    )
+    auto_create_topics_max_pending: int = setting(
+        INT, 1_000, "Topics that a broker may be making at once because they were named.", low=1
+    )
+    delete_topic_enable: bool = setting(BOOLEAN, True, "Whether topics may be deleted.")
+    internal_topics_alter_enable: bool = setting(
+        BOOLEAN, False, "Whether clients may give __consumer_offsets and __transaction_state another cleanup.policy, "
+        "or a retention: committed offsets and open transactions are lost by it.",
+    )  # fmt: skip
+    log_cleanup_policy: tuple[str, ...] = setting(
+        LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True
+    )
+    compression_type: str = setting(STRING, "producer", "Default of compression.type.", choices=CODECS, live=True)
+    compression_gzip_level: int = setting(
+        INT, -1, "Default of a topic's compression.gzip.level.", low=-1, high=9, live=True, pattern=GZIP_LEVELS
+    )
+    compression_lz4_level: int = setting(
+        INT, 9, "Default of a topic's compression.lz4.level.", low=1, high=17, live=True
+    )
+    compression_zstd_level: int = setting(
+        INT, 3, "Default of a topic's compression.zstd.level.", low=-131_072, high=22, live=True
+    )
+    log_cleaner_delete_retention_ms: int = setting(LONG, DAY_MS, "Default of delete.retention.ms.", low=0, live=True)
+    log_segment_delete_delay_ms: int = setting(LONG, 60_000, "Default of file.delete.delay.ms.", low=0, live=True)
+    log_flush_interval_messages: int = setting(LONG, FOREVER, "Default of flush.messages.", low=1, live=True)
+    log_flush_interval_ms: int | None = setting(
+        LONG, None, "Default of flush.ms; unset, log.flush.scheduler.interval.ms counts.", low=0, live=True
+    )
+    log_flush_scheduler_interval_ms: int = setting(
+        LONG, FOREVER, "Default of flush.ms where log.flush.interval.ms is not set.", low=0
+    )
+    log_index_interval_bytes: int = setting(INT, 4096, "Default of index.interval.bytes.", low=0, live=True)
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        LONG, FOREVER, "Default of max.compaction.lag.ms.", low=1, live=True
+    )
+    max_decompressed_message_bytes: int = setting(
+        INT, LARGEST_ARRAY, "Largest record accepted in a compressed batch, in bytes, once it is decompressed.",
+        low=1, high=LARGEST_ARRAY, live=True,
+    )  # fmt: skip
+    message_max_bytes: int = setting(INT, MIB + 12, "Default of max.message.bytes.", low=0, live=True)
+    log_message_timestamp_type: str = setting(
+        STRING, "CreateTime", "Default of message.timestamp.type.", choices=("CreateTime", "LogAppendTime"), live=True
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        LONG, FOREVER, "Default of message.timestamp.before.max.ms.", low=0, live=True
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        LONG, 3_600_000, "Default of message.timestamp.after.max.ms.", low=0, live=True
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        DOUBLE, 0.5, "Default of min.cleanable.dirty.ratio.", low=0, high=1, live=True
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(LONG, 0, "Default of min.compaction.lag.ms.", low=0, live=True)
+    log_cleaner_backoff_ms: int = setting(LONG, 15_000, "Pause before compaction looks again, in ms.", low=0, live=True)
+    log_cleaner_dedupe_buffer_size: int = setting(LONG, 32 * MIB, "Bytes of a pass's map of keys.", low=MIB, live=True)
+    log_cleaner_io_max_bytes_per_second: float = setting(
+        DOUBLE, BOUNDLESS, "Bytes that compaction reads and writes in a second.", low=1, live=True
+    )
+    log_verify_bytes_per_second: int = setting(
+        LONG, 0, "Bytes of closed segments that are read in a second to check them in the background; 0: none.", low=0,
+        live=True,
+    )  # fmt: skip
+    min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
+    log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
+    log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)
+    log_retention_ms: int | None = setting(
+        LONG, None, "Default of retention.ms; unset, log.retention.minutes counts, then log.retention.hours.",
+        low=-1, live=True,
+    )  # fmt: skip
+    log_retention_minutes: int | None = setting(
+        INT, None, "Default of retention.ms in minutes, where log.retention.ms is not set; -1 for ever.", low=-1
+    )
+    log_retention_hours: int = setting(
+        INT, 168, "Default of retention.ms in hours, where neither log.retention.ms nor .minutes is set; -1 for ever.",
+        low=-1,
+    )  # fmt: skip
+    log_segment_bytes: int = setting(INT, 1024 * MIB, "Default of segment.bytes.", low=14, live=True)
+    log_index_size_max_bytes: int = setting(INT, 10 * MIB, "Default of segment.index.bytes.", low=4, live=True)
+    log_roll_jitter_ms: int | None = setting(
+        LONG, None, "Default of segment.jitter.ms; unset, log.roll.jitter.hours counts.", low=0, live=True
+    )
+    log_roll_jitter_hours: int = setting(
+        INT, 0, "Default of segment.jitter.ms in hours, where log.roll.jitter.ms is not set.", low=0
+    )
+    log_roll_ms: int | None = setting(
+        LONG, None, "Default of segment.ms; unset, log.roll.hours counts.", low=1, live=True
+    )
+    log_roll_hours: int = setting(INT, 168, "Default of segment.ms in hours, where log.roll.ms is not set.", low=1)
+    unclean_leader_election_enable: bool = setting(
+        BOOLEAN, False, "Default of unclean.leader.election.enable.", live=True
+    )
+    log_retention_check_interval_ms: int = setting(LONG, 300_000, "Time between two retention checks, in ms.", low=1)
+    log_flush_policy: str = setting(
+        STRING, "os", "When appends reach the disk: left to the system, every flush.ms, or before they are answered.",
+        choices=("os", "interval", "ack"),
+    )  # fmt: skip
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        INT, 60_000, "Time between two writes of the recovery-point checkpoint, in ms.", low=1
+    )
+    producer_id_expiration_ms: int = setting(
+        INT, DAY_MS, "How long an idle producer's sequence numbers are remembered, in ms.", low=1, live=True
+    )
+    producer_state_max_per_partition: int = setting(
+        INT, 100_000, "Producers remembered per partition; the longest idle one goes first.", low=1
+    )
+
+    # replication
+    replica_lag_time_max_ms: int = setting(LONG, 30_000, "How long a follower may lag and stay in sync, in ms.", low=1)
+    replica_fetch_wait_max_ms: int = setting(
+        INT, 500, "How long a follower's fetch waits at the leader for data, in ms.", low=1
+    )
+    replica_fetch_min_bytes: int = setting(INT, 1, "Bytes a follower's fetch waits for.", low=0)
+    replica_fetch_max_bytes: int = setting(
+        INT, MIB, "Bytes a follower asks for per partition; one batch always comes, however large.", low=0
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        INT, 10 * MIB, "Bytes a follower takes in one answer; one batch always comes, however large.", low=0
+    )
+    replica_fetch_backoff_ms: int = setting(INT, 200, "Pause of a follower after a failed fetch, in ms.", low=0)
+    num_replica_fetchers: int = setting(INT, 1, "Accepted; one fetcher per leader.", low=1, live=True, inert=True)
+    replica_selector_class: str = setting(
+        STRING, "", "Which replica consumers are sent to: empty for the leader, RackAwareReplicaSelector for one in "
+        "the consumer's rack.", unset=True,
+    )  # fmt: skip
+    max_incremental_fetch_session_cache_slots: int = setting(
+        INT, 1_000, "Incremental fetch sessions kept at once.", low=0
+    )
+    leader_replication_throttled_rate: int = setting(
+        LONG, FOREVER, "Bytes per second sent to throttled followers.", low=0, live=True
+    )
+    follower_replication_throttled_rate: int = setting(
+        LONG, FOREVER, "Bytes per second that throttled replicas fetch.", low=0, live=True
+    )
+    auto_leader_rebalance_enable: bool = setting(
+        BOOLEAN, True, "Whether leadership goes back to preferred replicas by itself."
+    )
+    leader_imbalance_check_interval_seconds: int = setting(
+        LONG, 300, "Time between two looks at the balance of leaders, in seconds.", low=1
+    )
+    leader_imbalance_per_broker_percentage: int = setting(
+        INT, 10, "Share of a broker's preferred partitions led by others at which leadership goes back.", low=0
+    )
+    controlled_shutdown_enable: bool = setting(
+        BOOLEAN, True, "Whether a stopping broker hands its leaderships over first."
+    )
+    controlled_shutdown_max_retries: int = setting(INT, 3, "How often it asks the controller for that.", low=0)
+    controlled_shutdown_retry_backoff_ms: int = setting(LONG, 1_000, "Pause between two such requests, in ms.", low=0)
+    failure_domain: str = setting(
+        STRING, "", "What fails together with this broker; replicas avoid sharing it. Empty: the host's name."
+    )
+
+    # groups
+    offsets_topic_num_partitions: int = setting(INT, 50, "Partitions of __consumer_offsets.", low=1)
+    offsets_topic_replication_factor: int = setting(SHORT, 3, "Replicas of __consumer_offsets.", low=1)
+    offsets_topic_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __consumer_offsets.", low=1)
+    offsets_retention_minutes: int = setting(INT, 10_080, "How long an empty group's offsets are kept.", low=1)
+    offsets_retention_check_interval_ms: int = setting(LONG, 600_000, "Time between two expiry checks, in ms.", low=1)
+    offset_metadata_max_bytes: int = setting(
+        INT, 4096, "Longest metadata of an offset commit, in characters (UTF-16).", low=0
+    )
+    group_min_session_timeout_ms: int = setting(INT, 6_000, "Shortest session timeout a member may ask for.", low=0)
+    group_max_session_timeout_ms: int = setting(INT, 1_800_000, "Longest session timeout a member may ask for.", low=0)
+    group_initial_rebalance_delay_ms: int = setting(
+        INT, 3_000, "How long an empty group waits for more members before its first rebalance, in ms.", low=0
+    )
+    group_max_size: int = setting(INT, 2**31 - 1, "Members of a group at most.", low=1)
+    group_member_max_bytes: int = setting(
+        INT, MIB, "Largest subscription of a group member, over all protocols that it offers, in bytes.", low=1024
+    )
+    group_members_max_bytes: int = setting(
+        LONG, 128 * MIB, "Subscriptions of all members of a broker's groups, in bytes: above it none joins.",
+        low=MIB,
+    )  # fmt: skip
+    group_lag_interval_ms: int = setting(
+        INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0
+    )
+    group_lag_series_max: int = setting(
+        INT, 10_000, "Partitions, partitions of groups, groups with their topics, and topics of which a broker's"
+        " /metrics has series of their own; above it sums alone.", low=0,
+    )  # fmt: skip
+
+    # transactions
+    transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)
+    transaction_state_log_replication_factor: int = setting(SHORT, 3, "Replicas of __transaction_state.", low=1)
+    transaction_state_log_min_isr: int = setting(INT, 2, "min.insync.replicas of __transaction_state.", low=1)
+    transaction_state_log_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __transaction_state.", low=1)
+    transaction_max_timeout_ms: int = setting(INT, 900_000, "Longest timeout a transaction may ask for, in ms.", low=1)
+    transactional_id_expiration_ms: int = setting(
+        INT, 7 * DAY_MS, "How long an idle transactional id is remembered, in ms.", low=1
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        INT, 3_600_000, "Time between two looks for transactional ids that have expired, in ms.", low=1
+    )
+    transaction_last_producer_epoch: int = setting(
+        INT, 32_766, "Epoch after which a transactional id gets a new producer id. Lower in tests only.",
+        low=1, high=32_766,
+    )  # fmt: skip
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
+        INT, 10_000, "Time between two looks for transactions that ran out of time, in ms.", low=1
+    )
+
+    # limits
+    socket_request_max_bytes: int = setting(
+        INT, 100 * MIB, "Largest request frame, in bytes.", low=1024, high=1024 * MIB
+    )
+    socket_control_request_max_bytes: int = setting(
+        INT, 8 * MIB, "Largest request that carries no records (all but Produce), in bytes.", low=65_536
+    )
+    max_connections: int = setting(
+        INT, 10_000, "Connections a broker accepts at most; other brokers have room beside them.", low=1, live=True
+    )
+    max_connections_per_ip: int = setting(
+        INT, 2_500, "Connections of one address at most; other brokers have room beside them.", low=0, live=True
+    )
+    max_connections_per_ip_overrides: tuple[str, ...] = setting(
+        LIST, (), "Instead of max.connections.per.ip for single addresses: ADDRESS:COUNT with commas; names are not"
+        " looked up.", live=True, pattern=ADDRESS_AND_COUNT, shown_as=STRING,
+    )  # fmt: skip
+    max_connection_creation_rate: int = setting(
+        INT, 2**31 - 1, "Connections per second that a broker accepts, or a listener (listener.name.X.); brokers have"
+        " room beside them where they have a listener of their own.", low=0, live=True,
+    )  # fmt: skip
+    quota_window_num: int = setting(INT, 11, "Windows over which client quotas are measured.", low=1)
+    quota_window_size_seconds: int = setting(INT, 1, "Length of such a window, in seconds.", low=1)
+    controller_quota_window_num: int = setting(
+        INT, 11, "Windows' worth of partitions that a client may create or delete at once.", low=1
+    )
+    controller_quota_window_size_seconds: int = setting(INT, 1, "Length of such a window, in seconds.", low=1)
+    socket_listen_backlog_size: int = setting(
+        INT, 1024, "Connections of a listener that may wait to be accepted; the system may allow fewer.", low=1
+    )
+    connections_max_idle_ms: int = setting(LONG, 600_000, "Idle time after which a connection is closed, in ms.", low=1)
+    queued_max_request_bytes: int = setting(
+        LONG, 256 * MIB, "Bytes of requests held at once over all connections; nothing is read above it.", low=MIB
+    )
+    connection_outbox_max_bytes: int = setting(
+        INT, 16 * MIB, "Unsent answer bytes at which a connection's requests are no longer read.", low=65_536
+    )
+    max_in_flight_requests_per_connection: int = setting(
+        INT, 64, "Requests of one connection that are worked on or delayed at once.", low=1
+    )
+    fetch_send: str = setting(
+        STRING, "mmap", "How records leave: by what costs least for their size (mmap), or all by sendfile.",
+        choices=("mmap", "sendfile"),
+    )  # fmt: skip
+    fetch_max_bytes: int = setting(INT, 55 * MIB, "Largest answer to one Fetch, in bytes.", low=1024)
+    decompressed_batch_max_bytes: int = setting(
+        INT, 64 * MIB, "Largest size a compressed batch may unpack to, in bytes.", low=MIB
+    )
+    decompressed_request_max_bytes: int = setting(
+        LONG, 1024 * MIB, "What the batches of one Produce may unpack to; those beyond it are refused as too large.",
+        low=MIB,
+    )  # fmt: skip
+
+    # Kafka's, without meaning for a broker of one loop
+    background_threads: int = setting(INT, 10, "Accepted; there is no such pool here.", low=1, live=True, inert=True)
+    num_network_threads: int = setting(INT, 3, "Accepted; one loop does it.", low=1, live=True, inert=True)
+    num_io_threads: int = setting(INT, 8, "Accepted; one loop does it.", low=1, live=True, inert=True)
+    num_recovery_threads_per_data_dir: int = setting(INT, 2, "Accepted; no effect.", low=1, live=True, inert=True)
+    socket_send_buffer_bytes: int = setting(INT, 102_400, "SO_SNDBUF; -1 for the system's.", low=-1, inert=True)
+    socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
+    sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
+
+    # audit
+    audit_enable: bool = setting(
+        BOOLEAN, False, "Whether what principals do is written to __fleetlog_audit; needs an authorizer, and brokers "
+        "that log in at each other.",
+    )  # fmt: skip
+    audit_event_types: tuple[str, ...] = setting(
+        LIST, ("management", "authenticate", "admin"), "What is written: the first three are single events, the others"
+        " one in a minute for each principal, API and resource, with a count.",
+        choices=("management", "authenticate", "admin", "produce", "consume", "describe", "heartbeat"),
+    )  # fmt: skip
+    audit_on_full: str = setting(
+        STRING, "drop", "What happens to what cannot be recorded: it is served unrecorded, or refused.",
+        choices=("drop", "refuse"),
+    )  # fmt: skip
+    audit_queue_max_bytes: int = setting(LONG, 1024 * 1024, "Events that wait to be written, in bytes.", low=65_536)
+    audit_excluded_principals: str = setting(
+        STRING,
+        "",
+        "Principals of which nothing is recorded, with semicolons between them: User:alice;User:bob.",
+    )
+    audit_excluded_topics: tuple[str, ...] = setting(LIST, (), "Topics of whose use nothing is recorded.")
+    audit_topic_num_partitions: int = setting(INT, 12, "Partitions of __fleetlog_audit.", low=1)
+    audit_topic_replication_factor: int = setting(SHORT, 3, "Replicas of __fleetlog_audit.", low=1)
+    audit_topic_retention_ms: int = setting(
+        LONG, 7 * DAY_MS, "How long __fleetlog_audit keeps an event, in ms; the topic's retention.ms cannot be altered"
+        " to less.", low=60_000,
+    )  # fmt: skip
+
+    given: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    """What files, environment and flags set, as text; it also holds the settings that change nothing here."""
+
+    def without_effect(self) -> list[str]:
+        """Names of the settings that were given and change nothing here, sorted."""
+        tls = any(endpoint.security_protocol in TLS_PROTOCOLS for endpoint in self.listener_endpoints())
+        return sorted(name for name, _ in self.given if _changes_nothing(name) and not (tls and _is_of_tls(name)))
+
+    def topic_defaults(self) -> TopicConfig:
+        """The settings of a topic without overrides."""
+        return _topic_defaults(self)
+
+    def security_protocol(self, listener: str) -> str:
+        """The listener's security protocol by ``listener.security.protocol.map``."""
+        pairs = (pair.partition(":") for pair in self.listener_security_protocol_map)
+        return {name.strip(): protocol.strip() for name, _, protocol in pairs}.get(listener, listener)
+
+    def listener_endpoints(self) -> tuple[Endpoint, ...]:
+        """Where to listen."""
+        return tuple(parse_listener("listeners", item, self.security_protocol) for item in self._served(self.listeners))
+
+    def advertised_endpoints(self) -> tuple[Endpoint, ...]:
+        """What clients and brokers get."""
+        items = self.advertised_listeners or self.listeners
+        return tuple(
+            parse_listener("advertised.listeners", item, self.security_protocol) for item in self._served(items)
+        )
+
+    def _served(self, items: tuple[str, ...]) -> list[str]:
+        """The listeners without those of a KRaft controller, of which there is none here."""
+        controllers = dict(self.given).get("controller.listener.names", "").split(",")
+        names = {name.strip() for name in controllers}
+        return [item for item in items if item.partition("://")[0] not in names]
+
+    def admin_endpoint(self) -> tuple[str, int]:
+        """Host and port of ``admin.listener``; raises ConfigError."""
+        host, port = parse_address("admin.listener", self.admin_listener, self.admin_listener, "host:port", low=0)
+        if not host:
+            raise ConfigError("admin.listener", self.admin_listener, "must name a host, e.g. 127.0.0.1:9644")
+        return host, port
+
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that brokers use among each other."""
+        if self.inter_broker_listener_name:
+            return self.inter_broker_listener_name
+        endpoints = self.listener_endpoints()
+        if "security.inter.broker.protocol" in dict(self.given):
+            wanted = self.security_inter_broker_protocol
+            return next((endpoint.listener for endpoint in endpoints if endpoint.security_protocol == wanted), "")
+        return endpoints[0].listener
+
+    def of_listener(self, listener: str) -> dict[str, str]:
+        """What ``listener.name.X.`` sets for that listener, by the rest of the name, as text."""
+        prefix = f"{LISTENER_PREFIX}{listener.lower()}."
+        return {name.removeprefix(prefix): text.strip() for name, text in self.given if name.startswith(prefix)}
+
+
+BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig) | KAFKA_BROKER_SETTINGS
+LISTENER_PREFIX = "listener.name."
+LISTENER_SETTINGS = OIDC_SETTINGS | {
+    "max.connection.creation.rate", "sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"
+}  # fmt: skip
+"""What has an effect behind ``listener.name.X.``; all but the first two also behind a mechanism's name."""
+
+
+def broker_setting(name: str) -> Setting | None:
+    """The setting of a broker of that name; None for ``listener.name.X.``, with which Kafka limits one to a listener.
+
+    Raises LookupError for a name that is neither.
+    """
+    row = BROKER_SETTINGS.get(name)
+    if row is None and not _of_one_listener(name) & (KAFKA_BROKER_SETTINGS.keys() | LISTENER_SETTINGS):
+        raise LookupError(name)
+    return row
+
+
+def _of_one_listener(name: str) -> set[str]:
+    """What ``listener.name.X.`` may limit to the listener X: the rest of the name, with and without a mechanism."""
+    base = name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
+    mechanism, _, rest = base.partition(".")
+    return {base, rest if mechanism else base}
+
+
+def _is_of_tls(name: str) -> bool:
+    """Whether it is a setting of TLS, of all listeners or of one."""
+    return any(base.startswith("ssl.") for base in (name, *_of_one_listener(name)))
+
+
+def _changes_nothing(name: str) -> bool:
+    row = broker_setting(name)
+    return row.inert if row is not None else not _of_one_listener(name) & LISTENER_SETTINGS
+
+
+@cache
+def _topic_defaults(config: BrokerConfig) -> TopicConfig:
+    rows = (row for row in table_of(TopicConfig).values() if row.synonym)
+    return TopicConfig(**{attribute(row.name): _effective(config, row.synonym) for row in rows})
+
+
+def _effective(config: BrokerConfig, name: str) -> Any:
+    """A broker's value of a topic's default; of an unset one the FALLBACKS count."""
+    value, unit = getattr(config, attribute(name)), 1
+    for other, unit_ms in FALLBACKS.get(name, ()):
+        if value is None:
+            value, unit = getattr(config, attribute(other)), unit_ms
+    return value * unit if unit != 1 and value > 0 else value
+
+
+for _row in TOPIC_SETTINGS.values():
+    if not _row.synonym:  # a topic's own affair: no broker sets it for all
+        continue
+    assert _row.synonym in BROKER_SETTINGS, f"{_row.name}: no broker setting {_row.synonym}"
+    if _row.name not in KAFKA_TOPIC_SETTINGS:
+        _default = getattr(_topic_defaults(BrokerConfig()), attribute(_row.name))
+        assert _default == _row.default, f"{_row.name}: its default differs from the broker's"
+
 
 __all__ = [
     "BROKER_SETTINGS",

@@ -3,7 +3,7 @@
 Names, types, defaults, bounds and which are dynamic are Kafka 4.4's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of
-``brokers.broker_config.BrokerConfig``, but for the three of authorization, those of TLS, of OIDC and of the connection
+``brokers.config.BrokerConfig``, but for the three of authorization, those of TLS, of OIDC and of the connection
 to ZooKeeper, which ``brokers.tls`` reads.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """

@@ -1,4 +1,4 @@
-"""Every setting of a topic, declared once, with Kafka's names; brokers' are in ``broker_config``."""
+"""Every setting of a topic, declared once, with Kafka's names; brokers' are in ``config``."""
 
 from __future__ import annotations
 

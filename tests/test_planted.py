@@ -58,7 +58,7 @@ def test_an_api_is_one_handler_and_its_schema(tree: Path) -> None:
 
 def test_a_setting_is_one_line(tree: Path) -> None:
     """Its name, type, bounds and text are known to the reader of files, to the broker and to the command."""
-    path = tree / "brokers" / "broker_config.py"
+    path = tree / "brokers" / "config.py"
     before, line, after = path.read_text().partition("    broker_rack: ")
     planted = '    stamps_per_topic_max: int = setting(INT, 3, "So many stamps a topic may have.", low=1)\n'
     path.write_text(before + planted + line + after)

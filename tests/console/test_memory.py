@@ -14,7 +14,7 @@ from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from tests.console.served import Served, Visitor
 
 UNNEEDED = (
-    "fleetlog.brokers.broker_config",  # the settings of brokers: 3 MB
+    "fleetlog.brokers.config",  # the settings of brokers: 3 MB
     "fleetlog.brokers.log",
     "fleetlog.brokers.node",
     "confluent_kafka",
