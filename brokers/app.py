@@ -38,7 +38,7 @@ from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import BrokerId, CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.peers.calls import Peers
-from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
+from fleetlog.brokers.replication.isr import held_back, not_in_sync, some_of
 from fleetlog.brokers.server.admin import Admin
 from fleetlog.brokers.server.descriptors import Descriptors, in_use
 from fleetlog.brokers.server.dynamic_tls import DynamicTls

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from fleetlog.brokers.model import BrokerId, BrokerInfo, PartitionState, TopicInfo, TopicPartition
-from fleetlog.brokers.replication.rolling import held_back, not_in_sync, some_of
+from fleetlog.brokers.replication.isr import held_back, not_in_sync, some_of
 
 
 def topic(*partitions: tuple[tuple[int, ...], tuple[int, ...]], removing: tuple[int, ...] = ()) -> TopicInfo:
