@@ -44,10 +44,15 @@ from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from fleetlog.brokers.peers.calls import PeersPort
 from fleetlog.brokers.quotas.metering import Metering
-from fleetlog.brokers.replication.continuity import intact_since, stale_directories
 from fleetlog.brokers.replication.fetcher import ReplicaFetchers
 from fleetlog.brokers.replication.full_disks import RoomKeeper
-from fleetlog.brokers.replication.inventory_keeper import InventoryKeeper, cluster_id_of, later_epochs
+from fleetlog.brokers.replication.inventory_keeper import (
+    InventoryKeeper,
+    cluster_id_of,
+    intact_since,
+    later_epochs,
+    stale_directories,
+)
 from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
 from fleetlog.brokers.replication.proposals import Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager

@@ -13,7 +13,7 @@ from fleetlog.brokers.log import ForeignDirectory, LogStore, RealDisk
 from fleetlog.brokers.log.directories.owner import remembered
 from fleetlog.brokers.log.disk.checkpoints import CleanStop, encode_clean_stop
 from fleetlog.brokers.model import LiveBroker, id_text
-from fleetlog.brokers.replication.continuity import intact_since
+from fleetlog.brokers.replication.inventory_keeper import intact_since
 from fleetlog.coordination.registration import LastRegistration
 from fleetlog.wire.types import TopicPartition
 from tests.support.clocks import ManualClock

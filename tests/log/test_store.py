@@ -29,7 +29,7 @@ from fleetlog.brokers.log import (
 from fleetlog.brokers.log.disk.checkpoints import CleanStop, encode_clean_stop
 from fleetlog.brokers.log.flush import Flusher
 from fleetlog.brokers.model import LiveBroker
-from fleetlog.brokers.replication.continuity import intact_since as intact_since_of
+from fleetlog.brokers.replication.inventory_keeper import intact_since as intact_since_of
 from fleetlog.coordination.registration import LastRegistration
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlog.brokers.log.disk.checkpoints import CleanStop, decode_clean_stop, encode_clean_stop
-from fleetlog.brokers.replication.continuity import intact_since, stale_directories
+from fleetlog.brokers.replication.inventory_keeper import intact_since, stale_directories
 from fleetlog.coordination.registration import LastRegistration
 
 LAST = LastRegistration(incarnation=5, broker_epoch=120, process="p")

@@ -36,7 +36,7 @@ from fleetlog.brokers.logins.scram import ScramServer
 from fleetlog.brokers.metadata import marks, repair, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
-from fleetlog.brokers.replication import continuity, inventory_keeper, isr
+from fleetlog.brokers.replication import inventory_keeper, isr
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
 from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
@@ -487,9 +487,9 @@ MUTATIONS = (
     # One of the two is enough: a mark that stays names an incarnation that is over.
     Mutation("the mark of a clean stop stays, and its incarnation is not compared", (
         instead(LogStore._remove_clean_stop, _leaves_the_mark_of_a_clean_stop),
-        instead(continuity._is_stale, lambda stop, last: False),
+        instead(inventory_keeper._is_stale, lambda stop, last: False),
     ), 8, ("stop", "power")),
-    Mutation("the clean stop of a previous incarnation counts", (instead(continuity._is_stale, lambda stop, last: False),), 35,
+    Mutation("the clean stop of a previous incarnation counts", (instead(inventory_keeper._is_stale, lambda stop, last: False),), 35,
         ("disk put back", "isolate", "cut")),
     Mutation("a clean stop counts without the log directories that are gone", (instead(DirectoryOwner.look_for_missing, lambda self, directories, registered: None),), 16, (DIRECTORIES, "stop")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
