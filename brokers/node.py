@@ -25,8 +25,7 @@ from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller
 from fleetlog.brokers.controller.handover import hand_over
-from fleetlog.brokers.coordinators.lag_families import serve_lags
-from fleetlog.brokers.coordinators.lags import LagWatch
+from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom

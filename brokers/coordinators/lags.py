@@ -3,6 +3,16 @@
 Each round takes what the groups have committed, asks the leaders of these partitions where their logs end and how long
 the first record behind each offset has waited, and judges (``brokers.groups.lag``). A time that is known once isn't
 asked for again. A leader that does not answer leaves the last figures as they were.
+
+Groups, topics and partitions as text for ``/metrics``: our own families, kafka_exporter's and kminion's.
+
+A broker has the groups that it coordinates and the partitions that it leads, so sums over all brokers count nothing
+twice; what is of the whole fleet is shown by the controller alone. The text is made after each round of the lag watch,
+in slices: a scrape only sends it. Above ``series_max`` partitions, topics, partitions of groups, or groups with their
+topics there are sums alone; then groups that are behind have series of their own before the others.
+
+Names and labels are those of kafka_exporter 1.9 and kminion 2; ``kafka_consumergroup_uncommitted_offsets`` and
+``kafka_consumer_lag_millis`` are those of Grafana's fork of the former.
 """
 
 from __future__ import annotations
@@ -10,8 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
+from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.shard_host import ShardState
 from fleetlog.brokers.groups.lag import (
@@ -23,19 +35,22 @@ from fleetlog.brokers.groups.lag import (
     assigned_counts,
     worst,
 )
-from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group
+from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group, GroupState
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.model import Clock, TopicPartition
+from fleetlog.brokers.metrics.exposition import escaped
+from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.model import BrokerInfo, Clock, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication.figures import SEGMENTS_PER_ROW
+from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.positions import NO_OFFSET, Asked, ask_positions, own_position
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
-
 
 ROWS_PER_TURN = 100
 """Partitions that are worked on in one turn of the loop."""
@@ -255,3 +270,383 @@ class LagWatch:
             every.append(counts)
             await self._turn()
         return every
+
+
+SAMPLES_PER_TURN = 300
+"""Samples that are made in one turn of the loop."""
+BLOCK_SAMPLES = 1_000
+"""Samples that are kept as one piece of text."""
+BEHIND_S = 60
+"""From this lag on a group has series of its own before groups that get on."""
+
+_FAMILIES: dict[str, str] = {
+    "fleetlog_group_lag_records": "Records that a group has not consumed, by topic.",
+    "fleetlog_group_lag_seconds": "Age of the oldest record that a group has not consumed, by topic.",
+    "fleetlog_group_state": "0 OK, 1 WARN, 2 STOP, 3 STALL, 4 REWIND: the worst of a group's partitions.",
+    "fleetlog_group_members": "Members of a group.",
+    "fleetlog_group_commits_total": "Offsets that a group committed.",
+    "fleetlog_group_rebalances_total": "Rebalances of a group since its coordinator loaded it.",
+    "fleetlog_groups": "Groups, by the worst state of their partitions.",
+    "fleetlog_groups_lag_records": "Records that groups have not consumed, added up over all groups.",
+    "fleetlog_groups_lag_seconds": "Age of the oldest record that some group has not consumed.",
+    "fleetlog_lag_series_left_out": "Partitions without series of their own: group.lag.series.max.",
+    "fleetlog_lag_groups_left_out": "Groups without series of their own: group.lag.series.max.",
+    "fleetlog_lag_topics_left_out": "Topics without series of their own: group.lag.series.max.",
+    "kafka_exporter_build_info": "1, for dashboards of kafka_exporter that look for it.",
+    "kafka_brokers": "Brokers of the fleet.",
+    "kafka_broker_info": "1 for each broker.",
+    "kafka_topic_partitions": "Partitions of a topic.",
+    "kafka_topic_partition_current_offset": "End of a partition.",
+    "kafka_topic_partition_oldest_offset": "Start of a partition.",
+    "kafka_topic_partition_in_sync_replica": "Replicas in sync.",
+    "kafka_topic_partition_leader": "Broker that leads a partition.",
+    "kafka_topic_partition_leader_is_preferred": "1 if the first replica leads.",
+    "kafka_topic_partition_replicas": "Replicas of a partition.",
+    "kafka_topic_partition_under_replicated_partition": "1 if a replica is not in sync.",
+    "kafka_consumergroup_current_offset": "Offset that a group committed.",
+    "kafka_consumergroup_lag": "Records that a group has not consumed.",
+    "kafka_consumergroup_uncommitted_offsets": "The same.",
+    "kafka_consumer_lag_millis": "Age of the first record that a group has not consumed, in ms.",
+    "kafka_consumergroup_current_offset_sum": "Offsets that a group committed, added up over a topic.",
+    "kafka_consumergroup_lag_sum": "Records that a group has not consumed, of a topic.",
+    "kafka_consumergroup_members": "Members of a group.",
+    "kminion_exporter_up": "1 if every leader answered when lag was last computed.",
+    "kminion_kafka_cluster_info": "1, with labels of the fleet.",
+    "kminion_kafka_broker_info": "1 for each broker.",
+    "kminion_kafka_broker_log_dir_size_total_bytes": "Bytes of a broker's logs.",
+    "kminion_kafka_topic_info": "1 for each topic.",
+    "kminion_kafka_topic_partition_high_water_mark": "End of a partition.",
+    "kminion_kafka_topic_partition_low_water_mark": "Start of a partition.",
+    "kminion_kafka_topic_high_water_mark_sum": "Ends of the partitions, added up over a topic.",
+    "kminion_kafka_topic_low_water_mark_sum": "Starts of the partitions, added up over a topic.",
+    "kminion_kafka_topic_log_dir_size_total_bytes": "Bytes of a topic's replicas on this broker.",
+    "kminion_kafka_consumer_group_info": "1 if the group is stable, else 0.",
+    "kminion_kafka_consumer_group_members": "Members of a group.",
+    "kminion_kafka_consumer_group_empty_members": "Members of a group without a partition.",
+    "kminion_kafka_consumer_group_topic_members": "Members of a group with partitions of a topic.",
+    "kminion_kafka_consumer_group_topic_assigned_partitions": "Partitions of a topic assigned to a group's members.",
+    "kminion_kafka_consumer_group_topic_offset_sum": "Offsets that a group committed, added up over a topic.",
+    "kminion_kafka_consumer_group_topic_partition_lag": "Records that a group has not consumed.",
+    "kminion_kafka_consumer_group_topic_lag": "Records that a group has not consumed, of a topic.",
+    "kminion_kafka_consumer_group_offset_commits_total": "Offsets that a group committed.",
+}
+"""Every family of this page with its help."""
+
+
+class _Page:
+    """Samples by family, in slices of the loop's time.
+
+    Lists are short: a long one would hold the loop when it is joined, and when it is freed.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[str]] = {name: [] for name in _FAMILIES}
+        self._blocks: dict[str, list[bytes]] = {name: [] for name in _FAMILIES}
+        self._samples = 0
+
+    def add(self, name: str, value: float, **labels: object) -> None:
+        """One sample; a label that is None is left out."""
+        told = ",".join(f'{label}="{one}"' for label, one in labels.items() if one is not None)
+        if not told.isprintable() or "\\" in told or told.count('"') != 2 * len(labels):
+            told = ",".join(f'{label}="{escaped(str(one))}"' for label, one in labels.items() if one is not None)
+        rows = self._rows[name]
+        rows.append(f"{name}{{{told}}} {value}\n" if told else f"{name} {value}\n")
+        self._samples += 1
+        if len(rows) >= BLOCK_SAMPLES:
+            self._blocks[name].append("".join(rows).encode())
+            rows.clear()
+
+    async def turn(self, looked_at: int = 0) -> None:
+        """Let the loop run now and then; ``looked_at`` are rows that became no samples."""
+        self._samples += looked_at
+        if self._samples >= SAMPLES_PER_TURN:
+            self._samples = 0
+            await asyncio.sleep(0)
+
+    def blocks(self) -> tuple[bytes, ...]:
+        """The text of all families that have samples."""
+        blocks: list[bytes] = []
+        for name, rows in self._rows.items():
+            made = self._blocks[name]
+            if rows or made:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                head = f"# HELP {name} {_FAMILIES[name]}\n# TYPE {name} {kind}\n".encode()
+                blocks += [head, *made, "".join(rows).encode()]
+        return tuple(blocks)
+
+
+class _Summary(NamedTuple):
+    """A group as its families show it."""
+
+    group: GroupLag
+    progress: Progress
+    seconds: float
+    records: int
+    topics: dict[str, tuple[int, int, float]]
+    """Sums of offsets and of records, and the longest time."""
+    assigned: dict[str, tuple[int, int]]
+    """Members and partitions."""
+    idle: int
+    """Members without a partition."""
+
+    @property
+    def series(self) -> int:
+        """What counts of ``group.lag.series.max``."""
+        return 1 + len(self.topics.keys() | self.assigned.keys())
+
+
+class LagFamilies:
+    """Makes the text; :attr:`blocks` are the last one."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        version: str,
+        series_max: int,
+        lags: LagWatch,
+        metadata: MetadataCache,
+        replicas: ReplicaManager,
+    ) -> None:
+        self.blocks: tuple[bytes, ...] = ()
+        self._broker_id = broker_id
+        self._version = version
+        self._series_max = series_max
+        self._lags = lags
+        self._metadata = metadata
+        self._replicas = replicas
+
+    def page(self) -> tuple[bytes, ...]:
+        """The last text, in pieces."""
+        return self.blocks
+
+    async def make(self) -> None:
+        """Make the text anew."""
+        page = _Page()
+        page.add("kminion_exporter_up", int(self._lags.complete), version=self._version)
+        if self._metadata.controller_id == self._broker_id:
+            await self._fleet(page)
+        left_out = await self._partitions(page) + await self._groups(page)
+        page.add("fleetlog_lag_series_left_out", left_out)
+        self.blocks = page.blocks()
+
+    # ---- the fleet, shown by its controller ------------------------------------------------------------------------
+
+    async def _fleet(self, page: _Page) -> None:
+        metadata = self._metadata
+        count = len(metadata.brokers)
+        page.add("kafka_brokers", count)
+        page.add("kafka_exporter_build_info", 1, version=f"fleetlog {self._version}")
+        page.add(
+            "kminion_kafka_cluster_info", 1, broker_count=count, cluster_id=metadata.cluster_id,
+            cluster_version=f"fleetlog {self._version}", controller_id=metadata.controller_id,
+        )  # fmt: skip
+        for broker_id, broker in sorted(metadata.brokers.items()):
+            labels = _address(broker)
+            page.add("kafka_broker_info", 1, id=broker_id, address=f"{labels['address']}:{labels['port']}")
+            controls = str(broker_id == metadata.controller_id).lower()
+            page.add("kminion_kafka_broker_info", 1, **labels, is_controller=controls)
+        topics = list(metadata.topics.items())
+        for name, topic in topics if len(topics) <= self._series_max else ():
+            partitions = len(topic.partitions)
+            page.add("kafka_topic_partitions", partitions, topic=name)
+            factor = len(topic.partitions[0].replicas) if topic.partitions else 0
+            page.add(
+                "kminion_kafka_topic_info", 1, cleanup_policy=",".join(metadata.topic_config(name).cleanup_policy),
+                partition_count=partitions, replication_factor=factor, topic_name=name,
+            )  # fmt: skip
+            await page.turn()
+
+    # ---- partitions led here, logs kept here -----------------------------------------------------------------------
+
+    async def _partitions(self, page: _Page) -> int:
+        replicas = list(self._replicas.all())
+        led: list[Partition] = []
+        for one in replicas:
+            await page.turn(1)
+            if one.is_leader:
+                led.append(one)
+        single = len(led) <= self._series_max
+        ends: dict[str, int] = {}
+        starts: dict[str, int] = {}
+        for one in led:
+            (topic, index), log, state = one.tp, one.log, one.state
+            ends[topic] = ends.get(topic, 0) + log.high_watermark
+            starts[topic] = starts.get(topic, 0) + log.log_start_offset
+            await page.turn(1)
+            if not single:
+                continue
+            missing = len(state.isr) < len(state.target)
+            preferred = bool(state.target) and state.target[0] == self._broker_id
+            for name, value in (
+                ("current_offset", log.high_watermark),
+                ("oldest_offset", log.log_start_offset),
+                ("in_sync_replica", len(state.isr)),
+                ("leader", self._broker_id),
+                ("leader_is_preferred", int(preferred)),
+                ("replicas", len(state.target)),
+                ("under_replicated_partition", int(missing)),
+            ):
+                page.add(f"kafka_topic_partition_{name}", value, topic=topic, partition=index)
+            for name, value in (("high", log.high_watermark), ("low", log.log_start_offset)):
+                page.add(
+                    f"kminion_kafka_topic_partition_{name}_water_mark", value, topic_name=topic, partition_id=index
+                )
+        sizes: dict[str, int] = {}
+        for one in replicas:
+            sizes[one.tp.topic] = sizes.get(one.tp.topic, 0) + one.log.size_bytes
+            await page.turn(1 + len(one.log.segments) // SEGMENTS_PER_ROW)
+        told = len(sizes) <= self._series_max
+        page.add("fleetlog_lag_topics_left_out", 0 if told else len(sizes))
+        for name, sums in (
+            ("high_water_mark_sum", ends),
+            ("low_water_mark_sum", starts),
+            ("log_dir_size_total_bytes", sizes),
+        ):
+            for topic, value in sums.items() if told else ():
+                page.add(f"kminion_kafka_topic_{name}", value, topic_name=topic)
+                await page.turn()
+        own = self._metadata.brokers.get(self._broker_id)
+        if own is not None:
+            page.add("kminion_kafka_broker_log_dir_size_total_bytes", sum(sizes.values()), **_address(own))
+        return 0 if single else len(led)
+
+    # ---- groups coordinated here -----------------------------------------------------------------------------------
+
+    async def _groups(self, page: _Page) -> int:
+        groups = list(self._lags.groups.values())
+        rows = 0
+        for group in groups:
+            rows += len(group.partitions)
+            await page.turn(1)
+        single = rows <= self._series_max
+        shown = await self._shown(page, groups)
+        page.add("fleetlog_lag_groups_left_out", len(groups) - len(shown))
+        told = 0
+        for one in shown:
+            await self._group(page, one)
+            if single:
+                await _group_partitions(page, one.group)
+                told += len(one.group.partitions)
+            await page.turn()
+        return rows - told
+
+    async def _shown(self, page: _Page, groups: list[GroupLag]) -> list[_Summary]:
+        """The groups that have series of their own, those behind first; adds the sums over all."""
+        states = dict.fromkeys(Progress, 0)
+        records, longest, wanted = 0, 0.0, 0
+        ranked: list[tuple[bool, str, _Summary]] = []
+        for group in groups:
+            one = await _summed(page, group)
+            records += one.records
+            longest = max(longest, one.seconds)
+            states[one.progress] += 1
+            wanted += one.series
+            ranked.append((one.progress < Progress.STOP and one.seconds < BEHIND_S, group.group_id, one))
+            await page.turn(1)
+        for progress, count in states.items():
+            page.add("fleetlog_groups", count, state=progress.name)
+        page.add("fleetlog_groups_lag_records", records)
+        page.add("fleetlog_groups_lag_seconds", longest)
+        if wanted <= self._series_max:
+            return [one for _, _, one in ranked]
+        shown: list[_Summary] = []
+        room = self._series_max
+        for _, _, one in sorted(ranked, key=itemgetter(0, 1)):
+            await page.turn(1)
+            if one.series <= room:
+                room -= one.series
+                shown.append(one)
+        return shown
+
+    async def _group(self, page: _Page, one: _Summary) -> None:
+        group = one.group
+        name = group.group_id
+        page.add("fleetlog_group_state", int(one.progress), group=name)
+        page.add("fleetlog_group_members", group.members, group=name)
+        page.add("fleetlog_group_commits_total", group.commits, group=name)
+        page.add("fleetlog_group_rebalances_total", group.rebalances, group=name)
+        page.add("kafka_consumergroup_members", group.members, consumergroup=name)
+        page.add(
+            "kminion_kafka_consumer_group_info", int(group.state == GroupState.STABLE.value),
+            coordinator_id=self._broker_id, group_id=name, member_count=group.members, protocol=group.protocol,
+            protocol_type=group.protocol_type, state=group.state,
+        )  # fmt: skip
+        page.add("kminion_kafka_consumer_group_members", group.members, group_id=name)
+        page.add("kminion_kafka_consumer_group_offset_commits_total", group.commits, group_id=name)
+        page.add("kminion_kafka_consumer_group_empty_members", one.idle, group_id=name)
+        for topic, (members, partitions) in sorted(one.assigned.items()):
+            page.add("kminion_kafka_consumer_group_topic_members", members, group_id=name, topic_name=topic)
+            page.add(
+                "kminion_kafka_consumer_group_topic_assigned_partitions", partitions, group_id=name, topic_name=topic
+            )
+            await page.turn()
+        for topic, (offsets, records, seconds) in one.topics.items():
+            page.add("fleetlog_group_lag_records", records, group=name, topic=topic)
+            page.add("fleetlog_group_lag_seconds", seconds, group=name, topic=topic)
+            page.add("kafka_consumergroup_current_offset_sum", offsets, consumergroup=name, topic=topic)
+            page.add("kafka_consumergroup_lag_sum", records, consumergroup=name, topic=topic)
+            page.add("kminion_kafka_consumer_group_topic_offset_sum", offsets, group_id=name, topic_name=topic)
+            page.add("kminion_kafka_consumer_group_topic_lag", records, group_id=name, topic_name=topic)
+            await page.turn()
+
+
+def serve_lags(
+    config: BrokerConfig,
+    version: str,
+    lags: LagWatch,
+    metadata: MetadataCache,
+    replicas: ReplicaManager,
+    metrics: Metrics,
+) -> None:
+    """Make the text after each round of ``lags``, for the page of ``metrics``: only if some scrape can read that."""
+    if config.admin_listener and config.metrics_enable:
+        families = LagFamilies(config.broker_id, version, config.group_lag_series_max, lags, metadata, replicas)
+        lags.after_round(families.make)
+        metrics.group_families = families.page
+
+
+async def _group_partitions(page: _Page, group: GroupLag) -> None:
+    for (topic, index), one in group.partitions.items():
+        labels = {"consumergroup": group.group_id, "topic": topic, "partition": index}
+        page.add("kafka_consumergroup_current_offset", one.committed, **labels)
+        page.add("kafka_consumergroup_lag", one.records, **labels)
+        page.add("kafka_consumergroup_uncommitted_offsets", one.records, **labels)
+        page.add("kafka_consumer_lag_millis", round(one.seconds * 1000), **labels)
+        page.add(
+            "kminion_kafka_consumer_group_topic_partition_lag", one.records,
+            group_id=group.group_id, partition_id=index, topic_name=topic,
+        )  # fmt: skip
+        await page.turn()
+
+
+async def _summed(page: _Page, group: GroupLag) -> _Summary:
+    """A group's partitions added up by topic, and its members' assignments."""
+    topics: dict[str, tuple[int, int, float]] = {}
+    progress, longest, waiting = Progress.OK, 0.0, 0
+    for (topic, _), one in group.partitions.items():
+        offsets, records, seconds = topics.get(topic, (0, 0, 0.0))
+        topics[topic] = (offsets + one.committed, records + one.records, max(seconds, one.seconds))
+        progress, longest, waiting = max(progress, one.progress), max(longest, one.seconds), waiting + one.records
+        await page.turn(1)
+    assigned: dict[str, tuple[int, int]] = {}
+    idle = 0
+    for counts in group.assignments:
+        has_some = False
+        for topic, count in counts.items():
+            members, partitions = assigned.get(topic, (0, 0))
+            assigned[topic] = members + bool(count), partitions + count
+            has_some = has_some or bool(count)
+            await page.turn(1)
+        idle += not has_some
+        await page.turn(1)
+    return _Summary(group, progress, longest, waiting, topics, assigned, idle)
+
+
+def _address(broker: BrokerInfo) -> dict[str, object]:
+    endpoint = broker.endpoints[0] if broker.endpoints else None
+    return {
+        "broker_id": broker.id,
+        "address": endpoint.host if endpoint is not None else "",
+        "port": endpoint.port if endpoint is not None else 0,
+        "rack_id": broker.rack or "",
+    }

@@ -9,8 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.coordinators.lag_families import LagFamilies, serve_lags
-from fleetlog.brokers.coordinators.lags import GroupLag
+from fleetlog.brokers.coordinators.lags import GroupLag, LagFamilies, serve_lags
 from fleetlog.brokers.groups.lag import PartitionLag, Progress
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.types import TopicPartition
