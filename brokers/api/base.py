@@ -32,7 +32,7 @@ from fleetlog.wire.types import TopicPartition
 if TYPE_CHECKING:
     from fleetlog.brokers.acls.cache import AclCache
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.controller.handle import ControllerHandle
+    from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.coordinators.lags import LagWatch
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -271,7 +271,7 @@ class Services:
     replicas: ReplicaManager
     groups: CoordinatorRuntime[GroupShard]
     transactions: TransactionCoordinator
-    controller: ControllerHandle
+    controller: Controller
     peers: PeersPort
     metrics: Metrics
     access: Access = field(default_factory=Access)

@@ -17,7 +17,7 @@ from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
-from fleetlog.brokers.controller.handle import NOT_CONTROLLER_TEXT
+from fleetlog.brokers.controller.requests import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode

@@ -25,21 +25,23 @@ from fleetlog.brokers.controller import plans
 from fleetlog.brokers.controller.context import RETRY_SECONDS, ControllerContext, NotController, StaleState
 from fleetlog.brokers.controller.deletions import UnconfirmedDeletions
 from fleetlog.brokers.controller.elections import ElectionReason, is_led
-from fleetlog.brokers.controller.handle import (
-    AUTO_CREATE_MS,
-    DEPOSED,
-    TIMED_OUT,
-    ControllerHandle,
-    ControllerWork,
-    Gone,
-    RequestFailed,
-    Result,
-    still_there,
-)
 from fleetlog.brokers.controller.leader_commands import LeaderCommands
 from fleetlog.brokers.controller.log_end_probes import LogEndProbes
 from fleetlog.brokers.controller.move_commands import MoveCommands
-from fleetlog.brokers.controller.requests import NewPartitions, NewTopic, TopicOutcome, check_name
+from fleetlog.brokers.controller.requests import (
+    AUTO_CREATE_MS,
+    DEPOSED,
+    TIMED_OUT,
+    ControllerWork,
+    Gone,
+    NewPartitions,
+    NewTopic,
+    RequestFailed,
+    Result,
+    TopicOutcome,
+    check_name,
+    still_there,
+)
 from fleetlog.brokers.controller.topic_commands import TopicCommands
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import NO_CONTROLLER, MetadataCache, MetadataChange
@@ -199,7 +201,7 @@ _FACTORS = {
 class AutoCreation:
     """See the module. ``controller`` is this broker's own, which may be the active one."""
 
-    def __init__(self, controller: ControllerHandle, metadata: MetadataCache, peers: PeersPort, broker_id: int) -> None:
+    def __init__(self, controller: Controller, metadata: MetadataCache, peers: PeersPort, broker_id: int) -> None:
         self._controller = controller
         self._metadata = metadata
         self._peers = peers
@@ -360,7 +362,7 @@ R = TypeVar("R")
 
 
 class Controller:
-    """See the module; implements :class:`ControllerHandle`.
+    """See the module.
 
     ``replicas`` are this broker's own; they answer log end probes without the network.
     """
@@ -438,7 +440,7 @@ class Controller:
         return self._previous_unclean_elections + present
 
     def work(self) -> ControllerWork:
-        """See :class:`ControllerHandle`."""
+        """What this broker does as the active controller."""
         active = self._active
         if active is None or not self.is_active:
             return ControllerWork(unclean_elections=self.unclean_elections)
@@ -577,7 +579,10 @@ class Controller:
         timeout_ms: int = 30_000,
         gone: Gone = still_there,
     ) -> list[TopicOutcome]:
-        """See :class:`ControllerHandle`."""
+        """Create at the active controller; NOT_CONTROLLER for all on other brokers.
+
+        Once the client is ``gone()`` no further topic is started; the same for the two below.
+        """
         names = [topic.name for topic in topics]
         return await self._grow(names, lambda at: at.create(topics, validate_only, gone), validate_only, timeout_ms)
 
@@ -589,7 +594,7 @@ class Controller:
         timeout_ms: int = 30_000,
         gone: Gone = still_there,
     ) -> list[TopicOutcome]:
-        """See :class:`ControllerHandle`."""
+        """Extend at the active controller; NOT_CONTROLLER for all on other brokers."""
         names = [topic.name for topic in topics]
         return await self._grow(names, lambda at: at.extend(topics, validate_only, gone), validate_only, timeout_ms)
 
@@ -612,7 +617,7 @@ class Controller:
     async def delete_topics(
         self, topics: Sequence[str | uuid.UUID], *, timeout_ms: int = 30_000, gone: Gone = still_there
     ) -> list[TopicOutcome]:
-        """See :class:`ControllerHandle`."""
+        """Delete at the active controller; NOT_CONTROLLER for all on other brokers."""
         names = [topic if isinstance(topic, str) else self._metadata.topic_names.get(topic, "") for topic in topics]
         ids = [topic if isinstance(topic, uuid.UUID) else None for topic in topics]
         active = await self._active_or_none(timeout_ms)
@@ -630,7 +635,11 @@ class Controller:
     async def elect_leaders(
         self, partitions: Sequence[TopicPartition] | None, *, unclean: bool, timeout_ms: int = 60_000
     ) -> dict[TopicPartition, Result]:
-        """See :class:`ControllerHandle`."""
+        """Elect preferred replicas, or (``unclean``) the replica with the longest log in offline partitions.
+
+        None stands for all partitions. ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
+        ELIGIBLE_LEADERS_NOT_AVAILABLE; NOT_CONTROLLER for all on other brokers. Source: KIP-183, KIP-460.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         active = await self._active_or_none(timeout_ms)
@@ -660,7 +669,12 @@ class Controller:
     async def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: int = 60_000
     ) -> dict[TopicPartition, Result]:
-        """See :class:`ControllerHandle`."""
+        """Start the reassignment of each partition to the wanted replicas, or cancel the one in progress (None).
+
+        The response comes when the reassignments are written to ZooKeeper; ``adding`` and ``removing`` in the states
+        show their progress. NO_REASSIGNMENT_IN_PROGRESS, INVALID_REPLICATION_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION;
+        NOT_CONTROLLER for all on other brokers. Source: KIP-455.
+        """
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return dict.fromkeys(wanted, self._deposed())
@@ -682,7 +696,10 @@ class Controller:
     async def controlled_shutdown(
         self, broker_id: int, broker_epoch: int, *, timeout_ms: int
     ) -> tuple[ErrorCode, list[TopicPartition]]:
-        """See :class:`ControllerHandle`."""
+        """Move the broker's leaderships to other replicas; returns the partitions that no other replica can lead.
+
+        The broker has closed its coordinators before this request. STALE_BROKER_EPOCH: its registration is another.
+        """
         active = await self._active_or_none(timeout_ms)
         if active is None:
             return ErrorCode.NOT_CONTROLLER, []
@@ -783,11 +800,11 @@ class Controller:
     # ------------------------------------------------------------ from any broker
 
     async def auto_create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
-        """See :class:`ControllerHandle`."""
+        """Create topics with default settings, from any broker, and wait until the metadata cache has them."""
         return await self._auto.create(names, timeout_ms)
 
     def creation_refused(self, name: str) -> str | None:
-        """See :class:`ControllerHandle`."""
+        """The reason why the last automatic creation of an internal topic was rejected, with a remedy, or None."""
         return self._auto.refused.get(name)
 
 

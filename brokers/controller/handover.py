@@ -19,7 +19,7 @@ from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.controller.handle import ControllerHandle
+    from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.replication.replicas import ReplicaManager
 
@@ -40,7 +40,7 @@ async def hand_over(
     *,
     metadata: MetadataCache,
     replicas: ReplicaManager,
-    controller: ControllerHandle,
+    controller: Controller,
     peers: PeersPort,
 ) -> None:
     """Ask the controller to move every leadership that another replica can take; returns when done or out of tries."""
@@ -75,7 +75,7 @@ def _another_could_lead(broker_id: int, metadata: MetadataCache, replicas: Repli
 
 
 async def _ask(
-    broker_id: int, broker_epoch: int, metadata: MetadataCache, controller: ControllerHandle, peers: PeersPort
+    broker_id: int, broker_epoch: int, metadata: MetadataCache, controller: Controller, peers: PeersPort
 ) -> tuple[ErrorCode, int]:
     if controller.is_active:
         error, remaining = await controller.controlled_shutdown(broker_id, broker_epoch, timeout_ms=CALL_MS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -259,3 +259,43 @@ def _place(
     except PlacementError as problem:
         code = ErrorCode.INVALID_PARTITIONS if problem.partitions else ErrorCode.INVALID_REPLICATION_FACTOR
         raise Refused(code, str(problem)) from problem
+
+
+AUTO_CREATE_MS = 5_000
+NOT_CONTROLLER_TEXT = "This is not the correct controller for this cluster."
+
+
+Gone = Callable[[], bool]
+Result = tuple[ErrorCode, str | None]
+
+
+def still_there() -> bool:
+    """For requests of the broker itself, which has no client connection."""
+    return False
+
+
+class RequestFailed(NamedTuple):
+    """The error of a whole request: it failed, or its outcome is unknown."""
+
+    error: ErrorCode
+    message: str
+
+
+TIMED_OUT = RequestFailed(ErrorCode.REQUEST_TIMED_OUT, "The request timed out.")
+DEPOSED = RequestFailed(ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT)
+
+
+class ControllerWork(NamedTuple):
+    """What the active controller is doing; on other brokers the defaults.
+
+    ``silent_brokers`` do not answer how far their logs reach, which elections and moves wait for;
+    ``leaders_asked_to_move`` is the number of partitions whose leader is asked to let another one follow. ``since_ms``
+    is by the wall clock.
+    """
+
+    epoch: int = -1
+    since_ms: int = -1
+    admin_requests: int = 0
+    leaders_asked_to_move: int = 0
+    silent_brokers: tuple[int, ...] = ()
+    unclean_elections: int = 0
