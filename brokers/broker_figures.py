@@ -77,11 +77,11 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
     watch(
         "fleetlog_unclean_elections",
         "Unclean leader elections of this broker as controller: the leader may lack acknowledged records.",
-        lambda: getattr(services.controller, "unclean_elections", 0),
+        lambda: services.controller.unclean_elections,
     )
     metrics.watch_counters(
         "fleetlog_elections", "Changes of partitions' leaders that this broker made as controller, by reason.",
-        ("reason",), lambda: {(why,): number for why, number in getattr(services.controller, "elections", {}).items()},
+        ("reason",), lambda: {(why,): number for why, number in services.controller.elections.items()},
     )  # fmt: skip
     metrics.watch_family(
         "fleetlog_fetch_sessions",

@@ -202,7 +202,7 @@ class KafkaPage:
             )
         yield CounterMetricFamily(
             "kafka_controller_controllerstats_uncleanleaderelections", "By this broker as controller.",
-            getattr(services.controller, "unclean_elections", 0),
+            services.controller.unclean_elections,
         )  # fmt: skip
         yield GaugeMetricFamily("kafka_server_kafkaserver_brokerstate", "3: it serves.", 3)
 

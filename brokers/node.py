@@ -23,8 +23,7 @@ from fleetlog.brokers.api.groups import drop_topic_offsets
 from fleetlog.brokers.audit.events import EventSource
 from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.controller.controller import Controller
-from fleetlog.brokers.controller.handover import hand_over
+from fleetlog.brokers.controller.controller import Controller, hand_over
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
@@ -190,9 +189,7 @@ class Node:
         if not await metadata.wait_until(self.known, METADATA_WAIT_MS):
             raise StartError("the broker's registration is not visible in ZooKeeper after 30 s")
         services.replicas.reconcile()
-        controller = services.controller
-        assert isinstance(controller, Controller)
-        controller.start()
+        services.controller.start()
         self._upkeep(self._tick(logs), "upkeep")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")
@@ -570,7 +567,6 @@ class Node:
                 controller=services.controller,
                 peers=services.peers,
             )
-        assert isinstance(services.controller, Controller)
         await services.controller.stop()
         services.replicas.resign_all()
 
