@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
-from fleetlog.brokers.acls.cache import AclCache
+from fleetlog.brokers.acls.cache import AclCache, Edit, EditedEntries, edit_acls
 from fleetlog.brokers.acls.hosts import why_no_client_has
 from fleetlog.brokers.acls.image import (
     AccessControlEntry,
@@ -32,7 +32,6 @@ from fleetlog.brokers.acls.image import (
     entries_with,
     entries_without,
 )
-from fleetlog.brokers.acls.writes import Edit, EditedEntries, edit_acls
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fleetlog.brokers.acls import writes as acl_writes
-from fleetlog.brokers.acls.cache import AclCache
+from fleetlog.brokers.acls import cache as acl_cache
+from fleetlog.brokers.acls.cache import AclCache, Edit, EditedEntries, edit_acls
 from fleetlog.brokers.acls.image import (
     AccessControlEntry,
     AclImage,
@@ -22,7 +22,6 @@ from fleetlog.brokers.acls.image import (
     ResourceType,
 )
 from fleetlog.brokers.acls.rules import AclRules
-from fleetlog.brokers.acls.writes import Edit, EditedEntries, edit_acls
 from fleetlog.brokers.acls.znodes import (
     EXTENDED_CHANGES,
     LITERAL_CHANGES,
@@ -154,8 +153,8 @@ async def test_a_write_whose_answer_is_lost_is_decided_by_reading(connect: str) 
 
 @on_loop
 async def test_a_pattern_that_keeps_changing_is_given_up(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acl_writes, "ATTEMPTS", 3)
-    monkeypatch.setattr(acl_writes, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(acl_cache, "ATTEMPTS", 3)
+    monkeypatch.setattr(acl_cache, "RETRY_SECONDS", 0.0)
     async with Stores() as stores:
         real = await stores.open(connect)
         port = Meddled(real)
@@ -284,8 +283,8 @@ async def test_a_change_is_told_when_this_broker_decides_by_it_not_before(
 
 @on_loop
 async def test_old_changes_are_removed(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acl_writes, "CHANGES_MOST", 6)
-    monkeypatch.setattr(acl_writes, "CHANGES_KEPT", 3)
+    monkeypatch.setattr(acl_cache, "CHANGES_MOST", 6)
+    monkeypatch.setattr(acl_cache, "CHANGES_KEPT", 3)
     async with Stores() as stores:
         first, second = await stores.open(connect), await stores.open(connect)
         async with caches(first, second) as (writer, follower):
