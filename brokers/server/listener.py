@@ -36,9 +36,8 @@ from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
 from fleetlog.brokers.model import Endpoint
-from fleetlog.brokers.quotas.connection_rates import ConnectionRates
 from fleetlog.brokers.quotas.image import QuotaImage
-from fleetlog.brokers.quotas.metering import CREATED, Meter, Metering
+from fleetlog.brokers.quotas.metering import CREATED, ConnectionRates, Meter, Metering
 from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, TlsConnection
 from fleetlog.brokers.server.descriptors import Descriptors
 from fleetlog.brokers.server.disk import ReadAhead

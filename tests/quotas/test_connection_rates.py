@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleetlog.brokers.quotas.connection_rates import Acceptance, ConnectionRates
 from fleetlog.brokers.quotas.image import CONNECTION_CREATION_RATE, DEFAULT, Entity, QuotaImage
+from fleetlog.brokers.quotas.metering import Acceptance, ConnectionRates
 
 NAME = CONNECTION_CREATION_RATE.name
 TEN_FOR_ALL = QuotaImage({Entity(ip=DEFAULT): {NAME: 10_000}, Entity(ip="10.0.0.9"): {NAME: 1_000}})
