@@ -29,8 +29,7 @@ from fleetlog.brokers.logins.issuer_keys import IssuerKeys, KeysUnavailable
 from fleetlog.brokers.logins.listener_settings import LoginSettings, login_settings
 from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.logins.scram import random_text
-from fleetlog.brokers.logins.secret import login_secret
-from fleetlog.brokers.logins.users import ScramUsers
+from fleetlog.brokers.logins.users import ScramUsers, login_secret
 from fleetlog.brokers.metadata.client_configs import ClientConfigs
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics.process import ProcessFigures, watch_zookeeper

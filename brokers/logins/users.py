@@ -38,17 +38,42 @@ from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
 from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
 from fleetlog.brokers.metadata.loading import children_or_none, read_many, read_or_none
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
+from fleetlog.coordination.store import Create, MultiFailed, NodeExists, Operation, SetData, Store, UnknownOutcome
 from fleetlog.coordination.tree import ensure
 from fleetlog.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+LOGIN_SECRET: Final = "/fleetlog/login_secret"
+SECRET_BYTES: Final = 32
+
+
+async def login_secret(store: Store, new_secret: Callable[[int], bytes]) -> bytes:
+    """The fleet's secret: made once, by ``new_secret(size)``, read by each broker at its start.
+
+    Salts of SCRAM users that do not exist are derived from it, so that all brokers answer the same one, also after a
+    restart: by what changes, a peer could tell which names exist. No API shows it. What can read it in ZooKeeper can
+    read the credentials there, too. Raises the store's exceptions, BadZnode.
+    """
+    while True:
+        row = await read_or_none(store, LOGIN_SECRET)
+        if row is not None:
+            if len(row[0]) != SECRET_BYTES:
+                raise BadZnode(LOGIN_SECRET, f"is not {SECRET_BYTES} bytes: delete it, and a broker makes a new one")
+            return row[0]
+        try:
+            await store.create(LOGIN_SECRET, new_secret(SECRET_BYTES), parents=True)
+        except NodeExists:
+            continue
+        except UnknownOutcome:  # the next read decides
+            await asyncio.sleep(_RETRY_S)
+
 
 USERS: Final = "/config/users"
 
 _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05
 _FORMS_MAX: Final = 16
-
-logger = logging.getLogger(__name__)
 
 
 def user_path(user: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.config import load_config
-from fleetlog.brokers.logins.secret import LOGIN_SECRET
+from fleetlog.brokers.logins.users import LOGIN_SECRET
 from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from tests.support.certificates import Authority
