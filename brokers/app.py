@@ -40,13 +40,13 @@ from fleetlog.brokers.peers.calls import Peers
 from fleetlog.brokers.replication.isr import held_back, not_in_sync, some_of
 from fleetlog.brokers.server.admin import Admin
 from fleetlog.brokers.server.descriptors import Descriptors, in_use
-from fleetlog.brokers.server.dynamic_tls import DynamicTls
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
 from fleetlog.brokers.server.service_manager import service_manager
 from fleetlog.brokers.server.watchdog import LoopWatch
 from fleetlog.brokers.tls.admin import admin_contexts
 from fleetlog.brokers.tls.contexts import server_context
+from fleetlog.brokers.tls.dynamic_settings import DynamicTls
 from fleetlog.brokers.tls.listener_settings import ignored_client_auth, listener_tls
 from fleetlog.brokers.tls.listeners import TlsListener
 from fleetlog.brokers.tls.peers import inter_broker_contexts, inter_broker_server_context

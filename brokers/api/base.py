@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.replicas import ReplicaManager
     from fleetlog.brokers.timers import Timers
+    from fleetlog.brokers.tls.dynamic_settings import DynamicTls
     from fleetlog.coordination.store import Store
 
 
@@ -246,18 +247,6 @@ class Auditor(Protocol):
         ...
 
 
-class ListenerCertificates(Protocol):
-    """The certificates of this broker's listeners, which settings change while it runs."""
-
-    async def check(self, own: Mapping[str, str]) -> None:
-        """Try what the broker's dynamic settings ``own`` would give. Raises ConfigError."""
-        ...
-
-    async def applied(self) -> None:
-        """Wait until what was stored before is in use, or refused."""
-        ...
-
-
 @dataclass(slots=True)
 class Services:
     """Everything a handler may use. Built by ``brokers.app`` only."""
@@ -282,7 +271,7 @@ class Services:
     client_configs: ClientConfigs | None = None
     """What the quotas are taken from, once the broker follows it."""
     audit: Auditor | None = None
-    certificates: ListenerCertificates | None = None
+    certificates: DynamicTls | None = None
     """Certificates of this broker's listeners, where some have TLS."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)

@@ -30,7 +30,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, ListenerCertificates, Paced
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.config_alterations import (
     Alteration,
@@ -63,7 +63,7 @@ from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended,
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS
 from fleetlog.brokers.setting_kinds import ConfigError, Setting, without_effect
-from fleetlog.brokers.tls.dynamic_settings import of_tls
+from fleetlog.brokers.tls.dynamic_settings import DynamicTls, of_tls
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.coordination.tree import may_be_named
 from fleetlog.wire import api_keys, messages
@@ -416,7 +416,7 @@ async def _alter_one(
             logger.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
 
 
-def _certificates(name: str, context: Context) -> ListenerCertificates:
+def _certificates(name: str, context: Context) -> DynamicTls:
     """What tries certificates: only a broker itself can read its files. Raises Refused."""
     own = str(context.services.metadata.static.broker_id)
     if name != own:
@@ -428,7 +428,7 @@ def _certificates(name: str, context: Context) -> ListenerCertificates:
     return context.services.certificates
 
 
-async def _check_certificates(certificates: ListenerCertificates, wanted: Mapping[str, str]) -> None:
+async def _check_certificates(certificates: DynamicTls, wanted: Mapping[str, str]) -> None:
     """Raises Refused where the broker's files cannot be used by the settings ``wanted``; the old ones stay then."""
     try:
         await certificates.check(wanted)

@@ -13,8 +13,8 @@ import pytest
 
 from fleetlog.brokers.app import SystemClock, tls_listeners
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.server.dynamic_tls import DynamicTls
 from fleetlog.brokers.setting_kinds import ConfigError
+from fleetlog.brokers.tls.dynamic_settings import DynamicTls
 from fleetlog.brokers.tls.listeners import TlsListener
 from tests.support.certificates import Authority
 from tests.support.tls_listeners import Certificates
