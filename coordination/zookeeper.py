@@ -25,7 +25,6 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
 from fleetlog.coordination.multi_read import GetMany
 from fleetlog.coordination.request_times import RequestTimes
-from fleetlog.coordination.session import SessionLease
 from fleetlog.coordination.store import (
     MAX_GET_MANY,
     MAX_MULTI_BYTES,
@@ -34,7 +33,6 @@ from fleetlog.coordination.store import (
     Check,
     Create,
     Delete,
-    Lease,
     MultiFailed,
     NodeExists,
     NoNode,
@@ -44,6 +42,7 @@ from fleetlog.coordination.store import (
     SessionEvent,
     SessionExpired,
     SessionInfo,
+    SessionLease,
     SessionState,
     SetData,
     Stat,
@@ -82,8 +81,6 @@ class ZookeeperStore:
     milliseconds. Raises CannotConnect if the string is malformed.
     """
 
-    lease: Lease
-
     def __init__(
         self,
         connect_string: str,
@@ -95,8 +92,7 @@ class ZookeeperStore:
         self.connect: ConnectString = parse_connect(connect_string)
         self.requested_timeout_ms = session_timeout_ms
         self.loop = asyncio.get_running_loop()
-        self._lease = SessionLease(boot_ms)
-        self.lease = self._lease
+        self.lease = SessionLease(boot_ms)
         self.times = RequestTimes(boot_ms)
         self._session: ZooKeeperSession | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
@@ -127,7 +123,7 @@ class ZookeeperStore:
     async def close(self) -> None:
         """Close the session: its ephemerals are deleted at once."""
         self._closing = True
-        self._lease.ended()
+        self.lease.ended()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         session, self._session = self._session, None
@@ -172,7 +168,7 @@ class ZookeeperStore:
 
     def stands_still(self) -> bool:
         """Whether the loop has been blocked for longer than the pause between two heartbeats; any thread."""
-        return self._standing_ms() > self._lease.heartbeat_interval_ms
+        return self._standing_ms() > self.lease.heartbeat_interval_ms
 
     # --- events of a session (on the loop) ---
 
@@ -181,7 +177,7 @@ class ZookeeperStore:
         if session is not self._session:
             return
         assert session.info is not None
-        self._lease.handshake(sent_ms, session.info.timeout_ms)
+        self.lease.handshake(sent_ms, session.info.timeout_ms)
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.loop.create_task(self._beat(session), name="zookeeper-heartbeat")
         if not self._first_connection.done():
@@ -191,7 +187,7 @@ class ZookeeperStore:
     def session_suspended(self, session: ZooKeeperSession) -> None:
         """The connection is lost; the session may still be valid."""
         if session is self._session and session.info is not None:
-            self._lease.disconnected()
+            self.lease.disconnected()
             self._publish(SessionState.SUSPENDED, session.info.session_id)
 
     def session_over(self, session: ZooKeeperSession) -> None:
@@ -199,7 +195,7 @@ class ZookeeperStore:
         if session is not self._session or self._closing:
             return
         self._session = None
-        self._lease.ended()
+        self.lease.ended()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None
@@ -250,7 +246,7 @@ class ZookeeperStore:
         """Send heartbeats one after the other; coordination.session explains why they are syncs."""
         path = self.connect.absolute("/")
         while not session.closed:
-            await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
+            await asyncio.sleep(self.lease.heartbeat_interval_ms / 1000)
             if not session.connected:
                 continue
             sent_ms = boot_ms()
@@ -258,14 +254,14 @@ class ZookeeperStore:
                 beat = session.issue(lambda client: client.sync_async(path))
                 if len(self.connect.hosts) > 1:
                     # kazoo detects a hanging server only after the lease is over and hardly any time is left.
-                    await asyncio.wait({beat}, timeout=self._lease.patience_ms / 1000)
+                    await asyncio.wait({beat}, timeout=self.lease.patience_ms / 1000)
                     if not beat.done():
                         _log.warning("ZooKeeper server does not answer a heartbeat: trying another server")
                         session.leave_server()
                 await beat
             except kz.KazooException:
                 continue
-            self._lease.heartbeat_answered(sent_ms)
+            self.lease.heartbeat_answered(sent_ms)
 
     async def _create_chroot(self) -> None:
         parts = self.connect.chroot.split("/")[1:] if self.connect.chroot else []

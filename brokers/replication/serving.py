@@ -1,6 +1,6 @@
 """The right to act as the leader is decided here, and what is served without it. Pure.
 
-ZooKeeper's part is the session's lease (``coordination.session``): until it ends the broker's registration cannot have
+ZooKeeper's part is the session's lease (``coordination.store``): until it ends the broker's registration cannot have
 expired, so no other broker was elected because this one seemed dead. A broker gives the right up by itself, too: all of
 it before it stops (:class:`BrokerLease`), or that of one partition, for a planned move or because it has proposed to
 resign (:class:`LeaderLease`).

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlog.coordination.session import SessionLease
+from fleetlog.coordination.store import SessionLease
 from tests.support.clocks import ManualClock
 
 TIMEOUT_MS = 6000

@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fleetlog.coordination.connect import CannotConnect
-from fleetlog.coordination.session import SessionLease
 from fleetlog.coordination.store import (
     Create,
     Delete,
-    Lease,
     MultiFailed,
     NodeExists,
     NoNode,
@@ -26,6 +24,7 @@ from fleetlog.coordination.store import (
     SessionEvent,
     SessionExpired,
     SessionInfo,
+    SessionLease,
     SessionState,
     SetData,
     Stat,
@@ -108,8 +107,6 @@ class _ClientSession:
 class SimStore:
     """See the module. Make it, ``start`` it as its owner, ``close`` it."""
 
-    lease: Lease
-
     def __init__(
         self,
         zookeeper: SimZooKeeper,
@@ -125,8 +122,7 @@ class SimStore:
         self._zookeeper = zookeeper
         self._loop = zookeeper.loop
         self._mono_ms = mono_ms
-        self._lease = SessionLease(mono_ms)
-        self.lease = self._lease
+        self.lease = SessionLease(mono_ms)
         self._client: _ClientSession | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._heartbeat: asyncio.Task[None] | None = None
@@ -168,7 +164,7 @@ class SimStore:
     async def close(self) -> None:
         """End the session: our ephemerals vanish at once (unless there is no connection: then with its timeout)."""
         self._closing = True
-        self._lease.ended()
+        self.lease.ended()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         client, self._client = self._client, None
@@ -244,7 +240,7 @@ class SimStore:
             client.connected = False
             client.fail_all(ConnectionLost())
             if client is self._client and client.info is not None:
-                self._lease.disconnected()
+                self.lease.disconnected()
                 self._publish(SessionState.SUSPENDED, client.info.session_id)
             client.forget_watches()
         pause_s = min(FIRST_PAUSE_S * 1.5 ** min(client.attempts // len(self._zookeeper.servers), 10), LAST_PAUSE_S)
@@ -282,7 +278,7 @@ class SimStore:
         client.connected, client.attempts = True, 0
         if client is not self._client:
             return
-        self._lease.handshake(self._sent_ms, session.timeout_ms)
+        self.lease.handshake(self._sent_ms, session.timeout_ms)
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self._loop.create_task(self._beat(client), name="zookeeper-heartbeat")
         if not self._first.done():
@@ -302,7 +298,7 @@ class SimStore:
         client.fail_all(SessionExpired("the session is over"))
         if client is self._client:
             self._client = None
-            self._lease.ended()
+            self.lease.ended()
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
                 self._heartbeat = None
@@ -338,20 +334,20 @@ class SimStore:
 
     async def _beat(self, client: _ClientSession) -> None:
         while not client.closed:
-            await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
+            await asyncio.sleep(self.lease.heartbeat_interval_ms / 1000)
             if not client.connected:
                 continue
             sent_ms = self._mono_ms()
             answer = self._issue(client, Sync(), None)
             if len(self._zookeeper.servers) > 1:
-                await asyncio.wait({answer}, timeout=self._lease.patience_ms / 1000)
+                await asyncio.wait({answer}, timeout=self.lease.patience_ms / 1000)
                 if not answer.done() and client.connected:
                     self._lost(client)
             try:
                 await answer
             except (ConnectionLost, StoreError):
                 continue
-            self._lease.heartbeat_answered(sent_ms)
+            self.lease.heartbeat_answered(sent_ms)
 
     # ---- requests
 
