@@ -34,7 +34,6 @@ RIM = (
     "brokers/logins/issuer_keys.py",
     "brokers/metrics/process.py",
     "coordination/zookeeper.py",
-    "coordination/zookeeper_session.py",
     "coordination/ensemble.py",
     "coordination/ports.py",
     "spark_udfs/",

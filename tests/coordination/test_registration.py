@@ -34,8 +34,7 @@ from fleetlog.coordination.store import (
     UnknownOutcome,
 )
 from fleetlog.coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
-from fleetlog.coordination.zookeeper import ZookeeperStore
-from fleetlog.coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import ZookeeperStore, boot_ms
 from tests.support.clocks import RealClock
 from tests.support.stores import Proxy, Stores, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -218,7 +217,7 @@ import asyncio, os, sys, time
 from fleetlog.coordination.registration import *
 from fleetlog.coordination.tree import adopt
 from fleetlog.coordination.zookeeper import ZookeeperStore
-from fleetlog.coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]))

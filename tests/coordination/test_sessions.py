@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ThrottledOpError
 
-from fleetlog.coordination import zookeeper_session
+from fleetlog.coordination import zookeeper
 from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
 from fleetlog.coordination.store import (
     NodeExists,
@@ -29,8 +29,7 @@ from fleetlog.coordination.store import (
     WatchEvent,
     WatchKind,
 )
-from fleetlog.coordination.zookeeper import ZookeeperStore
-from fleetlog.coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import ZookeeperStore, boot_ms
 from tests.support.ensemble import Ensemble
 from tests.support.stores import Proxy, Stores, expire, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -307,7 +306,7 @@ async def test_close_ends_the_session_at_once(connect: str) -> None:
 _CHILD = """
 import asyncio, sys
 from fleetlog.coordination.zookeeper import ZookeeperStore
-from fleetlog.coordination.zookeeper_session import boot_ms
+from fleetlog.coordination.zookeeper import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=1500)
@@ -489,7 +488,7 @@ async def test_a_request_that_an_overloaded_server_has_not_admitted_is_sent_agai
     connect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is: nothing of it was done."""
-    monkeypatch.setattr(zookeeper_session, "THROTTLED_SECONDS", 0)
+    monkeypatch.setattr(zookeeper, "THROTTLED_SECONDS", 0)
     async with Stores() as stores:
         store = await stores.open(connect)
         session, refusals = store._session, [ThrottledOpError(), ThrottledOpError()]
