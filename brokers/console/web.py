@@ -26,19 +26,10 @@ from starlette.staticfiles import StaticFiles
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
-from fleetlog.brokers.console import (
-    charts,
-    connection_pages,
-    fleet_pages,
-    group_pages,
-    message_pages,
-    security_pages,
-    topic_pages,
-)
+from fleetlog.brokers.console import message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
-from fleetlog.brokers.console.doctor_page import doctor_page
 from fleetlog.brokers.console.guard import Guard, read_form
 from fleetlog.brokers.console.login_turns import LoginTurns
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions
@@ -70,18 +61,18 @@ NAVIGATION: Final = (
 )
 
 PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
-    ("/", "fleet.html", fleet_pages.fleet_page),
-    ("/controller", "controller.html", fleet_pages.controller_page),
-    ("/doctor", "doctor.html", doctor_page),
-    ("/topics", "topics.html", topic_pages.topics_page),
-    ("/topics/{name}", "topic.html", topic_pages.topic_page),
+    ("/", "fleet.html", pages.fleet_page),
+    ("/controller", "controller.html", pages.controller_page),
+    ("/doctor", "doctor.html", pages.doctor_page),
+    ("/topics", "topics.html", pages.topics_page),
+    ("/topics/{name}", "topic.html", pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
     ("/topics/{name}/copy", "copy.html", message_pages.copy_page),
-    ("/groups", "groups.html", group_pages.groups_page),
-    ("/group", "group.html", group_pages.group_page),
-    ("/transactions", "transactions.html", group_pages.transactions_page),
-    ("/connections", "connections.html", connection_pages.connections_page),
-    ("/security", "security.html", security_pages.security_page),
+    ("/groups", "groups.html", pages.groups_page),
+    ("/group", "group.html", pages.group_page),
+    ("/transactions", "transactions.html", pages.transactions_page),
+    ("/connections", "connections.html", pages.connections_page),
+    ("/security", "security.html", pages.security_page),
 )
 """Address, template and function of each page that only reads."""
 
@@ -119,7 +110,7 @@ class Console:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
-        self._templates.globals |= {"share_bar": charts.share_bar, "bars": charts.bars, "navigation": NAVIGATION}
+        self._templates.globals |= {"share_bar": pages.share_bar, "bars": pages.bars, "navigation": NAVIGATION}
 
     async def sweep(self) -> None:
         """Each minute, end the sessions whose time is over, and close what nothing uses."""

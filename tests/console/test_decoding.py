@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from fleetlog.brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
-from fleetlog.brokers.console.timeline import merged_changes
+from fleetlog.brokers.console.pages import merged_changes
 from tests.support.loopwatch import slower
 
 

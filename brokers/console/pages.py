@@ -1,0 +1,540 @@
+"""The pages that only read, each from what its address asks to what its template and its JSON twin show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+from kafka.admin import ConfigResource, ConfigResourceType
+from markupsafe import Markup, escape
+
+from fleetlog.brokers.cli.client import PartitionsOf, explain, explained, known_partitions, raise_for_code
+from fleetlog.brokers.cli.cluster import overview_value
+from fleetlog.brokers.cli.compact import compaction_of
+from fleetlog.brokers.cli.diagnosis import Severity, Thresholds, findings_of
+from fleetlog.brokers.cli.doctor import gathered, judged
+from fleetlog.brokers.cli.group_lags import lag_of_groups
+from fleetlog.brokers.cli.output import number_text
+from fleetlog.brokers.cli.overview import fetch_overview, read_directories, read_incarnations
+from fleetlog.brokers.cli.reassign import describe_moves
+from fleetlog.brokers.cli.topics import fetch_ends, topic_value
+from fleetlog.brokers.cli.users import users_at
+from fleetlog.brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
+from fleetlog.brokers.console.commands import listed
+from fleetlog.wire import messages
+from fleetlog.wire.errors import ErrorCode
+
+ELECTIONS_SHOWN: Final = 100
+
+
+def fleet_page(asking: Asking) -> Answer:
+    """Health in words, brokers, disks, loops, partitions with problems."""
+    overview = fetch_overview(asking.client)
+    read_incarnations(asking.client, overview)
+    facts, health = judged(asking.client, overview)
+    value = overview_value(overview, health)
+    for broker in value["brokers"]:
+        told = facts.health.get(broker["id"])
+        broker["loop_lag_ms"] = None if told is None else _milliseconds(told.loop_micros)
+        broker["loop_lag_max_ms"] = None if told is None else _milliseconds(told.loop_max_micros)
+    return value
+
+
+def _milliseconds(micros: int) -> float | None:
+    return None if micros < 0 else micros / 1000
+
+
+def controller_page(asking: Asking) -> Answer:
+    """The controller: which broker it is, moves under way, leaders that are not the preferred replica."""
+    overview = fetch_overview(asking.client)
+    partitions = overview.partitions.values()
+    columns = ("topic", "partition", "adding", "removing", "copied")
+    elsewhere = [
+        {"topic": p.topic, "partition": p.index, "leader": p.leader, "preferred": p.target[0]}
+        for p in sorted(partitions, key=lambda p: p.tp)
+        if not p.led_by_preferred and not p.offline and p.target
+    ]
+    leads: dict[int, int] = {broker.id: 0 for broker in overview.live_brokers()}
+    for p in partitions:
+        if not p.offline:
+            leads[p.leader] = leads.get(p.leader, 0) + 1
+    timeline = read_timeline(asking.client, [one.id for one in overview.live_brokers()], None, ELECTIONS_SHOWN)
+    elected = sorted(partitions, key=lambda p: -p.leader_epoch)[:20]
+    return {
+        "controller": overview.controller,
+        "moves": [dict(zip(columns, row, strict=True)) for row in describe_moves(overview)],
+        "offline": sum(p.offline for p in partitions),
+        "timeline": timeline,
+        "events": _events(timeline),
+        "led_elsewhere": elsewhere[:200],
+        "led_elsewhere_count": len(elsewhere),
+        "leads": [{"broker": broker_id, "partitions": count} for broker_id, count in sorted(leads.items())],
+        "most_elections": [
+            {"topic": p.topic, "partition": p.index, "leader": p.leader, "leader_epoch": p.leader_epoch}
+            for p in elected
+        ],
+    }
+
+
+def _events(timeline: dict[str, Any]) -> list[dict[str, Any]]:
+    """Controllers and registrations as one list of sentences, the newest first."""
+    events = [
+        {"at": one["at"], "text": f"broker {one['broker']} {'registered' if one['registered'] else 'was gone'}"}
+        for one in timeline["registrations"]
+    ]
+    for one in timeline["controllers"]:
+        text = f"broker {one['controller']} is the controller" if one["controller"] >= 0 else "there is no controller"
+        events.append({"at": one["at"], "text": text})
+    return sorted(events, key=lambda one: -one["at"])
+
+
+PAGE_ROWS = 200
+TOPIC_ELECTIONS_SHOWN = 50
+
+
+def topics_page(asking: Asking) -> Answer:
+    """Topics with counts, problems and bytes at the leaders: those whose name has the text, some at a time."""
+    overview = fetch_overview(asking.client)
+    internal, part = asking.text("internal") == "yes", asking.text("name").lower()
+    names: dict[str, list[Any]] = {}
+    for _, p in sorted(overview.partitions.items()):
+        if (internal or not p.internal) and part in p.topic.lower():
+            names.setdefault(p.topic, []).append(p)
+    listed, start = list(names), asking.number("start", 0, 0, 10**9)
+    rows = []
+    for name in listed[start : start + PAGE_ROWS]:
+        partitions = names[name]
+        sizes = [size for p in partitions if (size := overview.size_of(p)) is not None]
+        rows.append({
+            "topic": name,
+            "partitions": len(partitions),
+            "replication": max(len(p.target) for p in partitions),
+            "bytes": sum(sizes) if sizes else None,
+            "offline": sum(p.offline for p in partitions),
+            "under_replicated": sum(p.under_replicated for p in partitions),
+            "under_min_isr": sum(p.under_min_in_sync for p in partitions),
+            "moving": sum(p.moving for p in partitions),
+            "internal": partitions[0].internal,
+        })  # fmt: skip
+    following = start + PAGE_ROWS if start + PAGE_ROWS < len(listed) else None
+    return {"topics": rows, "count": len(listed), "start": start, "next_start": following}
+
+
+def topic_page(asking: Asking) -> Answer:
+    """One topic: partitions with offsets, leaders, ISR and bytes; all settings with where each comes from."""
+    client, name = asking.client, asking.name
+    known_partitions(client, [PartitionsOf(name, None)])
+    ids = {topic["name"]: topic.get("topic_id") for topic in client.describe_topics([name])}
+    overview = fetch_overview(client, [name], directories=False)
+    read_directories(client, overview, overview.partitions)
+    ends = fetch_ends(client, list(overview.partitions.values()))
+    value = topic_value(client, name, overview, ids.get(name), ends, compaction_of(client, overview))
+    for row, partition in zip(value["partitions"], overview.of_topic(name), strict=True):
+        row["bytes"] = overview.size_of(partition)
+        row["leader_epoch"] = partition.leader_epoch
+    sizes = [row["bytes"] for row in value["partitions"] if row["bytes"] is not None]
+    internal = any(p.internal for p in overview.partitions.values())
+    timeline = read_timeline(client, [broker.id for broker in overview.live_brokers()], name, TOPIC_ELECTIONS_SHOWN)
+    return {
+        **value,
+        "internal": internal,
+        "bytes": sum(sizes) if sizes else None,
+        "timeline": timeline,
+        "settings": _topic_settings(client, name),
+    }
+
+
+def _topic_settings(client: Any, name: str) -> list[dict[str, Any]]:
+    """Each setting: value, origin, and the values that it hides, nearest first."""
+    configs = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], True, "all")
+    rows = []
+    for key, row in sorted(configs.get("topic", {}).get(name, {}).items()):
+        origin = str(row.get("config_source") or "")
+        synonyms = [
+            {"name": one["name"], "value": one["value"], "origin": _origin(str(one["source"]))}
+            for one in row.get("synonyms") or ()
+        ]
+        hidden = bool(row.get("is_sensitive"))
+        rows.append({
+            "name": key,
+            "value": None if hidden else row["value"],
+            "origin": _origin(origin),
+            "changed": "TOPIC" in origin,
+            "synonyms": synonyms,
+        })  # fmt: skip
+    return rows
+
+
+def _origin(source: str) -> str:
+    """Where a value comes from, by Kafka's name for it."""
+    words = {
+        "DYNAMIC_TOPIC_CONFIG": "this topic",
+        "DYNAMIC_BROKER_CONFIG": "this broker, changed while it runs",
+        "DYNAMIC_DEFAULT_BROKER_CONFIG": "all brokers, changed while they run",
+        "STATIC_BROKER_CONFIG": "the broker's file",
+        "DEFAULT_CONFIG": "default",
+    }
+    return next((text for name, text in words.items() if source.endswith(name)), source.lower())
+
+
+DESCRIBED_MAX: Final = 50
+"""Groups that the list shows at a time: each whose coordinator has no figures costs a few requests."""
+GROUP_ORDERS: Final = ("name", "behind")
+COMPUTED_OF_PARTITIONS: Final = ("seconds", "status", "lag_read_committed")
+LONG_OPEN_S: Final = 60.0
+
+
+def groups_page(asking: Asking) -> Answer:
+    """Groups with state, lag in records and seconds, and status: those whose name has the text, some at a time.
+
+    ``status`` and ``seconds`` are None where the group's coordinator has not computed them.
+    """
+    part, order = asking.text("name").lower(), asking.choice("order", GROUP_ORDERS)
+    rows = [row for row in listed(asking.target, "groups") if part in row["group"].lower()]
+    start = asking.number("start", 0, 0, 10**9)
+    lags: dict[str, dict[str, Any]] = {}
+    unknown: list[str] = []
+    if order == "behind" and rows:
+        lags, unknown = _lags(asking)
+        rows.sort(key=lambda row: -lags[row["group"]]["seconds"] if row["group"] in lags else 0.0)
+    shown = rows[start : start + DESCRIBED_MAX]
+    names = [row["group"] for row in shown]
+    if order == "name" and shown:
+        lags, unknown = _lags(asking, *names)
+    others = tuple(name for name in names if name not in lags)
+    described = listed(asking.target, "groups", "describe", names=others) if others else []
+    records = {one["group"]: one["lag"] for one in [*described, *lags.values()]}
+    following = start + DESCRIBED_MAX if start + DESCRIBED_MAX < len(rows) else None
+    groups = [{**row, "lag": records.get(row["group"]), **_judged(lags.get(row["group"]))} for row in shown]
+    return {
+        "groups": groups,
+        "count": len(rows),
+        "start": start,
+        "next_start": following,
+        "order": order,
+        "unknown": unknown,
+    }
+
+
+def group_page(asking: Asking) -> Answer:
+    """One group: members, and each partition's offsets, lag in records and seconds, and status.
+
+    Offsets and records are the present ones. Seconds and status are as old as ``age_s`` says: the coordinator computes
+    them now and then; they are None where it has not.
+    """
+    name = _name(asking)
+    (description,) = listed(asking.target, "groups", "describe", names=(name,))
+    lags, unknown = _lags(asking, name)
+    group = lags.get(name)
+    partitions = {(one["topic"], one["partition"]): one for one in group["partitions"]} if group is not None else {}
+    by_topic: dict[str, int] = {}
+    for row in description["offsets"]:
+        by_topic[row["topic"]] = by_topic.get(row["topic"], 0) + (row["lag"] or 0)
+        one = partitions.get((row["topic"], row["partition"]))
+        row |= {column: one[column] if one is not None else None for column in COMPUTED_OF_PARTITIONS}
+    return {
+        **description,
+        **_judged(group),
+        "worst": group["worst"] if group is not None else None,
+        "age_s": group["age_s"] if group is not None else None,
+        "unknown": unknown if group is None else [],
+        "lag_by_topic": [{"topic": topic, "lag": lag} for topic, lag in sorted(by_topic.items())],
+    }
+
+
+def _lags(asking: Asking, *names: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What the coordinators have computed, by group, and what could not be asked: of groups named, or of all."""
+    lags, unknown = lag_of_groups(asking.client, names)
+    return {one["group"]: one for one in lags if one["status"]}, unknown
+
+
+def _judged(group: dict[str, Any] | None) -> dict[str, Any]:
+    return {column: group[column] if group is not None else None for column in ("seconds", "status")}
+
+
+def transactions_page(asking: Asking) -> Answer:
+    """Transactional ids, the open ones first with their age, and Spark's sinks."""
+    rows = listed(asking.target, "transactions")
+    open_rows = [row for row in rows if row["state"] not in {"Empty", "CompleteCommit", "CompleteAbort"}]
+    names = tuple(row["transactional_id"] for row in open_rows[:DESCRIBED_MAX])
+    described = listed(asking.target, "transactions", "describe", names=names) if names else []
+    for one in described:
+        one["long"] = one["open_s"] is not None and one["open_s"] > max(LONG_OPEN_S, one["timeout_ms"] / 1000)
+    described.sort(key=lambda one: -(one["open_s"] or 0))
+    return {
+        "open": described,
+        "open_count": len(open_rows),
+        "transactions": [row for row in rows if row not in open_rows][:500],
+        "count": len(rows),
+        "sinks": listed(asking.target, "sinks"),
+    }
+
+
+def _name(asking: Asking) -> str:
+    name = asking.params.get("name", "")
+    if not name:
+        raise PageError(400, "name is missing")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise PageError(404, f"a group's name has {NAME_BYTES_MAX} bytes at most")
+    return name
+
+
+CONNECTIONS_PER_BROKER: Final = 500
+CONNECTIONS_SHOWN: Final = 300
+PATIENCE_S: Final = 4.0
+CONNECTION_ORDERS: Final = ("bytes", "age", "idle")
+_OF_BROKERS: Final = re.compile("(?:broker|replica|audit|lag)-([0-9]{1,10})")
+"""The client ids of brokers, which send no software (``brokers.node``)."""
+
+
+def connections_page(asking: Asking) -> Answer:
+    """The connections of all brokers that answer, those that carried most first; and how many each software has."""
+    order, wanted = asking.choice("order", CONNECTION_ORDERS), asking.text("contains").lower()
+    client = asking.client
+    brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
+    request = messages.DescribeConnectionsRequest(version=0, limit=CONNECTIONS_PER_BROKER)
+    rows: list[dict[str, Any]] = []
+    totals: dict[int, int] = {}
+    troubles = []
+    for broker_id, answer in client.ask_each(dict.fromkeys(brokers, request), PATIENCE_S).items():
+        if answer is None:
+            troubles.append({"broker": broker_id, "trouble": "it does not answer, or is of an older release"})
+        elif answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise_for_code("connections", answer.error_code)
+        elif answer.error_code:
+            troubles.append({"broker": broker_id, "trouble": explain(answer.error_code)})
+        else:
+            totals[broker_id] = answer.total
+            rows += [_row(broker_id, one, brokers) for one in answer.connections]
+    matching = [row for row in rows if not wanted or any(wanted in text for text in _texts(row))]
+    matching.sort(key=lambda row: (_rank(row, order), row["broker"], row["id"]))
+    return {
+        "connections": matching[:CONNECTIONS_SHOWN],
+        "matching": len(matching),
+        "total": sum(totals.values()),
+        "described": len(rows),
+        "software": _by_software(matching),
+        "order": order,
+        "orders": CONNECTION_ORDERS,
+        "troubles": troubles,
+    }
+
+
+def _row(broker_id: int, one: Any, brokers: list[int]) -> dict[str, Any]:
+    software, version = one.software_name, one.software_version
+    own = _OF_BROKERS.fullmatch(one.client_id) if software == "unknown" else None
+    if own is not None and int(own[1]) in brokers:
+        software, version = f"broker {own[1]}", ""
+    return {
+        "broker": broker_id, "id": one.id, "listener": one.listener, "host": one.host, "principal": one.principal,
+        "mechanism": one.mechanism, "client_id": one.client_id, "software": software,
+        "version": version, "age_ms": one.age_ms, "idle_ms": one.idle_ms, "bytes_in": one.bytes_in,
+        "bytes_out": one.bytes_out, "round_trip_us": one.round_trip_micros, "unsent": one.unsent_bytes,
+    }  # fmt: skip
+
+
+def _rank(row: dict[str, Any], order: str) -> int:
+    if order == "bytes":
+        return -int(max(row["bytes_in"], 0) + max(row["bytes_out"], 0))
+    return int(row[f"{order}_ms"])
+
+
+def _texts(row: dict[str, Any]) -> Iterator[str]:
+    for name in ("listener", "host", "principal", "client_id", "software", "version"):
+        yield str(row[name]).lower()
+
+
+def _by_software(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Connections and bytes of each client software and version, the most connections first."""
+    by_software: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        name, version = row["software"], row["version"]
+        one = by_software.setdefault(
+            (name, version), {"software": name, "version": version, "connections": 0, "bytes_in": 0, "bytes_out": 0}
+        )
+        one["connections"] += 1
+        one["bytes_in"] += max(row["bytes_in"], 0)
+        one["bytes_out"] += max(row["bytes_out"], 0)
+    return sorted(by_software.values(), key=lambda one: (-one["connections"], one["software"], one["version"]))
+
+
+def security_page(asking: Asking) -> Answer:
+    """Users, ACLs and quotas, each as far as the user may see it."""
+    return {
+        "users": _section(lambda: _users(asking)),
+        "acls": _section(lambda: listed(asking.target, "acls")),
+        "quotas": _section(lambda: listed(asking.target, "quotas")),
+    }
+
+
+def _section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
+    try:
+        return {"rows": read(), "error": None}
+    except click.ClickException as error:
+        return {"rows": [], "error": error.format_message()}
+
+
+def _users(asking: Asking) -> list[dict[str, Any]]:
+    with explained(asking.target, "users"):
+        users = users_at(asking.client)
+    return [
+        {"user": user, "mechanism": mechanism, "iterations": iterations}
+        for user, credentials in users.items()
+        for mechanism, iterations in credentials.items()
+    ]
+
+
+LEVELS = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "good"}
+
+
+def doctor_page(asking: Asking) -> Answer:
+    """All findings, the worst first; what cannot be asked in two seconds is a finding, too. Raises PageError."""
+    limits = thresholds(asking)
+    facts = gathered(asking.client)
+    findings = findings_of(facts, limits)
+    given = limits._asdict()
+    changed = [name for name, default in Thresholds()._asdict().items() if given[name] != default]
+    return {
+        "brokers": len(facts.overview.live_brokers()),
+        "partitions": len(facts.overview.partitions),
+        "limits": given,
+        "command": " ".join(
+            ["fleetlog doctor", *(f"--{name.replace('_', '-')}={number_text(given[name])}" for name in changed)]
+        ),
+        "findings": [
+            {**one._asdict(), "severity": one.severity.name.lower(), "level": LEVELS[one.severity]} for one in findings
+        ],
+    }
+
+
+def thresholds(asking: Asking) -> Thresholds:
+    """From when on something is a trouble: the command's options by their names with underscores; raises PageError."""
+    limits: dict[str, Any] = {}
+    for name, default in Thresholds()._asdict().items():
+        text = asking.text(name)
+        if isinstance(default, int):
+            limits[name] = asking.number(name, default, 1, 10**9)
+        elif not text:
+            limits[name] = default
+        elif re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text):
+            limits[name] = float(text)
+        else:
+            raise PageError(400, f"{name} must be a number such as 0.5, not {text[:40]!r}")
+    return Thresholds(**limits)
+
+
+CHANGES_MAX: Final = 100
+NEAR_MS: Final = 15_000
+"""Brokers see one change at different moments, by different clocks: equal ones within so long are one."""
+
+_Change = TypeVar("_Change")
+
+
+def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: int) -> dict[str, Any]:
+    """Changes of leaders (of a topic, or all), controllers and registrations, the newest first.
+
+    ``since`` has, for each broker that answered, since when it keeps all of them (ms); what was before is in no broker.
+    """
+    request = messages.DescribeElectionsRequest(version=0, topic=topic, limit=limit)
+    elections: dict[tuple[str, int, int], dict[str, Any]] = {}
+    controllers: list[tuple[int, int]] = []
+    brokers: list[tuple[int, tuple[int, bool]]] = []
+    since, untold, work = [], [], None
+    for broker_id, answer in client.ask_each(dict.fromkeys(broker_ids, request), PATIENCE_S).items():
+        if answer is None:
+            untold.append({"broker": broker_id, "trouble": "it does not answer, or is of an older release"})
+            continue
+        if answer.error_code:
+            reason = "the right to describe the cluster is needed"
+            denied = answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            untold.append({"broker": broker_id, "trouble": reason if denied else explain(answer.error_code)})
+            continue
+        since.append({"broker": broker_id, "since": answer.since_ms})
+        for one in answer.elections:
+            _keep_first(elections, one)
+        controllers += [(one.at_ms, one.broker_id) for one in answer.controllers]
+        brokers += [(one.at_ms, (one.broker_id, one.registered)) for one in answer.brokers]
+        if answer.controller_epoch >= 0:
+            work = _work(broker_id, answer)
+    rows = sorted(elections.values(), key=lambda one: (-one["at"], one["topic"], one["partition"]))
+    return {
+        "elections": rows[:limit],
+        "controllers": [{"at": at, "controller": broker_id} for at, broker_id in merged_changes(controllers)],
+        "registrations": [
+            {"at": at, "broker": broker_id, "registered": registered}
+            for at, (broker_id, registered) in merged_changes(brokers)
+        ],
+        "since": since,
+        "untold": untold,
+        "work": work,
+    }  # fmt: skip
+
+
+def _keep_first(found: dict[tuple[str, int, int], dict[str, Any]], one: Any) -> None:
+    key = (one.topic, one.partition_index, one.leader_epoch)
+    known = found.get(key)
+    if known is None or one.at_ms < known["at"]:
+        found[key] = {
+            "at": one.at_ms, "topic": one.topic, "partition": one.partition_index, "leader_epoch": one.leader_epoch,
+            "leader": one.leader, "previous": one.previous_leader, "isr": list(one.isr), "unclean": one.unclean,
+        }  # fmt: skip
+
+
+def merged_changes(seen: list[tuple[int, _Change]]) -> list[tuple[int, _Change]]:
+    """What several brokers saw, each change once at the first time that it was seen; the newest first."""
+    merged: list[tuple[int, _Change]] = []
+    latest: dict[_Change, int] = {}
+    for at, change in sorted(seen, key=lambda one: one[0]):
+        if change not in latest or at - latest[change] > NEAR_MS:
+            merged.append((at, change))
+            latest[change] = at
+    return merged[::-1][:CHANGES_MAX]
+
+
+def _work(broker_id: int, answer: Any) -> dict[str, Any]:
+    return {
+        "broker": broker_id, "epoch": answer.controller_epoch, "since": answer.controller_since_ms,
+        "admin_requests": answer.admin_requests, "leaders_asked_to_move": answer.leaders_asked_to_move,
+        "silent_brokers": list(answer.silent_brokers), "unclean_elections": answer.unclean_elections,
+    }  # fmt: skip
+
+
+WIDTH, HEIGHT, GAP = 420, 18, 4
+"""Narrow, since a chart is as wide as a phone, and its text must be readable there."""
+LABEL, NAME_MAX = 130, 17
+"""The part of the width that names have, and how many characters fit into it; of longer ones the end is shown."""
+
+
+def share_bar(part: float, whole: float, title: str) -> Markup:
+    """One bar: how much of the whole is used."""
+    share = 0.0 if whole <= 0 else min(max(part / whole, 0.0), 1.0)
+    level = "bad" if share >= 0.95 else "warning" if share >= 0.85 else "good"
+    return Markup(
+        '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="{0}">'
+        "<title>{0}</title>"
+        '<rect class="track" width="100" height="8"/><rect class="{1}" width="{2:.1f}" height="8"/></svg>'
+    ).format(title, level, share * 100)
+
+
+def bars(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
+    """Horizontal bars of (name, number, its text), on the scale of the largest."""
+    if not rows:
+        return Markup("")
+    largest = max(number for _, number, _ in rows) or 1.0
+    height = len(rows) * (HEIGHT + GAP)
+    drawn = [
+        Markup(
+            '<text x="{0}" y="{1}" text-anchor="end">{9}</text>'
+            '<rect class="bar" x="{3}" y="{4}" width="{5:.1f}" height="{6}"><title>{2}: {7}</title></rect>'
+            '<text x="{8:.1f}" y="{1}">{7}</text>'
+        ).format(
+            LABEL - 6, at + HEIGHT - 5, name, LABEL, at, width := number / largest * (WIDTH - LABEL - 70), HEIGHT,
+            text, LABEL + width + 5, name if len(name) <= NAME_MAX else "…" + name[1 - NAME_MAX :],
+        )
+        for at, (name, number, text) in ((i * (HEIGHT + GAP), row) for i, row in enumerate(rows))
+    ]  # fmt: skip
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, height, escape(label), Markup("").join(drawn)
+    )
