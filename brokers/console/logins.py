@@ -1,4 +1,9 @@
-"""Browser sessions: the cookie, the token of its forms, and the login by which the console asks the brokers."""
+"""Browser sessions: the cookie, the token of its forms, and the login by which the console asks the brokers.
+
+Logins that are tried at the same time: some are, a few more wait, the rest is refused at once.
+
+A login takes a worker for seconds where it fails, since brokers answer a wrong password late.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,12 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
+import anyio
+import anyio.to_thread
+
+from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.clients import UserLogin
 
 SESSIONS_MAX: Final = 1_000
@@ -114,3 +123,31 @@ class BrowserSessions:
     def accepts(self, session: BrowserSession | None, token: str) -> bool:
         """Whether the token is the session's."""
         return session is not None and hmac.compare_digest(self.form_token(session).encode(), token.encode())
+
+
+T = TypeVar("T")
+
+LOGINS: Final = 4
+"""That are tried at the same time."""
+LOGINS_WAITING_MAX: Final = 16
+"""Beside these."""
+
+
+class LoginTurns:
+    """Counts logins where they arrive: the limiter itself learns of them only in a later turn of the loop, so that all
+    that come in one turn would pass.
+    """
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(LOGINS)
+        self._present = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do a login's work on a thread, in its turn. Raises PageError when too many wait, and what ``work`` raises."""
+        if self._present >= LOGINS + LOGINS_WAITING_MAX:
+            raise PageError(503, "too many logins are being tried; try again in a few seconds")
+        self._present += 1
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self._present -= 1

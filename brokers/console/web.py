@@ -31,8 +31,7 @@ from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.guard import Guard, read_form
-from fleetlog.brokers.console.login_turns import LoginTurns
-from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions
+from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry

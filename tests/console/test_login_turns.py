@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from fleetlog.brokers.console.asking import PageError
-from fleetlog.brokers.console.login_turns import LOGINS, LOGINS_WAITING_MAX, LoginTurns
+from fleetlog.brokers.console.logins import LOGINS, LOGINS_WAITING_MAX, LoginTurns
 
 ADMITTED = LOGINS + LOGINS_WAITING_MAX
 
