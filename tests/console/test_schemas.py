@@ -21,9 +21,8 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 
-from fleetlog.brokers.console.avro import AvroError, AvroSchema, FieldBudget
 from fleetlog.brokers.console.decoding import decode_bytes
-from fleetlog.brokers.console.schemas import PAGE_IDS, PageSchemas, SchemaRegistry
+from fleetlog.brokers.console.schemas import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
