@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -17,12 +17,14 @@ import click
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
@@ -30,13 +32,99 @@ from fleetlog.brokers.console import message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
-from fleetlog.brokers.console.guard import Guard, read_form
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
 
 logger = logging.getLogger(__name__)
+
+FORM_BYTES_MAX: Final = 2 * 1024 * 1024
+FIELDS_MAX: Final = 200
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with no-referrer, a browser's own forms come from the origin "null"
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+def host_of(authority: str) -> str:
+    """The host in ``host:port``, in lower case and without brackets; empty if it is malformed."""
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """Refuses hosts that are not the console's own names (another name that points at loopback is a rebinding attack),
+    and requests that another site began."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+
+        async def send_strict(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if not scope["path"].startswith("/static/"):
+                    headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        refusal = self._refusal(scope["method"], headers)
+        if refusal is not None:
+            await PlainTextResponse(refusal, 403)(scope, receive, send_strict)
+            return
+        await self._app(scope, receive, send_strict)
+
+    def _refusal(self, method: str, headers: Headers) -> str | None:
+        authority = headers.get("host", "")
+        if host_of(authority) not in self._hosts:
+            return "this console is not known by that name; start it with --host-name NAME\n"
+        if method in {"GET", "HEAD"}:
+            return None
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != authority.lower():
+            return "a form of another site\n"
+        if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+            return "a form of another site\n"
+        return None
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, the last one of each name; raises PageError if it is too large or no form."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise PageError(415, "send a form: application/x-www-form-urlencoded")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_BYTES_MAX:
+                raise PageError(413, f"a form may have {FORM_BYTES_MAX} bytes at most")
+    except ClientDisconnect:  # or was too slow; nobody reads this
+        raise PageError(400, "the form did not arrive whole") from None
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"))
+    except ValueError:
+        raise PageError(400, "the form cannot be read") from None
+
+
 HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
 LOGIN_COOKIE: Final = "fleetlog_console_login"
