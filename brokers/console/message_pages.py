@@ -1,22 +1,407 @@
-"""The messages of a topic: newest, from an offset, from a time; filtered, page by page; exported."""
+"""The messages of a topic: newest, from an offset, from a time; filtered, page by page; exported.
+
+Which records of a topic a page shows, and where the next page begins.
+
+A page never hangs: what it scans is bounded in records, bytes and seconds, and it stops where the partitions ended when
+it began. Where that is too little, it shows what it has, and its cursor goes on from there.
+
+Keys and values as text: JSON, Avro by a registry, strings, numbers, bytes, and the internal topics' own records.
+"""
 
 from __future__ import annotations
 
+import base64
+import codecs
 import csv
+import heapq
 import io
+import json
 import re
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
 from fleetlog.brokers.cli.times import parse_time
-from fleetlog.brokers.cli.topic_reader import COMMITTED, PartitionBounds, StoredRecord, TopicReader
+from fleetlog.brokers.cli.topic_reader import (
+    COMMITTED,
+    UNCOMMITTED,
+    FetchedPart,
+    PartitionBounds,
+    StoredRecord,
+    TopicReader,
+)
 from fleetlog.brokers.console.asking import Answer, Asking, PageError
-from fleetlog.brokers.console.browsing import Browse, BrowsedPage, Matches, Positions, decode_cursor, encode_cursor
-from fleetlog.brokers.console.decoding import DECODERS, REGISTRY, record_row
-from fleetlog.brokers.console.schemas import PageSchemas
+from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
+
+RECORDS_MAX: Final = 10_000
+BYTES_MAX: Final = 20_000_000
+SECONDS_MAX: Final = 10.0
+FIRST_SPAN: Final = 16
+"""Offsets of each partition that the first step back takes; each further one takes twice as many."""
+CURSOR_MAX: Final = 40_000
+
+Positions = dict[int, int]
+Matches = Callable[[StoredRecord], bool]
+
+
+class RecordSource(Protocol):
+    """What records come from: a TopicReader, in short."""
+
+    def fetch(
+        self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
+    ) -> dict[int, FetchedPart]:
+        """Records of partitions, from these offsets on."""
+        ...  # pragma: no cover
+
+
+@dataclass(slots=True)
+class ScanBudget:
+    """What one page may still scan."""
+
+    records: int = RECORDS_MAX
+    size: int = BYTES_MAX
+    seconds: float = SECONDS_MAX
+    now_s: Callable[[], float] = time.monotonic
+    scanned: int = 0
+    scanned_bytes: int = 0
+    only_time: bool = False
+    """The first step of a page is made whatever its bytes: otherwise large records would never be shown."""
+    _begun_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._begun_s = self.now_s()
+
+    def spend(self, part: FetchedPart) -> None:
+        """Count what was scanned."""
+        self.scanned += len(part.records)
+        self.scanned_bytes += part.size
+
+    @property
+    def left(self) -> int:
+        """Records that may still be scanned."""
+        return max(self.records - self.scanned, 0)
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes, inflated, that may still be scanned."""
+        return max(self.size - self.scanned_bytes, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the page must end."""
+        if self.now_s() - self._begun_s >= self.seconds:
+            return True
+        return not self.only_time and (not self.left or not self.left_bytes)
+
+
+class BrowsedPage(NamedTuple):
+    """Records in the order shown, the offsets where the next page begins, and whether the budget ended this one.
+
+    ``following`` is None where there is nothing more in this direction; ``reached`` is where the page ends.
+    """
+
+    records: list[StoredRecord]
+    following: Positions | None
+    cut_short: bool
+    reached: Positions
+
+
+class Browse:
+    """One page of a topic. With ``everything`` records of aborted and open transactions and markers are shown, too."""
+
+    def __init__(
+        self,
+        source: RecordSource,
+        bounds: Mapping[int, PartitionBounds],
+        *,
+        count: int,
+        matches: Matches,
+        everything: bool = False,
+        budget: ScanBudget | None = None,
+    ) -> None:
+        self._source, self.bounds, self._count = source, bounds, count
+        self._matches, self._everything = matches, everything
+        self.budget = budget or ScanBudget()
+
+    def end(self, partition: int) -> int:
+        """Where reading stops."""
+        bounds = self.bounds[partition]
+        return bounds.end if self._everything else bounds.stable
+
+    def onward(self, start: Positions) -> BrowsedPage:
+        """The records from these offsets on, merged by time."""
+        stop = {p: self.end(p) for p in start if p in self.bounds}
+        at = {p: min(max(start[p], self.bounds[p].first), stop[p]) for p in stop}
+        records: dict[int, list[StoredRecord]] = {p: [] for p in at}
+        self._scan(at, stop, records, lambda p: len(records[p]) >= self._count)
+        merged = heapq.merge(*records.values(), key=lambda one: (one.timestamp_ms, one.partition, one.offset))
+        shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
+        number = _count_by_partition(shown)
+        following = {}
+        for p, rows in records.items():
+            taken = number.get(p, 0)
+            following[p] = rows[taken].offset if taken < len(rows) else at[p]
+        at_end = all(following[p] >= stop[p] for p in following)
+        reached = {**start, **following}  # a partition whose leader is away is gone on with when it is back
+        return BrowsedPage(shown, None if at_end else reached, self.budget.exhausted, reached)
+
+    def newest(self, before: Positions | None = None) -> BrowsedPage:
+        """The newest records below these offsets, the newest first."""
+        stop = {
+            p: min((before or {}).get(p, self.end(p)), self.end(p))
+            for p in self.bounds
+            if before is None or p in before
+        }
+        records: dict[int, list[StoredRecord]] = {p: [] for p in stop}
+        low = dict(stop)
+        span = max(1, min(self._count, FIRST_SPAN, RECORDS_MAX // max(len(stop), 1)))
+        self.budget.only_time = True
+        while not self.budget.exhausted:
+            top, low = low, {p: max(low[p] - span, min(self.bounds[p].first, low[p])) for p in low}
+            wider = {p for p in low if low[p] < top[p]}
+            if not wider:
+                break
+            part: dict[int, list[StoredRecord]] = {p: [] for p in wider}
+            at = {p: low[p] for p in wider}
+            self._scan(at, {p: top[p] for p in wider}, part, lambda _: False)
+            self.budget.only_time = False
+            for p in wider:
+                if at[p] < top[p]:  # the budget ended in the middle: the next page takes this step again
+                    low[p] = top[p]
+                else:
+                    records[p] = part[p] + records[p]
+            if sum(map(len, records.values())) >= self._count:
+                break
+            span *= 2
+        downward = [list(reversed(rows)) for rows in records.values()]
+        merged = heapq.merge(*downward, key=lambda one: (-one.timestamp_ms, -one.partition, -one.offset))
+        shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
+        number = _count_by_partition(shown)
+        following = {}
+        for p, rows in records.items():
+            taken = number.get(p, 0)
+            following[p] = low[p] if taken == len(rows) else rows[len(rows) - taken].offset if taken else stop[p]
+        at_start = all(following[p] <= self.bounds[p].first for p in following)
+        return BrowsedPage(shown, None if at_start else following, self.budget.exhausted, following)
+
+    def _scan(
+        self, at: Positions, stop: Positions, found: dict[int, list[StoredRecord]], enough: Callable[[int], bool]
+    ) -> None:
+        """Advance ``at`` up to ``stop``, and collect what matches, until the budget ends or nothing comes."""
+        while not self.budget.exhausted:
+            due = [p for p in at if at[p] < stop[p] and not enough(p)]
+            if not due:
+                return
+            due.sort(key=lambda p: len(found[p]))  # brokers fill answers in the order asked for
+            moved = False
+            for isolation in (COMMITTED, UNCOMMITTED):
+                asked = {p: at[p] for p in due if (at[p] < self.bounds[p].stable) == (isolation == COMMITTED)}
+                for p, part in self._fetched(asked, isolation).items():
+                    self.budget.spend(part)
+                    found[p] += [one for one in part.records if one.offset < stop[p] and self._shown(one)]
+                    moved |= part.next_offset > at[p]
+                    at[p] = max(at[p], min(part.next_offset, stop[p]))
+            if not moved:
+                return
+
+    def _fetched(self, asked: Positions, isolation: int) -> dict[int, FetchedPart]:
+        if not asked:
+            return {}
+        return self._source.fetch(asked, isolation, max(self.budget.left // len(asked), 1), self.budget.left_bytes)
+
+    def _shown(self, record: StoredRecord) -> bool:
+        if not self._everything and (record.marker or record.state not in {"", "committed"}):
+            return False
+        return self._matches(record)
+
+
+def _count_by_partition(records: Iterable[StoredRecord]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for record in records:
+        counts[record.partition] = counts.get(record.partition, 0) + 1
+    return counts
+
+
+def encode_cursor(positions: Positions) -> str:
+    """Offsets by partition as text for an address."""
+    text = ",".join(f"{partition}.{offset}" for partition, offset in sorted(positions.items()))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(text: str) -> Positions:
+    """The reverse; raises ValueError."""
+    if len(text) > CURSOR_MAX:
+        raise ValueError("the cursor is too long")
+    raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+    positions = {}
+    for one in raw.split(","):
+        partition, _, offset = one.partition(".")
+        if not (partition.isdecimal() and offset.isdecimal() and len(partition) < 10 and len(offset) < 20):
+            raise ValueError("the cursor is malformed")
+        positions[int(partition)] = int(offset)
+    return positions
+
+
+DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
+REGISTRY: Final = "registry"
+"""The decoder of a console that was started with a schema registry."""
+SHOWN_MAX: Final = 4_000
+"""Characters of a key or value that a page shows; an export has all."""
+READ_MAX: Final = 16 * 1024
+"""Bytes of a key or value that are decoded for a page. JSON that is larger is shown as it stands."""
+ON_A_LINE: Final = 120
+"""Characters of JSON that stand on one line."""
+INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
+_NUMBERS: Final = {1: ">b", 2: ">h", 4: ">i", 8: ">q"}
+
+
+class ShownBytes(NamedTuple):
+    """``kind`` is what the bytes were taken for; ``text`` is None for a null.
+
+    ``schema`` is the id in a registry by which they were decoded; ``problem`` says why they were not.
+    """
+
+    kind: str
+    text: str | None
+    size: int
+    cut: bool = False
+    schema: int | None = None
+    problem: str = ""
+
+
+def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX, schemas: PageSchemas | None = None) -> ShownBytes:
+    """The bytes as that decoder shows them; as hexadecimal digits where it cannot."""
+    if raw is None:
+        return ShownBytes("null", None, 0)
+    if how == REGISTRY or (how == "auto" and schemas is not None and schema_id(raw) is not None):
+        return _by_schema(raw, how, limit, schemas)
+    return _without_schema(raw, how, limit)
+
+
+def _without_schema(raw: bytes, how: str, limit: int) -> ShownBytes:
+    large = len(raw) > READ_MAX
+    for kind in ("json", "text", "hex") if how == "auto" or (how == "json" and large) else (how, "hex"):
+        text = _AS[kind](raw[:READ_MAX], large, limit)
+        if text is not None:
+            return ShownBytes(kind, text[:limit], len(raw), large or len(text) > limit)
+    raise AssertionError("hexadecimal digits show everything")
+
+
+def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) -> ShownBytes:
+    """By the schema whose id comes first. Bytes that have that look by chance are shown as others, with a word."""
+    try:
+        if schemas is None:
+            raise SchemaProblem("the console was started without --schema-registry")
+        decoded = schemas.avro(raw)
+    except SchemaProblem as problem:
+        if how == "auto":
+            return _without_schema(raw, how, limit)._replace(problem=str(problem))
+        return _without_schema(raw, "hex", limit)._replace(problem=str(problem))
+    number = schema_id(raw)
+    if decoded is None:
+        shown = _without_schema(raw[PREFIX_BYTES : PREFIX_BYTES + READ_MAX + 1], "json", limit)
+        wrong = "" if shown.kind == "json" or shown.cut else f"schema {number} is one of JSON, and the value is not"
+        return shown._replace(size=len(raw), schema=number, problem=wrong)
+    text = _as_json(decoded[1], limit)
+    return ShownBytes("avro", text[:limit], len(raw), len(text) > limit, number)
+
+
+def _json(raw: bytes, large: bool, limit: int) -> str | None:
+    if large:
+        return None
+    if raw[:1].strip() not in {b"{", b"[", b'"', b""} and not raw[:1].isdigit() and raw[:1] not in b"-tfn":
+        return None
+    try:
+        return _as_json(json.loads(raw), limit)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _as_json(value: Any, limit: int) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=_bytes_in_json)
+    if len(text) > ON_A_LINE:
+        text = _indented(value, limit)
+    return text.encode(
+        errors="backslashreplace"
+    ).decode()  # half of a surrogate pair is no character: as it was escaped
+
+
+def _bytes_in_json(value: bytes) -> str:
+    """Avro's bytes, as text where they are."""
+    return _text(value, False, 0) or value.hex(" ")
+
+
+def _indented(value: Any, limit: int) -> str:
+    """JSON on many lines, made only until it is longer than the limit: deep values are mostly indentation."""
+    parts, size = [], 0
+    for part in json.JSONEncoder(ensure_ascii=False, indent=1, default=_bytes_in_json).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return "".join(parts)
+
+
+def _text(raw: bytes, large: bool, _: int) -> str | None:
+    try:
+        text = codecs.utf_8_decode(raw, "strict", not large)[0]  # a cut may be in the middle of a character
+    except UnicodeDecodeError:
+        return None
+    readable = sum(character.isprintable() or character in "\t\r\n" for character in text)
+    return text if readable == len(text) else None
+
+
+def _number(raw: bytes, _large: bool, _limit: int) -> str | None:
+    layout = _NUMBERS.get(len(raw))
+    return None if layout is None else str(struct.unpack(layout, raw)[0])
+
+
+_AS: Final[dict[str, Callable[[bytes, bool, int], str | None]]] = {
+    "json": _json,
+    "text": _text,
+    "number": _number,
+    "hex": lambda raw, *_: raw.hex(" "),
+    "base64": lambda raw, *_: base64.b64encode(raw).decode(),
+}
+
+
+def record_row(
+    topic: str, record: StoredRecord, key_how: str, value_how: str, schemas: PageSchemas | None = None
+) -> dict[str, Any]:
+    """A record as a page shows it. A record of an internal topic has ``meaning``."""
+    row: dict[str, Any] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "key": decode_bytes(record.key, key_how, schemas=schemas)._asdict(),
+        "value": decode_bytes(record.value, value_how, schemas=schemas)._asdict(),
+        "headers": [{"name": name, **decode_bytes(value, "auto")._asdict()} for name, value in record.headers],
+        "size": record.size,
+        "state": record.state,
+        "marker": record.marker,
+        "producer_id": record.producer_id,
+        "producer_epoch": record.producer_epoch,
+        "sequence": record.sequence,
+        "leader_epoch": record.leader_epoch,
+        "codec": record.codec,
+    }
+    if topic in INTERNAL and not record.marker:
+        row["meaning"] = json.dumps(_meaning(topic, record), ensure_ascii=False, default=str)[:SHOWN_MAX]
+    return row
+
+
+def _meaning(topic: str, record: StoredRecord) -> dict[str, Any]:
+    """In words. What reads them is imported when it is wanted: it brings the brokers' logs along, and their memory."""
+    from fleetlog.brokers.cli.logdump import offsets_row, transactions_row
+
+    return (offsets_row if topic == INTERNAL[0] else transactions_row)(record)
+
 
 FROM: Final = ("newest", "beginning", "offset", "time", "end")
 WHERE: Final = ("anywhere", "key", "value", "headers")

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from fleetlog.brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
+from fleetlog.brokers.console.message_pages import READ_MAX, SHOWN_MAX, decode_bytes
 from fleetlog.brokers.console.pages import merged_changes
 from tests.support.loopwatch import slower
 

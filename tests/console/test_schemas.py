@@ -21,7 +21,7 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 
-from fleetlog.brokers.console.decoding import decode_bytes
+from fleetlog.brokers.console.message_pages import decode_bytes
 from fleetlog.brokers.console.schemas import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
