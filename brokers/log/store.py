@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
-from fleetlog.brokers.log.background_verify import BackgroundVerify
 from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings
 from fleetlog.brokers.log.directories.checkpointing import Checkpoints
 from fleetlog.brokers.log.directories.directories import (
@@ -41,6 +40,7 @@ from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.recovery_report import StoreReport
 from fleetlog.brokers.log.segment import LOG_SUFFIX, Segment
 from fleetlog.brokers.log.state import LogSettings, LogState
+from fleetlog.brokers.log.verify import BackgroundVerify
 from fleetlog.brokers.metrics.registry import StartFigures
 from fleetlog.brokers.model import Clock, LiveBroker, has_room, id_text
 from fleetlog.wire.compression import CodecError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.log.background_verify import MOST_LOGS, MOST_SEGMENTS, BackgroundVerify
 from fleetlog.brokers.log.segment import Segment
+from fleetlog.brokers.log.verify import MOST_LOGS, MOST_SEGMENTS, BackgroundVerify
 from fleetlog.wire.types import TopicPartition
 from tests.support.stage import Stage
 
