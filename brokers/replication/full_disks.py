@@ -18,18 +18,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from fleetlog.brokers.model import NO_LEADER, PartitionState, TopicPartition, has_room
+from fleetlog.brokers.model import PartitionState, TopicPartition, has_room
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication import isr
+from fleetlog.brokers.replication.unopened import UnopenedReplica, step_aside
 from fleetlog.wire import messages
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.log import LogStore
-    from fleetlog.brokers.replication.in_sync_set import InSyncSet
     from fleetlog.brokers.replication.partition import Partition
-    from fleetlog.brokers.replication.unopened import UnopenedReplica
+    from fleetlog.brokers.replication.replicas import ReplicaManager
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +36,6 @@ DESCRIBE_LOG_DIRS, VERSION = 35, 4
 ASK_MS = 2_000
 LEVEL_MS = 2_000
 """How long a leader waits for the other in-sync members to fetch its last records, before it resigns anyway."""
-
-
-def step_aside(replica: InSyncSet | UnopenedReplica, broker_id: int) -> PartitionState | None:
-    """Propose a state in which this follower is not in sync; returns it, or None if it changes nothing."""
-    state = replica.state
-    if state.leader in (NO_LEADER, broker_id):
-        return None
-    return replica.withdraw(isr.without(state, {broker_id}, replica.effective_min_isr))
 
 
 def make_way(
@@ -62,29 +53,6 @@ def make_way(
     return in_sync.abdicate(isr.without(in_sync.state, {broker_id}, in_sync.effective_min_isr))
 
 
-class ReplicasPort(Protocol):
-    """The part of :class:`~brokers.replication.replicas.ReplicaManager` that is used here."""
-
-    @property
-    def logs(self) -> LogStore:
-        """The replicas' logs."""
-
-    def get(self, tp: TopicPartition) -> Partition | None:
-        """This broker's replica, whatever its role."""
-
-    def successors(self, state: PartitionState) -> list[int]:
-        """The members of the in-sync set that may be elected."""
-
-    def without_room(self) -> list[UnopenedReplica]:
-        """Replicas whose log cannot be created because there is no room."""
-
-    def stand_back(self, partition: Partition) -> None:
-        """Stop following, and leave the in-sync set."""
-
-    def follow_again(self, tp: TopicPartition) -> None:
-        """Follow the leader again: the log has room."""
-
-
 def make_way_unopened(
     replica: UnopenedReplica, broker_id: int, successors: Collection[int], with_room: Collection[int]
 ) -> PartitionState | None:
@@ -98,7 +66,7 @@ class RoomKeeper:
     """See the module. Call :meth:`tick` a few times a second; it costs nothing while every directory has room."""
 
     def __init__(
-        self, broker_id: int, replicas: ReplicasPort, peers: PeersPort, loop: asyncio.AbstractEventLoop
+        self, broker_id: int, replicas: ReplicaManager, peers: PeersPort, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._broker_id = broker_id
         self._replicas = replicas

@@ -443,26 +443,12 @@ class Watcher(Protocol):
         ...
 
 
-class Surroundings(Protocol):
-    """The cluster state that a partition needs."""
-
-    stopped: dict[TopicPartition, str]
-    """Why replicas of this broker do not follow their leaders."""
-
-    def lease_valid(self) -> bool:
-        """Whether this broker's lease is valid (``BrokerLease``)."""
-        ...
-
-    def broker(self, broker_id: int) -> BrokerInfo | None:
-        """The registered broker with this id, or None."""
-        ...
-
-
 class Partition:
     """A replica on this broker. Loop thread only.
 
     ``is_leader``: the state names this broker in its present incarnation. Whether a request may be served is decided
-    for each request by :meth:`may_serve`.
+    for each request by :meth:`may_serve`. ``lease_valid`` is the broker's (``BrokerLease``), ``broker`` a registered
+    broker by its id, ``stopped`` says why replicas of this broker do not follow their leaders.
     """
 
     def __init__(
@@ -474,7 +460,9 @@ class Partition:
         *,
         broker_id: int,
         clock: Clock,
-        surroundings: Surroundings,
+        lease_valid: Callable[[], bool],
+        broker: Callable[[int], BrokerInfo | None],
+        stopped: dict[TopicPartition, str],
         isr_writer: IsrWriter,
     ) -> None:
         self.tp = tp
@@ -490,11 +478,10 @@ class Partition:
         """The log end at the start of this broker's present leader epoch (KIP-207)."""
         self.order = BatchOrder(tp, topic_id, clock, BeforeLeading())
         """What became of refused batches; the replica manager makes it follow the broker's own list."""
-        self.lease = LeaderLease(surroundings.lease_valid)
+        self.lease = LeaderLease(lease_valid)
         self.lease_valid = self.lease.valid
         """Whether no other broker can lead now."""
-        broker = surroundings.broker
-        self.follower_role = FollowerRole(self, clock, surroundings.stopped)
+        self.follower_role = FollowerRole(self, clock, stopped)
         self.followers = Followers(self, broker_id, broker)
         self.in_sync = InSyncSet(self, self.followers, self.lease, isr_writer, broker_id=broker_id, broker=broker)
         self.confirmations = Confirmations(self, self.followers, self.in_sync, self.lease, clock)

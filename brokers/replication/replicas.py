@@ -24,11 +24,11 @@ from fleetlog.brokers.model import (
     TopicPartition,
     id_text,
 )
-from fleetlog.brokers.replication import full_disks, isr
+from fleetlog.brokers.replication import isr
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.proposals import IsrWriter
 from fleetlog.brokers.replication.serving import BrokerLease
-from fleetlog.brokers.replication.unopened import UnopenedReplica, why_lost
+from fleetlog.brokers.replication.unopened import UnopenedReplica, step_aside, why_lost
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class ReplicaManager:
         """
         for unfollow in self._unfollow_listeners:
             _call(unfollow, partition.tp)
-        if full_disks.step_aside(partition.in_sync, self._broker_id) is not None:
+        if step_aside(partition.in_sync, self._broker_id) is not None:
             logger.error(
                 "%s: no room in log directory %s: this broker leaves the in-sync set",
                 partition.tp, partition.log.directory,
@@ -547,8 +547,8 @@ class ReplicaManager:
                 logger.error("%s: cannot create the log: %s; retrying every second", tp, error)
             return None
         partition = Partition(
-            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, surroundings=self,
-            isr_writer=self._isr_writer,
+            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, lease_valid=self.lease_valid,
+            broker=self.broker, stopped=self.stopped, isr_writer=self._isr_writer,
         )  # fmt: skip
         partition.order.follow(self.before_leading)
         if self.topic_figures is not None:

@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fleetlog.brokers.model import NO_LEADER, PartitionState, TopicPartition
+from fleetlog.brokers.replication import isr
 from fleetlog.brokers.replication.proposals import IsrWriter
 
 if TYPE_CHECKING:
     from fleetlog.brokers.log import LogStore
+    from fleetlog.brokers.replication.in_sync_set import InSyncSet
 
 
 class UnopenedReplica:
@@ -128,3 +130,11 @@ def why_lost(tp: TopicPartition, logs: LogStore) -> str:
         " this broker, or wait for another in-sync replica; only if all are lost: fleetlog topics elect"
         f" {tp.topic} --partition {tp.partition} --unclean"
     )
+
+
+def step_aside(replica: InSyncSet | UnopenedReplica, broker_id: int) -> PartitionState | None:
+    """Propose a state in which this follower is not in sync; returns it, or None if it changes nothing."""
+    state = replica.state
+    if state.leader in (NO_LEADER, broker_id):
+        return None
+    return replica.withdraw(isr.without(state, {broker_id}, replica.effective_min_isr))

@@ -12,7 +12,7 @@ from fleetlog.brokers.log import DiskFull
 from fleetlog.brokers.model import BrokerId, BrokerInfo, PartitionState, TopicPartition
 from fleetlog.brokers.replication import full_disks, isr
 from fleetlog.brokers.replication.partition import Partition
-from fleetlog.brokers.replication.unopened import UnopenedReplica
+from fleetlog.brokers.replication.unopened import UnopenedReplica, step_aside
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.stage import ME, OTHER, Stage
 
@@ -136,7 +136,7 @@ def test_a_refused_proposal_leaves_it_the_leader(stage: Full) -> None:
 def test_a_follower_leaves_the_in_sync_set_at_once(stage: Full) -> None:
     stage.topic("new", replicas=ALL, leader=OTHER)
     replica = stage.replica
-    state = full_disks.step_aside(replica, ME)
+    state = step_aside(replica, ME)
     assert state is not None
     assert (state.leader, state.leader_epoch, state.isr) == (OTHER, 0, (OTHER, THIRD))
     stage.full = False
@@ -145,7 +145,7 @@ def test_a_follower_leaves_the_in_sync_set_at_once(stage: Full) -> None:
     assert replica.proposed is None, "which is wanted no more"
     stage.full = True
     stage.topic("gone", replicas=ALL, leader=OTHER, isr=(OTHER, THIRD))
-    assert full_disks.step_aside(stage.replica, ME) is None, "it is out already"
+    assert step_aside(stage.replica, ME) is None, "it is out already"
 
 
 def test_one_line_is_logged_for_each_topic(stage: Full, caplog: pytest.LogCaptureFixture) -> None:
