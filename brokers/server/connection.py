@@ -16,13 +16,14 @@ import logging
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fleetlog._native import io
 from fleetlog.brokers.api.base import ClientConnection
 from fleetlog.brokers.log import SliceGone
+from fleetlog.brokers.logins.principals import USER, Principal
 from fleetlog.brokers.model import Carried
 from fleetlog.brokers.server import disk
 from fleetlog.brokers.server.framing import (
@@ -701,6 +702,16 @@ class Connection:
             if self._outbox.pending and not self._writing and not self._reads.pending:
                 self._send()
             self.close(reason)
+
+
+def close_logins(connections: Iterable[Connection], withdrawn: frozenset[tuple[str, str]]) -> None:
+    """Close those that logged in with credentials, as (mechanism, user), that do not count any more."""
+    gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
+    outdated = [one for one in connections if one.mechanism and (one.mechanism, one.principal) in gone]
+    for connection in outdated:
+        connection.close("its user was removed, or has another password")
+    if outdated:
+        logger.info("%d connections closed: their users were removed, or have other passwords", len(outdated))
 
 
 class TlsConnection(Connection):

@@ -38,13 +38,13 @@ from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, in_slic
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.quotas.image import QuotaImage
 from fleetlog.brokers.quotas.metering import CREATED, ConnectionRates, Meter, Metering
-from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, TlsConnection
+from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, TlsConnection, close_logins
 from fleetlog.brokers.server.descriptors import Descriptors
 from fleetlog.brokers.server.disk import ReadAhead
 from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
-from fleetlog.brokers.server.login import ConnectionLogin, LoginGate, close_logins
+from fleetlog.brokers.server.login import ConnectionLogin, LoginGate
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.tls_transport import (
     CERTIFICATE_LOGIN,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,7 +22,6 @@ from fleetlog.brokers.logins.mechanism_names import SCRAM_MECHANISMS
 from fleetlog.brokers.logins.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
 from fleetlog.brokers.logins.plain import PLAIN, PlainServer, verifier
-from fleetlog.brokers.logins.principals import USER, Principal
 from fleetlog.brokers.logins.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
@@ -35,7 +34,7 @@ from fleetlog.brokers.logins.sasl import (
     SaslLogin,
     Then,
 )
-from fleetlog.brokers.logins.scram import CredentialForm, ScramCredential, ScramMechanism, ScramServer, random_text
+from fleetlog.brokers.logins.scram import ScramMechanism, ScramServer, random_text
 from fleetlog.brokers.server.framing import FrameError, Framer
 from fleetlog.wire import hot, messages
 from fleetlog.wire.apis import APIS
@@ -44,6 +43,7 @@ from fleetlog.wire.refusals import error_response
 
 if TYPE_CHECKING:
     from fleetlog.brokers.api.base import ClientConnection, Services
+    from fleetlog.brokers.logins.users import ScramUsers
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.server.limits import QuietLog
 
@@ -93,20 +93,8 @@ class ConnectionPort(Protocol):
         ...
 
 
-class Credentials(Protocol):
-    """The SCRAM users."""
-
-    def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        """The credential of a user; None without one."""
-        ...
-
-    def forms(self, mechanism: ScramMechanism) -> Mapping[CredentialForm, int]:
-        """How many credentials have each form."""
-        ...
-
-
 def sasl_listener(
-    logins: ListenerLogins, credentials: Credentials, fake_key: bytes, verify: TokenVerifier | None = None
+    logins: ListenerLogins, credentials: ScramUsers, fake_key: bytes, verify: TokenVerifier | None = None
 ) -> SaslListener:
     """The mechanisms of a listener. ``fake_key`` is the fleet's secret for the salts of users that do not exist.
 
@@ -130,34 +118,6 @@ def sasl_listener(
         else:
             makers[name] = partial(scram, SCRAM_MECHANISMS[name])
     return SaslListener(makers, logins.reauth_ms)
-
-
-class LoggedIn(Protocol):
-    """A connection that has logged in, or not."""
-
-    @property
-    def principal(self) -> str:
-        """As ``Type:name``."""
-        ...
-
-    @property
-    def mechanism(self) -> str:
-        """By which it has logged in; empty before."""
-        ...
-
-    def close(self, reason: str) -> None:
-        """Close it."""
-        ...
-
-
-def close_logins(connections: Iterable[LoggedIn], withdrawn: frozenset[tuple[str, str]]) -> None:
-    """Close those that logged in with credentials, as (mechanism, user), that do not count any more."""
-    gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
-    outdated = [one for one in connections if one.mechanism and (one.mechanism, one.principal) in gone]
-    for connection in outdated:
-        connection.close("its user was removed, or has another password")
-    if outdated:
-        logger.info("%d connections closed: their users were removed, or have other passwords", len(outdated))
 
 
 class ConnectionLogin:

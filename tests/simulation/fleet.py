@@ -12,7 +12,7 @@ from fleetlog.brokers.logins.users import ScramUsers
 from fleetlog.brokers.metadata.client_configs import ClientConfigs
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.node import Node, Ports, StartError
-from fleetlog.brokers.server import login
+from fleetlog.brokers.server import connection
 from fleetlog.coordination.connect import CannotConnect
 from tests.simulation.disk import Medium, SimDisk
 from tests.simulation.logins import logins_of
@@ -197,7 +197,7 @@ class SimBroker:
     def _withdrawn(self, credentials: frozenset[tuple[str, str]]) -> None:
         door = self._fleet.network.doors.get(self.name)
         if door is not None:
-            login.close_logins(door.connections, credentials)
+            connection.close_logins(door.connections, credentials)
 
     def _peers(self, owner: Owner, metadata: MetadataCache) -> SimPeers:
         return SimPeers(self._fleet.network, owner, self.name, metadata)

@@ -42,7 +42,7 @@ from fleetlog.brokers.replication.in_sync_set import InSyncSet
 from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
 from fleetlog.brokers.replication.partition import Confirmations, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
-from fleetlog.brokers.server import login
+from fleetlog.brokers.server import connection
 from fleetlog.coordination.election import CONTROLLER_EPOCH, Leadership
 from fleetlog.coordination.store import Check
 from fleetlog.coordination.zookeeper import ZookeeperStore
@@ -558,7 +558,7 @@ MUTATIONS = (
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),
     # ---- logins
     Mutation("a login counts though its password has gone since its first message", (instead(ScramServer._verdict, _takes_the_credential_of_the_first_message),), 0, LOGINS),
-    Mutation("connections stay when their password goes", (instead(login.close_logins, _closes_none),), 0, LOGINS),
+    Mutation("connections stay when their password goes", (instead(connection.close_logins, _closes_none),), 0, LOGINS),
     Mutation("sessions do not end", (instead(SaslLogin._admit_after_login, _sessions_have_no_end),), 7, LOGINS),
     # ---- topics that drop duplicates
     Mutation("the floor moves too far", (instead(PositionSets._expire, _forgets_all_but_the_newest_page),), 0, REPEATS),
