@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
-from fleetlog.brokers.controller import plans, reassignment
+from fleetlog.brokers.controller import plans
 from fleetlog.brokers.controller.context import ControllerContext, Settle, StaleState
 from fleetlog.brokers.controller.elections import is_led
 from fleetlog.brokers.controller.leader_commands import (
@@ -26,7 +26,7 @@ from fleetlog.brokers.controller.leader_commands import (
     leader_is_silent,
 )
 from fleetlog.brokers.controller.log_end_probes import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, LogEndProbes
-from fleetlog.brokers.controller.reassignment import Step
+from fleetlog.brokers.controller.plans import Step
 from fleetlog.brokers.controller.requests import Refused, check_replication
 from fleetlog.brokers.controller.writes import MultiWrite, StateWrites
 from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
@@ -305,14 +305,14 @@ class MoveCommands:
         context = self._context
         minimum = context.min_isr(tp.topic)
         if target is None:
-            return reassignment.cancel_move(tp, state, context.live_brokers, context.epoch, min_isr=minimum)
+            return plans.cancel_move(tp, state, context.live_brokers, context.epoch, min_isr=minimum)
         check_replication(len(target), context.metadata.brokers)
-        return reassignment.start_move(tp, state, target, context.live_brokers, context.epoch, min_isr=minimum)
+        return plans.start_move(tp, state, target, context.live_brokers, context.epoch, min_isr=minimum)
 
     def _next_step(self, tp: TopicPartition, state: PartitionState) -> Step | None:
         context = self._context
         minimum, leaving = context.min_isr(tp.topic), self._leaders.leaving
-        return reassignment.advance(tp, state, context.live_brokers, context.epoch, min_isr=minimum, leaving=leaving)
+        return plans.advance(tp, state, context.live_brokers, context.epoch, min_isr=minimum, leaving=leaving)
 
     async def advance(self, only: Sequence[TopicPartition] | None) -> None:
         """Advance every move as far as possible; raises StaleState, NotController."""
@@ -351,8 +351,8 @@ def _asked_first(state: PartitionState, target: Sequence[int] | None) -> tuple[b
     if not state.adding:
         return False, ()  # only new replicas are removed at once
     wanted = state.established if target is None else target
-    dropped = state.leader not in reassignment.retargeted(state, wanted).replicas
-    return dropped, reassignment.first_relies_on(state, wanted)
+    dropped = state.leader not in plans.retargeted(state, wanted).replicas
+    return dropped, plans.first_relies_on(state, wanted)
 
 
 def _target_of(wanted: Sequence[int] | None, step: Step) -> list[int]:

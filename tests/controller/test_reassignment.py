@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlog.brokers.controller.elections import elect, elect_by_ends, is_led, must_be_heard, new_partition, to_ask
-from fleetlog.brokers.controller.reassignment import Step, advance, cancel_move, first_relies_on, start_move
+from fleetlog.brokers.controller.plans import Step, advance, cancel_move, first_relies_on, start_move
 from fleetlog.brokers.controller.requests import Refused
 from fleetlog.brokers.metadata.image import stateless
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, BrokerId, LiveBroker, LogEnd, PartitionState, TopicPartition

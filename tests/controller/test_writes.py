@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetlog.brokers.controller import plans, reassignment
+from fleetlog.brokers.controller import plans
 from fleetlog.brokers.controller.elections import elect, new_partition, released
 from fleetlog.brokers.controller.requests import Refused
 from fleetlog.brokers.controller.topic_commands import check_room
@@ -136,7 +136,7 @@ def test_as_many_moves_begin_as_the_znode_has_room_for(partitions: int) -> None:
     made, begun = StateWrites(before, live_brokers(6)), 0
     for index, state in enumerate(before.topics["t"].partitions):
         others = [b for b in live_brokers(6) if b not in state.replicas]
-        assigned = reassignment.retargeted(state, others)
+        assigned = plans.retargeted(state, others)
         if made.has_room(TopicPartition("t", index), assigned):
             made.add(TopicPartition("t", index), None, assigned=assigned)
             begun += 1

@@ -15,7 +15,7 @@ from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.api import fetch, offsets, produce
 from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import FetchSession
-from fleetlog.brokers.controller import elections, reassignment
+from fleetlog.brokers.controller import elections, plans
 from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.writes import StateWrites
 from fleetlog.brokers.coordinators.shard_host import ShardHost
@@ -494,7 +494,7 @@ MUTATIONS = (
     Mutation("a clean stop counts without the log directories that are gone", (instead(DirectoryOwner.look_for_missing, lambda self, directories, registered: None),), 16, (DIRECTORIES, "stop")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
     Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
-    Mutation("a move is done before the new replicas are in sync", (instead(reassignment._caught_up, lambda target, in_sync: bool(in_sync.intersection(target))),), 2, ("operator", "slow", "cut", "kill")),
+    Mutation("a move is done before the new replicas are in sync", (instead(plans._caught_up, lambda target, in_sync: bool(in_sync.intersection(target))),), 2, ("operator", "slow", "cut", "kill")),
     Mutation("leaders write their state without comparing its version", (
         instead(ZooKeeperIsrWriter._operations, lambda original, self, batch: original(self, [p._replace(base_epoch=-1) for p in batch])),
     ), 14, ("cut from zookeeper", "kill", "lose an answer", "zookeeper lag")),
