@@ -17,7 +17,6 @@ from fleetlog._native.files import FileSlice
 from fleetlog._native.wire_tuples import HeldBytes
 from fleetlog.brokers.log.disk.failures import DiskFailed, LogOffline, OffsetOutOfRange
 from fleetlog.brokers.log.disk.files import Buffer
-from fleetlog.brokers.log.indexes import AbortedTxn
 from fleetlog.brokers.log.producers.markers import CONTROL, marker_of_nothing
 from fleetlog.brokers.log.segment import Segment
 from fleetlog.brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
@@ -117,10 +116,6 @@ class LogReader:
                 if entry.last_stable_offset >= end:
                     return aborted
         return aborted
-
-    def aborted_entries(self) -> list[AbortedTxn]:
-        """All entries of all transaction indexes."""
-        return [entry for segment in self._log.segments for entry in segment.txn_index]
 
     def aborted_indexes(self) -> tuple[bytes | str, ...]:
         """All transaction indexes, for another thread: their bytes where these are in memory, else the files' paths."""

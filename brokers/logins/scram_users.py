@@ -17,7 +17,7 @@ from fleetlog.brokers.logins.scram import (
     MECHANISM_OF_CODE,
     ScramMechanism,
     credential_from,
-    credential_of_salted,
+    credential_of,
     credential_text,
 )
 from fleetlog.wire.errors import ErrorCode
@@ -90,7 +90,7 @@ def alter_users(
             del config[MECHANISM_OF_CODE[deletion.mechanism].value]
         for one in new:
             mechanism = MECHANISM_OF_CODE[one.mechanism]
-            credential = credential_of_salted(mechanism, one.salted_password, one.salt, one.iterations)
+            credential = credential_of(mechanism, one.salted_password, one.salt, one.iterations)
             config[mechanism.value] = credential_text(credential)
         results[user] = AlteredUser(ErrorCode.NONE, None, config)
     return results

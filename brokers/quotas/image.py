@@ -398,30 +398,10 @@ class ClientQuotas:
         allowance.limit(quota.rate_milli * (_PERCENT_SECOND_NS if key is REQUEST_PERCENTAGE else 1))
         return allowance
 
-    def _record(self, key: QuotaKey, user: str, client_id: str, amount: int, mono_ms: int) -> int:
-        allowance = self.allowance(key, user, client_id)
-        return 0 if allowance is None else allowance.record(amount, mono_ms)
-
-    def record_produced(self, user: str, client_id: str, size_bytes: int, mono_ms: int) -> int:
-        """Counts the bytes of Produce requests; returns how long to mute the connection (ms)."""
-        return self._record(PRODUCER_BYTE_RATE, user, client_id, size_bytes, mono_ms)
-
-    def record_fetched(self, user: str, client_id: str, size_bytes: int, mono_ms: int) -> int:
-        """Counts the bytes of a Fetch answer; returns how long to mute the connection (ms).
-
-        If that is not 0, the caller answers without records and takes the bytes back (``-size_bytes``).
-        """
-        return self._record(CONSUMER_BYTE_RATE, user, client_id, size_bytes, mono_ms)
-
     def fetch_bytes_max(self, user: str, client_id: str) -> int | None:
         """The most bytes that one Fetch may ask for without being over its rate by itself; None: no limit."""
         quota = self._quota(CONSUMER_BYTE_RATE, user, client_id)
         return None if quota is None else max(quota.rate_milli * (self._samples - 1) * self._window_ms // _MICRO, 1)
-
-    def record_time(self, user: str, client_id: str, spent_ns: int, mono_ms: int) -> int:
-        """Counts the loop's time for a request; returns how long to mute: one window at most (ms)."""
-        throttle_ms = self._record(REQUEST_PERCENTAGE, user, client_id, spent_ns, mono_ms)
-        return min(throttle_ms, self._window_ms)
 
     def record_mutations(
         self, user: str, client_id: str, partitions: int, mono_ms: int, strict: bool

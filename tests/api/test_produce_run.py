@@ -19,6 +19,7 @@ from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.append import Appender
 from fleetlog.wire import hot
 from fleetlog.wire.errors import ErrorCode
+from tests.support.logs import aborted_entries
 from tests.support.produce_runs import (
     KINDS,
     TRANSACTIONAL,
@@ -78,7 +79,7 @@ def _outcome(broker: Broker, kinds: list[str], version: int, directory: Path) ->
             producers = log.producers
             found.append(
                 (log.log_end_offset, log.high_watermark, log.last_stable_offset, list(producers.entries.values()),
-                 list(producers.open.items()), log.reader.aborted_entries())
+                 list(producers.open.items()), aborted_entries(log))
             )  # fmt: skip
     metrics = broker.stage.services.metrics
     produced = metrics.request_seconds.labels("Produce").value

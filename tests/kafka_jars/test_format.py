@@ -21,7 +21,18 @@ from fleetlog.brokers.log import LogStore, Origin, RealDisk
 from fleetlog.wire.types import TopicPartition
 from tests.kafka_jars.kafka import DAMAGE, dumped, formatted
 from tests.support.clocks import ManualClock
-from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, produced, records
+from tests.support.logs import (
+    NOW,
+    aborted_entries,
+    append,
+    append_txn,
+    batch,
+    config,
+    end_txn,
+    open_log,
+    produced,
+    records,
+)
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
@@ -181,7 +192,7 @@ def _consume(bootstrap: str, count: int, isolation: str) -> list[tuple[int, byte
 
 
 def _committed(log) -> list[tuple[int, bytes, bytes]]:
-    aborted = {(entry.producer_id, entry.first_offset): entry.last_offset for entry in log.reader.aborted_entries()}
+    aborted = {(entry.producer_id, entry.first_offset): entry.last_offset for entry in aborted_entries(log)}
     spans = sorted((first, last) for (_, first), last in aborted.items())
     return [
         (r.offset, r.key, r.value)
@@ -278,8 +289,8 @@ def test_we_open_kafkas_directory(tmp_path, kafka, clean):
     assert [r.value for r in records(log)] == sent
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix == ".log"} == before
     assert log.last_stable_offset == log.log_end_offset == log.high_watermark
-    assert len(log.reader.aborted_entries()) == 2
-    spans = [(entry.first_offset, entry.last_offset) for entry in log.reader.aborted_entries()]
+    assert len(aborted_entries(log)) == 2
+    spans = [(entry.first_offset, entry.last_offset) for entry in aborted_entries(log)]
     assert {r.value for r in records(log) if any(a <= r.offset <= b for a, b in spans)} == aborted
     assert log.epochs.entries[0] == (0, 0)
     assert sum(entry.last_sequence >= 399 for entry in log.producers.active()) == 5

@@ -16,6 +16,7 @@ from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     batch,
@@ -197,7 +198,7 @@ def test_aborted_records_neither_stay_nor_supersede(tmp_path):
     _clean(log)
     values = {r.key: r.value for r in records(log) if r.key != b"filler"}
     assert values == {b"k": b"committed", b"t": b"in a committed transaction"}
-    assert [entry.producer_id for entry in log.reader.aborted_entries()] == [5], "its marker is still there"
+    assert [entry.producer_id for entry in aborted_entries(log)] == [5], "its marker is still there"
     log.close(clean=False)
     again = open_log(tmp_path / "c-0", None, TP, config=log.config, high_watermark=1 << 40)
     assert again.last_stable_offset == again.high_watermark, "no transaction was opened by what is left"

@@ -29,7 +29,19 @@ from tests.log.compacted import (
 )
 from tests.log.compacted import USERS as TP
 from tests.support.faulty import Fault, FaultyDisk
-from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, patched, records
+from tests.support.logs import (
+    NOW,
+    aborted_entries,
+    append,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    open_log,
+    patched,
+    records,
+)
 
 
 def test_a_users_topic_is_compacted(tmp_path):
@@ -329,7 +341,7 @@ def test_transaction_indexes_are_read_by_the_disks_thread(tmp_path):
         end_txn(log, 7, 0, commit=False)
     write(log, ("k", "kept"))
     log.appender.roll(NOW)
-    assert len(log.reader.aborted_entries()) == 20
+    assert len(aborted_entries(log)) == 20
     for segment in log.segments:
         segment.txn_index.unload()
     seen.clear()

@@ -17,7 +17,7 @@ from fleetlog.brokers.log.compaction.cleaner import Cleaner
 from tests.log.compacted import COMPACT, compacting, store_of, tick, write
 from tests.log.compacted import USERS as TP
 from tests.support.crashes import RecordingDisk, image
-from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, records
+from tests.support.logs import NOW, aborted_entries, append, append_txn, batch, config, end_txn, records
 
 IMAGES = int(os.environ.get("FLEETLOG_CRASH_IMAGES", "12"))
 
@@ -48,7 +48,7 @@ def _history(store, rng):
 
 def _committed(log):
     """The table, and the tombstones and last records that are there."""
-    aborted = [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in log.reader.aborted_entries()]
+    aborted = [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in aborted_entries(log)]
     table = {}
     for record in records(log):
         if record.key == b"t" and any(first <= record.offset <= last for _, first, last in aborted):

@@ -19,7 +19,7 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.log.compacted import COMPACT, TP, QuickDisk, cleaner_of
 from tests.log.compaction_model import batches_of, cleaned, fates_of, table_of
-from tests.support.logs import NOW, append, config, end_txn, open_log
+from tests.support.logs import NOW, aborted_entries, append, config, end_txn, open_log
 
 HISTORIES = int(os.environ.get("COMPACTION_HISTORIES", "60"))
 RETENTION_MS = 1000
@@ -120,7 +120,7 @@ class History:
 
     def check_index(self) -> None:
         """Each aborted batch with records is in an entry of the transaction index, and no other."""
-        entries = self.log.reader.aborted_entries()
+        entries = aborted_entries(self.log)
         batches = batches_of(self.log)
         fates = fates_of(batches)
         for batch in batches:

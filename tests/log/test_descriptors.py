@@ -12,6 +12,7 @@ from tests.support.descriptors import descriptors_left
 from tests.support.faulty import CrampedDisk
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     batch,
@@ -35,12 +36,12 @@ def _assert_whole(log, path) -> None:
     assert expected == log.log_end_offset
     assert append(log, batch(1, value=b"acknowledged")).first_offset == expected
     log.flusher.flush()
-    want = [content(log), log.reader.aborted_entries(), dict.fromkeys(log.producers.entries)]
+    want = [content(log), aborted_entries(log), dict.fromkeys(log.producers.entries)]
     log.abandon()
     again = open_log(path, recovery_point=0)
     assert again.recovery_report.truncated_at is None
     again.appender.set_high_watermark(again.log_end_offset)
-    assert [content(again), again.reader.aborted_entries(), dict.fromkeys(again.producers.entries)] == want
+    assert [content(again), aborted_entries(again), dict.fromkeys(again.producers.entries)] == want
     again.abandon()
 
 
@@ -56,7 +57,7 @@ def test_an_abort_marker(tmp_path, left):
         first = end_txn(log, 7, 0, commit=False)
     if first.error is not ErrorCode.NONE:
         assert end_txn(log, 7, 0, commit=False).error is ErrorCode.NONE
-    assert [entry.producer_id for entry in log.reader.aborted_entries()] == [7]
+    assert [entry.producer_id for entry in aborted_entries(log)] == [7]
     assert sum(header.is_control for header in headers(log)) == 1
     _assert_whole(log, tmp_path / "e-0")
 
@@ -79,7 +80,7 @@ def test_a_run_into_a_new_log(tmp_path, left):
 
 def _known(log):
     producers = {p: (e.last_sequence, e.last_offset, e.txn_first_offset) for p, e in log.producers.entries.items()}
-    aborted = log.reader.aborted_entries()
+    aborted = aborted_entries(log)
     return log.log_end_offset, content(log), producers, aborted, log.epochs.entries, log.last_stable_offset
 
 

@@ -19,6 +19,7 @@ from tests.support.clocks import ManualClock
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     assert_every_time_is_found,
@@ -337,7 +338,7 @@ def _state(log):
         log.log_end_offset,
         content(log),
         {p: (e.epoch, e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
-        log.reader.aborted_entries(),
+        aborted_entries(log),
         log.last_stable_offset,
     )
 

@@ -20,6 +20,7 @@ from fleetlog.wire.errors import ErrorCode
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_together,
     append_txn,
@@ -160,7 +161,7 @@ def state(log: Log) -> tuple:
     producers = log.producers
     return (
         list(producers.entries.items()), list(producers.open.items()), producers.first_unstable_offset,
-        producers.unreplicated, log.last_stable_offset, log.reader.aborted_entries(), log.log_end_offset,
+        producers.unreplicated, log.last_stable_offset, aborted_entries(log), log.log_end_offset,
         {name: decode_snapshot(data) for name, data in files(Path(log.directory)).items() if "snapshot" in name},
     )  # fmt: skip
 
@@ -354,7 +355,7 @@ def test_the_next_run_after_a_transactions_end_is_not_of_it(log):
     assert offsets(append_together(log, [produced(2, 0, 3, txn=True)], guards=None)) == [(5, 5)]
     (unnamed,) = append_together(log, [produced(2, 0, 4, txn=True)], transactional=False, whole_request=True)
     assert unnamed.error is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert [(found.first_offset, found.last_offset) for found in log.reader.aborted_entries()] == [(1, 3)]
+    assert [(found.first_offset, found.last_offset) for found in aborted_entries(log)] == [(1, 3)]
     assert log.last_stable_offset == 4
 
 

@@ -17,6 +17,7 @@ from fleetlog.wire.errors import ErrorCode
 from tests.support.bytecodes import Bytecodes
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_together,
     append_txn,
@@ -142,7 +143,7 @@ def test_interleaved_transactions(log):
     end_txn(log, 1, 0, commit=True)  # 5
     assert log.last_stable_offset == 4
     assert [tuple(entry) for entry in log.reader.aborted_transactions(0, 6)] == [(2, 1)]
-    (entry,) = log.reader.aborted_entries()
+    (entry,) = aborted_entries(log)
     assert entry == (2, 1, 3, 0)
     end_txn(log, 3, 0, commit=False)  # 6
     assert log.last_stable_offset == 7
@@ -183,7 +184,7 @@ def test_old_epoch_after_a_bumped_marker_is_refused(log):
 
 def test_a_marker_for_a_producer_without_data(log):
     assert end_txn(log, 9, 0, commit=False).error == ErrorCode.NONE
-    assert log.reader.aborted_entries() == []
+    assert aborted_entries(log) == []
     assert log.last_stable_offset == 1
 
 

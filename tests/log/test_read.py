@@ -13,6 +13,7 @@ from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.wire.errors import ErrorCode
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     batch,
@@ -268,7 +269,7 @@ def test_aborted_transactions_are_found_at_their_first_and_last_offset_and_no_fu
     assert [found(0, 8), found(8, 9), found(9, 10), found(10, 11), found(0, 11)] == [
         [2, 7], [7, 8], [7, 8], [8], [2, 7, 8]
     ]  # fmt: skip
-    assert [entry.last_stable_offset for entry in log.reader.aborted_entries()] == [5, 8, 11]
+    assert [entry.last_stable_offset for entry in aborted_entries(log)] == [5, 8, 11]
 
 
 def test_control_batch_reads_back(tmp_path):

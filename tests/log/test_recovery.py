@@ -13,6 +13,7 @@ from fleetlog.brokers.log import LogOffline, Origin
 from fleetlog.brokers.log.disk.files import RealDisk
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     batch,
@@ -63,7 +64,7 @@ def _state(log):
         "end": log.log_end_offset,
         "producers": producers,
         "open": dict(log.producers.open),
-        "aborted": log.reader.aborted_entries(),
+        "aborted": aborted_entries(log),
         "epochs": list(log.epochs.entries),
         "content": content(log),
     }

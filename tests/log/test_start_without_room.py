@@ -10,7 +10,18 @@ import pytest
 
 from tests.support.crashes import RecordingDisk
 from tests.support.faulty import DyingDisk, Fault, FaultyDisk, Killed
-from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, files, open_log
+from tests.support.logs import (
+    NOW,
+    aborted_entries,
+    append,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    files,
+    open_log,
+)
 from tests.support.needs import needs_mounts
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +92,7 @@ def _killed(path) -> int:
 
 
 def _state(log):
-    return content(log), log.reader.aborted_entries(), [segment.max_timestamp for segment in log.segments]
+    return content(log), aborted_entries(log), [segment.max_timestamp for segment in log.segments]
 
 
 @pytest.mark.parametrize("at_the_point", [False, True])

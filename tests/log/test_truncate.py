@@ -10,6 +10,7 @@ from fleetlog._native.batch import scan
 from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import (
     NOW,
+    aborted_entries,
     append,
     append_txn,
     assert_every_time_is_found,
@@ -100,7 +101,7 @@ def test_truncation_rebuilds_producers_and_aborts(tmp_path):
     for i in range(30):
         states[log.log_end_offset] = (
             {p: (e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
-            log.reader.aborted_entries(),
+            aborted_entries(log),
             log.last_stable_offset,
         )
         kind = i % 5
@@ -118,7 +119,7 @@ def test_truncation_rebuilds_producers_and_aborts(tmp_path):
         log.truncation.truncate_to(end, now_ms=NOW)
         got = (
             {p: (e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
-            log.reader.aborted_entries(),
+            aborted_entries(log),
             log.last_stable_offset,
         )
         assert got == states[end]
@@ -128,7 +129,7 @@ def test_truncation_rebuilds_producers_and_aborts(tmp_path):
 def _known(log):
     producers = {p: (e.last_sequence, e.last_offset, e.txn_first_offset) for p, e in log.producers.entries.items()}
     times = [segment.max_timestamp for segment in log.segments]
-    return content(log), producers, log.reader.aborted_entries(), log.epochs.entries, times
+    return content(log), producers, aborted_entries(log), log.epochs.entries, times
 
 
 @pytest.mark.parametrize("cut", [10, 0])

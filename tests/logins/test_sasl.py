@@ -27,14 +27,15 @@ from fleetlog.brokers.logins.sasl import (
     SaslLogin,
     Then,
 )
-from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer, credential_of
+from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
+from tests.support.sasl_wire import credential_of_password
 
 METADATA = 3
 WALL = 1_700_000_000_000
 ALICE = plain_message("alice", "secret")
-CREDENTIAL = credential_of(ScramMechanism.SHA_256, "secret", b"salt", 4096)
+CREDENTIAL = credential_of_password(ScramMechanism.SHA_256, "secret", b"salt", 4096)
 
 
 class Scripted:

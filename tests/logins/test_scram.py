@@ -28,13 +28,13 @@ from fleetlog.brokers.logins.scram import (
     ScramServer,
     credential_from,
     credential_of,
-    credential_of_salted,
     credential_text,
     decode_saslname,
     encode_saslname,
     random_text,
 )
 from fleetlog.brokers.logins.users import ScramUsers
+from tests.support.sasl_wire import credential_of_password
 
 SHA_256, SHA_512 = ScramMechanism.SHA_256, ScramMechanism.SHA_512
 BOTH = pytest.mark.parametrize("mechanism", [SHA_256, SHA_512])
@@ -52,7 +52,7 @@ SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 WRONG = "Authentication failed during authentication due to invalid credentials with SASL mechanism SCRAM-SHA-256"
 
 Users = dict[str, ScramCredential]
-PENCIL = credential_of(SHA_256, "pencil", SALT, 4096)
+PENCIL = credential_of_password(SHA_256, "pencil", SALT, 4096)
 
 
 def forms_of(mechanism: ScramMechanism, users: Users) -> Mapping[CredentialForm, int]:
@@ -160,7 +160,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @given(NAMES, st.text(st.characters(codec="utf-8"), min_size=1, max_size=20), st.sampled_from([SHA_256, SHA_512]))
 @example("a=,b=2C", "p,w=", SHA_512)
 def test_stock_clients_log_in(user: str, password: str, mechanism: ScramMechanism) -> None:
-    users = {user: credential_of(mechanism, password, b"salt", ITERATIONS_MIN)}
+    users = {user: credential_of_password(mechanism, password, b"salt", ITERATIONS_MIN)}
     clients: list[Stock] = [AioKafka(user, password, mechanism.value)]
     if not set(user) & set(",="):
         clients.append(KafkaPython(user, password, mechanism.value))
@@ -172,7 +172,7 @@ def test_stock_clients_log_in(user: str, password: str, mechanism: ScramMechanis
 
 @BOTH
 def test_stock_clients_with_a_wrong_password_do_not(mechanism: ScramMechanism) -> None:
-    users = {"user": credential_of(mechanism, "right", b"salt", ITERATIONS_MIN)}
+    users = {"user": credential_of_password(mechanism, "right", b"salt", ITERATIONS_MIN)}
     for client in (AioKafka("user", "wrong", mechanism.value), KafkaPython("user", "wrong", mechanism.value)):
         with pytest.raises(AuthenticationFailed):
             exchange(client, server_of(users, mechanism))
@@ -183,7 +183,7 @@ def test_our_client_sends_what_a_stock_client_sends(mechanism: ScramMechanism) -
     stock = AioKafka("a=b", "pässword", mechanism.value)
     ours = ScramClient(mechanism, "a=b", "pässword", stock.client._nonce)
     assert ours.first() == stock.answer(None)
-    server = server_of({"a=b": credential_of(mechanism, "pässword", b"salt", 5000)}, mechanism)
+    server = server_of({"a=b": credential_of_password(mechanism, "pässword", b"salt", 5000)}, mechanism)
     challenge = server.evaluate(ours.first()).response
     assert ours.final(challenge) == stock.answer(challenge)
 
@@ -234,7 +234,7 @@ def test_librdkafka_before_2_6_1_repeats_its_nonce_once() -> None:
 
 def test_a_credential_that_changes_during_the_login() -> None:
     """Its connection would be open although those of the withdrawn credential were closed a moment before."""
-    for after in ({}, {"user": credential_of(SHA_256, "pencil", b"another salt", 4096)}):
+    for after in ({}, {"user": credential_of_password(SHA_256, "pencil", b"another salt", 4096)}):
         users = {"user": PENCIL}
         server = challenged(users)
         users.clear()
@@ -326,7 +326,9 @@ def test_nothing_follows_the_end() -> None:
 
 @BOTH
 def test_an_unknown_user_is_answered_like_one_with_another_password(mechanism: ScramMechanism) -> None:
-    users = {"known": credential_of(mechanism, "right", random_text(random.Random(1).getrandbits).encode(), 4096)}
+    users = {
+        "known": credential_of_password(mechanism, "right", random_text(random.Random(1).getrandbits).encode(), 4096)
+    }
     answers = []
     for user in ("known", "unknown"):
         client = ScramClient(mechanism, user, "wrong", "abc")
@@ -342,7 +344,7 @@ def made_by_tools(number: int) -> ScramCredential:
     """As Kafka's tools, librdkafka (64 random bytes) and others make them, in turn."""
     bits = random.Random(number)
     salts = [random_text(bits.getrandbits).encode(), bits.randbytes(64), bits.randbytes(16).hex().encode()]
-    return credential_of(SHA_256, "x", salts[number % 3], 8192 if number % 3 == 1 else 4096)
+    return credential_of_password(SHA_256, "x", salts[number % 3], 8192 if number % 3 == 1 else 4096)
 
 
 def test_unknown_users_have_salts_like_those_of_known_ones() -> None:
@@ -394,7 +396,7 @@ def test_fake_salts_differ_by_user_mechanism_and_key() -> None:
 @pytest.mark.parametrize(
     ("users", "first"),
     [
-        ({"user": credential_of(SHA_256, "pencil", SALT, ITERATIONS_MIN - 1)}, CLIENT_FIRST),
+        ({"user": credential_of_password(SHA_256, "pencil", SALT, ITERATIONS_MIN - 1)}, CLIENT_FIRST),
         ({"user": PENCIL}, CLIENT_FIRST + b",tokenauth=true"),
     ],
 )
@@ -456,7 +458,7 @@ def test_what_a_client_needs() -> None:
 
 @BOTH
 def test_credentials_come_back(mechanism: ScramMechanism) -> None:
-    credential = credential_of(mechanism, "secret", b"\0salt,=", 4096)
+    credential = credential_of_password(mechanism, "secret", b"\0salt,=", 4096)
     text = credential_text(credential)
     assert [part.split("=")[0] for part in text.split(",")] == ["salt", "stored_key", "server_key", "iterations"]
     assert credential_from(mechanism, text) == credential
@@ -464,7 +466,7 @@ def test_credentials_come_back(mechanism: ScramMechanism) -> None:
 
 def test_a_salted_password_gives_the_credential() -> None:
     salted = hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4096)
-    assert credential_of_salted(SHA_256, salted, SALT, 4096) == PENCIL
+    assert credential_of(SHA_256, salted, SALT, 4096) == PENCIL
 
 
 GOOD = credential_text(PENCIL)
@@ -481,7 +483,7 @@ GOOD = credential_text(PENCIL)
         GOOD.replace("salt=W22ZaJ0SNY7soEsUEjb6gQ==", "salt="),
         GOOD.replace("stored_key=", "stored_key=AAAA"),
         GOOD.replace("server_key=", "server_key=*"),
-        credential_text(credential_of(SHA_512, "pencil", SALT, 4096)),
+        credential_text(credential_of_password(SHA_512, "pencil", SALT, 4096)),
     ],
 )
 def test_credentials_that_cannot_be_read_are_not_quoted(text: str) -> None:

@@ -25,6 +25,7 @@ from fleetlog.brokers.quotas.image import (
     Entity,
     Governing,
     QuotaImage,
+    QuotaKey,
     TokenBucket,
     WindowedRate,
 )
@@ -216,22 +217,28 @@ def test_the_bucket_equals_exact_arithmetic(steps: list[tuple[int, int]], rate_m
 # ---------------------------------------------------------------- clients
 
 
+def used(quotas: ClientQuotas, key: QuotaKey, user: str, client_id: str, amount: int) -> int:
+    """How long to mute the client then (ms)."""
+    allowance = quotas.allowance(key, user, client_id)
+    return 0 if allowance is None else allowance.record(amount, 0)
+
+
 def test_clients_of_one_user_share_and_others_do_not() -> None:
     quotas = ClientQuotas(produce_quota(MB, Entity("u"), Entity(DEFAULT)))
-    assert quotas.record_produced("u", "a", 10 * MB, 0) == 0
-    assert quotas.record_produced("u", "b", 2 * MB, 0) == 2000
-    assert quotas.record_produced("v", "a", 10 * MB, 0) == 0
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "a", 10 * MB) == 0
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "b", 2 * MB) == 2000
+    assert used(quotas, PRODUCER_BYTE_RATE, "v", "a", 10 * MB) == 0
     quotas = ClientQuotas(produce_quota(MB, Entity(None, "c")))
-    quotas.record_produced("u", "c", 10 * MB, 0)
-    assert quotas.record_produced("v", "c", 2 * MB, 0) == 2000
-    assert quotas.record_produced("v", "d", 200 * MB, 0) == 0
+    used(quotas, PRODUCER_BYTE_RATE, "u", "c", 10 * MB)
+    assert used(quotas, PRODUCER_BYTE_RATE, "v", "c", 2 * MB) == 2000
+    assert used(quotas, PRODUCER_BYTE_RATE, "v", "d", 200 * MB) == 0
 
 
 def test_without_quotas_nothing_is_counted() -> None:
     quotas = ClientQuotas()
-    assert quotas.record_produced("u", "c", 10**12, 0) == 0
-    assert quotas.record_fetched("u", "c", 10**12, 0) == 0
-    assert quotas.record_time("u", "c", 10**12, 0) == 0
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "c", 10**12) == 0
+    assert used(quotas, CONSUMER_BYTE_RATE, "u", "c", 10**12) == 0
+    assert used(quotas, REQUEST_PERCENTAGE, "u", "c", 10**12) == 0
     assert quotas.record_mutations("u", "c", 10**6, 0, strict=True) == (True, 0)
     assert quotas.fetch_bytes_max("u", "c") is None
     assert not quotas._governing
@@ -239,26 +246,25 @@ def test_without_quotas_nothing_is_counted() -> None:
 
 def test_a_quota_that_is_halved_counts_from_the_next_request_on() -> None:
     quotas = ClientQuotas(produce_quota(2 * MB, Entity("u")))
-    assert quotas.record_produced("u", "c", 12 * MB, 0) == 0
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "c", 12 * MB) == 0
     quotas.replace(quotas.image.updated({Entity("u"): {PRODUCER: MB * 1000}}))
-    assert quotas.record_produced("u", "c", 0, 0) == 2000
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "c", 0) == 2000
     quotas.replace(quotas.image.updated({Entity("u"): {}}))
-    assert quotas.record_produced("u", "c", 100 * MB, 0) == 0
+    assert used(quotas, PRODUCER_BYTE_RATE, "u", "c", 100 * MB) == 0
 
 
 def test_a_fetch_that_is_throttled_is_taken_back() -> None:
     quotas = ClientQuotas(QuotaImage({Entity("u"): {CONSUMER_BYTE_RATE.name: MB * 1000}}))
     assert quotas.fetch_bytes_max("u", "c") == 10 * MB
-    assert quotas.record_fetched("u", "c", 10 * MB, 0) == 0
-    assert quotas.record_fetched("u", "c", 5 * MB, 0) == 5000
-    assert quotas.record_fetched("u", "c", -5 * MB, 0) == 0
+    assert used(quotas, CONSUMER_BYTE_RATE, "u", "c", 10 * MB) == 0
+    assert used(quotas, CONSUMER_BYTE_RATE, "u", "c", 5 * MB) == 5000
+    assert used(quotas, CONSUMER_BYTE_RATE, "u", "c", -5 * MB) == 0
 
 
-def test_request_time_is_a_percentage_of_one_loop_and_throttles_a_second_at_most() -> None:
+def test_request_time_is_a_percentage_of_one_loop() -> None:
     quotas = ClientQuotas(QuotaImage({Entity("u"): {REQUEST_PERCENTAGE.name: 50_000}}))
-    assert quotas.record_time("u", "c", 5_000_000_000, 0) == 0
-    assert quotas.record_time("u", "c", 100_000_000, 0) == 200
-    assert quotas.record_time("u", "c", 60_000_000_000, 0) == WINDOW_MS
+    assert used(quotas, REQUEST_PERCENTAGE, "u", "c", 5_000_000_000) == 0
+    assert used(quotas, REQUEST_PERCENTAGE, "u", "c", 100_000_000) == 200
 
 
 def test_mutations_strict_and_permissive() -> None:
@@ -273,13 +279,13 @@ def test_counters_are_bounded() -> None:
     image = QuotaImage({Entity(DEFAULT): {PRODUCER: MB * 1000, CONTROLLER_MUTATION_RATE.name: 1000}})
     quotas = ClientQuotas(image, buckets_max=10)
     for number in range(100):
-        quotas.record_produced("kept", "c", MB, 0)
-        quotas.record_produced(f"u{number}", "c", MB, 0)
+        used(quotas, PRODUCER_BYTE_RATE, "kept", "c", MB)
+        used(quotas, PRODUCER_BYTE_RATE, f"u{number}", "c", MB)
         quotas.record_mutations(f"u{number}", "c", 1, 0, strict=True)
         assert len(quotas._governing) <= 10
     assert {len(counters) for counters in quotas._allowances.values()} == {0, 10}
     assert len(quotas._mutations) == 10
-    assert quotas.record_produced("kept", "c", 0, 0) == 90_000
+    assert used(quotas, PRODUCER_BYTE_RATE, "kept", "c", 0) == 90_000
 
 
 # ---------------------------------------------------------------- what may be used without a look at the rate

@@ -13,8 +13,9 @@ from fleetlog.brokers.acls.access import DESCRIBE, GROUP, Need
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.logins import scram
 from fleetlog.brokers.logins.mechanisms import AuthenticationFailed
-from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer, credential_of
+from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer
 from fleetlog.wire import messages
+from tests.support.sasl_wire import credential_of_password
 
 ROOT = Path(__file__).parents[2]
 DESCRIBE_GROUPS, SASL_AUTHENTICATE = 15, 36
@@ -69,7 +70,7 @@ def test_its_test_stands(hole: str) -> None:
 def test_proofs_of_scram_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     """CVE-2021-38153: what a client proves is compared by ``compare_digest``, and by nothing else."""
     mechanism = ScramMechanism.SHA_256
-    stored = credential_of(mechanism, "pencil", b"salt", 4096)
+    stored = credential_of_password(mechanism, "pencil", b"salt", 4096)
     compared: list[bytes] = []
     original = scram.hmac.compare_digest
 

@@ -18,7 +18,7 @@ from fleetlog.brokers.logins.scram import (
     ScramClient,
     ScramCredential,
     ScramMechanism,
-    credential_of_salted,
+    credential_of,
     random_text,
     salted_password,
 )
@@ -60,7 +60,7 @@ class Account(NamedTuple):
     @property
     def credential(self) -> ScramCredential:
         """What brokers keep of it."""
-        return credential_of_salted(MECHANISM, self.salted, self.salt, ITERATIONS_MIN)
+        return credential_of(MECHANISM, self.salted, self.salt, ITERATIONS_MIN)
 
 
 def account_of(user: str, password: str) -> Account:

@@ -12,6 +12,7 @@ from fleetlog.brokers.api.base import through
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
 from fleetlog.brokers.log import Log, Origin, RealDisk, Terms, guards_of
 from fleetlog.brokers.log.append import Appender
+from fleetlog.brokers.log.indexes import AbortedTxn
 from fleetlog.brokers.log.validation import batch_records, build_batch
 from fleetlog.wire import compression
 from fleetlog.wire.types import TopicPartition
@@ -30,6 +31,10 @@ def config(**changes) -> TopicConfig:
 def open_log(path: Path, disk=None, topic: TopicPartition = TP, **options) -> Log:
     changes = options.pop("config", config())
     return Log.open(disk or RealDisk(), str(path), topic, changes, now_ms=options.pop("now_ms", NOW), **options)
+
+
+def aborted_entries(log: Log) -> list[AbortedTxn]:
+    return [entry for segment in log.segments for entry in segment.txn_index]
 
 
 def batch(count=1, *, value=b"v", key=b"k", timestamp=NOW, codec=0, attributes=0, headers=(), **fields) -> bytes:

@@ -8,7 +8,14 @@ import struct
 import time
 from typing import Any
 
-from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, random_text
+from fleetlog.brokers.logins.scram import (
+    ScramClient,
+    ScramCredential,
+    ScramMechanism,
+    credential_of,
+    random_text,
+    salted_password,
+)
 from fleetlog.brokers.server.login import LOGIN_MS
 from fleetlog.wire import messages
 
@@ -90,3 +97,7 @@ class RawLogin:
 
 def metadata_request() -> Any:
     return messages.request_class(3)(version=12, topics=[], allow_auto_topic_creation=False)
+
+
+def credential_of_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> ScramCredential:
+    return credential_of(mechanism, salted_password(mechanism, password, salt, iterations), salt, iterations)
