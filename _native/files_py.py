@@ -35,23 +35,18 @@ class _Pinned(Protocol):
 
     def fileno(self) -> int:
         """The open descriptor."""
-        ...
 
     def window(self, position: int) -> Mapping | None:
         """A mapping that holds ``position``; None if there is none."""
-        ...
 
     def read(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
-        ...
 
     def retain(self) -> None:
         """Pin the descriptor."""
-        ...
 
     def release(self) -> None:
         """Undo one ``retain``."""
-        ...
 
 
 class OpenFile:

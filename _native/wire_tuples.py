@@ -15,11 +15,9 @@ class Slice(Protocol):
 
     def fileno(self) -> int:
         """The open file."""
-        ...
 
     def release(self) -> None:
         """Release the slice: it is not sent any more."""
-        ...
 
 
 class NodeEndpoint(NamedTuple):

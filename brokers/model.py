@@ -61,15 +61,12 @@ class Clock(Protocol):
 
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump. For records only."""
-        ...
 
     def mono_ms(self) -> int:
         """Milliseconds of a clock that never goes back and counts suspended time (CLOCK_BOOTTIME)."""
-        ...
 
     def mono_us(self) -> int:
         """Microseconds of the same clock, to measure with: the loop's own clock stands still within a turn."""
-        ...
 
 
 class Endpoint(NamedTuple):

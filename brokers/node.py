@@ -87,15 +87,12 @@ class PreviousSessionPort(Protocol):
 
     def load(self) -> tuple[int, bytes] | None:
         """Session id and password of the previous session, if they are certainly this broker's."""
-        ...
 
     def keep(self, session_id: int, password: bytes) -> None:
         """Store the present credentials."""
-        ...
 
     def forget(self) -> None:
         """Delete the credentials: the session was closed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ class Handle(Protocol):
 
     def cancel(self) -> None:
         """Cancel the call."""
-        ...
 
 
 class TimerLoop(Protocol):
@@ -33,7 +32,6 @@ class TimerLoop(Protocol):
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Call it after ``delay`` seconds."""
-        ...
 
 
 class Timer:

@@ -256,53 +256,41 @@ class Store(Protocol):
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
         """Data and Stat; raises NoNode (then no watch is set)."""
-        ...
 
     async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
         """Data and Stat of each, by one request; None where the znode does not exist. Not an atomic snapshot."""
-        ...
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Names of the children, sorted; raises NoNode."""
-        ...
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
         """Stat or None; the watch is set in both cases."""
-        ...
 
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = False
     ) -> str:
         """Create and return the real path; raises NodeExists, NoNode (missing parent and not ``parents``)."""
-        ...
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
         """Compare-and-set; raises NoNode, BadVersion."""
-        ...
 
     async def delete(self, path: str, version: int = -1) -> None:
         """Delete; raises NoNode, BadVersion, NotEmpty."""
-        ...
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         """All or nothing; raises MultiFailed, TooLarge (over MAX_MULTI_*: split it), UnknownOutcome."""
-        ...
 
     async def sync(self, path: str) -> None:
         """Make the next reads of this session see everything committed before the call."""
-        ...
 
     def session(self) -> SessionInfo | None:
         """The present session, or None while there is none."""
-        ...
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
         """Call ``listener`` on the loop at every change of the session."""
-        ...
 
     async def close(self) -> None:
         """Close the session: its ephemerals are deleted at once."""
-        ...
 
 
 class SessionStore(Store, Protocol):
@@ -310,8 +298,6 @@ class SessionStore(Store, Protocol):
 
     def credentials(self) -> tuple[int, bytes] | None:
         """Session id and password; None while not connected."""
-        ...
 
     async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
         """Close another session by its credentials; returns whether it is certainly over."""
-        ...

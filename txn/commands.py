@@ -137,34 +137,27 @@ class Shard(Protocol):
 
         Unknown record versions of newer writers are counted and skipped.
         """
-        ...
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
         """Apply a transaction marker of this partition: commit or drop the transaction's pending records.
 
         At load only the state matters; a returned Result is ignored.
         """
-        ...
 
     def loaded(self, now: Now) -> Result:
         """Called once, after the log is applied up to its end at election: set timers, resume unfinished work."""
-        ...
 
     def on_timer(self, name: str, now: Now) -> Result:
         """Handle a due timer."""
-        ...
 
     def on_markers_written(self, transactional_id: str, producer_id: int, producer_epoch: int, now: Now) -> Result:
         """Handle the completion of a :class:`WriteMarkers` effect."""
-        ...
 
     def timer_key(self, name: str) -> str:
         """The key under which a timer's command is serialised."""
-        ...
 
     def metric_parts(self) -> Iterator[Mapping[str, float]]:
         """Gauges for the metrics endpoint (numbers of groups, members, open transactions), which are to be added up.
 
         Each part stands for :data:`METRIC_ROWS` groups or transactions at most. The state may change between two.
         """
-        ...

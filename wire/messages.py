@@ -66,7 +66,6 @@ class Encodable(Protocol):
 
     def encode(self, *, version: int | None = None) -> bytes:
         """The body in that version; None: the message's own."""
-        ...
 
 
 # -- the registry -------------------------------------------------------------------------------------------------

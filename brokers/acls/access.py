@@ -64,12 +64,10 @@ class Login(Protocol):
     @property
     def principal(self) -> str:
         """``User:name``."""
-        ...
 
     @property
     def peer_host(self) -> str:
         """The address of the client."""
-        ...
 
 
 class AskingClient(Protocol):
@@ -78,12 +76,10 @@ class AskingClient(Protocol):
     @property
     def connection(self) -> Login:
         """How the request came."""
-        ...
 
     @property
     def api_key(self) -> int:
         """The API that is asked."""
-        ...
 
 
 class Authorizer(Protocol):
@@ -92,15 +88,12 @@ class Authorizer(Protocol):
     @property
     def verdicts(self) -> Mapping[Question, bool]:
         """What it decided since the rules changed; always the same object, so a caller may look here first."""
-        ...
 
     def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
-        ...
 
     def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether there can be a resource of that type on which the client may do the operation."""
-        ...
 
 
 class DecisionLog(Protocol):
@@ -109,13 +102,11 @@ class DecisionLog(Protocol):
     @property
     def keeps_allowed(self) -> bool:
         """Whether it gets what is allowed, too."""
-        ...
 
     def note(
         self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> bool:
         """One decision; False: it must be kept and cannot be, so nothing is allowed."""
-        ...
 
 
 class Access:

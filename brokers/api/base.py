@@ -58,17 +58,14 @@ class Run(Protocol):
     @property
     def version(self) -> int:
         """The API version of all of them."""
-        ...
 
     @property
     def correlation_ids(self) -> list[int]:
         """Of each."""
-        ...
 
     @property
     def ends(self) -> list[int]:
         """Where the frame of each ends."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,6 @@ class RequestSource(Protocol):
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long."""
-        ...
 
 
 class OpenConnection(Protocol):
@@ -197,26 +193,21 @@ class OpenConnection(Protocol):
     @property
     def software(self) -> tuple[str, str]:
         """The client's name and version, once it has said them."""
-        ...
 
     @property
     def client_id(self) -> str:
         """That of its first request; empty before."""
-        ...
 
     @property
     def since_ms(self) -> int:
         """When it was accepted, by the monotonic clock."""
-        ...
 
     @property
     def unsent(self) -> int:
         """Answer bytes that have not left yet."""
-        ...
 
     def carried(self) -> Carried:
         """What it has carried."""
-        ...
 
 
 class Auditor(Protocol):
@@ -224,27 +215,21 @@ class Auditor(Protocol):
 
     def audited(self, row: Any) -> Callable[[Any, Context], Any]:
         """The handler of an API's row, with a record of what each of its requests does, if that is wanted."""
-        ...
 
     def is_broker(self, context: Context) -> bool:
         """Whether another broker asks: only brokers write the audit topic."""
-        ...
 
     def must_refuse(self, context: Context, changes: int) -> bool:
         """Whether a request with so many changes cannot be recorded, and is not to be executed."""
-        ...
 
     async def topics_created(self, context: Context, errors: Mapping[str, ErrorCode]) -> None:
         """Keep which topics a client created by naming them."""
-        ...
 
     def logged_in(self, connection: ClientConnection, principal: str, mechanism: str) -> bool:
         """Keep a login; False: it must be refused."""
-        ...
 
     def login_refused(self, connection: ClientConnection, mechanism: str, detail: str) -> None:
         """Keep a login that was refused."""
-        ...
 
 
 @dataclass(slots=True)

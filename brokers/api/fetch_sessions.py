@@ -58,15 +58,12 @@ class Waiter(Protocol):
 
     def woken(self, part: SessionPart, urgent: bool) -> None:
         """There may be something to answer; what is not urgent can wait for a few ms and for company."""
-        ...
 
     def reply_early(self) -> None:
         """The fetch after this one is waited for."""
-        ...
 
     def abandoned(self) -> None:
         """The session is evicted: answer with what there is."""
-        ...
 
 
 class FollowerSession(ReplicaSession):

@@ -57,7 +57,6 @@ class RecordSource(Protocol):
         self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
     ) -> dict[int, FetchedPart]:
         """Records of partitions, from these offsets on."""
-        ...  # pragma: no cover
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ class LoopPort(Protocol):
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> Handle:
         """Call it in the next iteration of the loop."""
-        ...
 
 
 class LogSlicePort(Protocol):
@@ -28,11 +27,9 @@ class LogSlicePort(Protocol):
 
     def read(self) -> bytes:
         """The bytes."""
-        ...
 
     def release(self) -> None:
         """Release the file."""
-        ...
 
 
 class ReadPort(Protocol):
@@ -41,12 +38,10 @@ class ReadPort(Protocol):
     @property
     def slices(self) -> Sequence[LogSlicePort]:
         """The bytes, in order."""
-        ...
 
     @property
     def next_offset(self) -> int:
         """The offset of the next read."""
-        ...
 
 
 class ReaderPort(Protocol):
@@ -54,7 +49,6 @@ class ReaderPort(Protocol):
 
     def read(self, offset: int, max_bytes: int, *, end_offset: int, min_one_batch: bool = True) -> ReadPort:
         """Whole batches from ``offset`` on."""
-        ...
 
 
 class LogPort(Protocol):
@@ -63,22 +57,18 @@ class LogPort(Protocol):
     @property
     def log_start_offset(self) -> int:
         """The first offset kept."""
-        ...
 
     @property
     def log_end_offset(self) -> int:
         """The offset of the next record."""
-        ...
 
     @property
     def high_watermark(self) -> int:
         """The first offset that is not known to be replicated."""
-        ...
 
     @property
     def reader(self) -> ReaderPort:
         """What reads it."""
-        ...
 
 
 class AppendPort(Protocol):
@@ -87,12 +77,10 @@ class AppendPort(Protocol):
     @property
     def error(self) -> ErrorCode:
         """NONE if the batch is in the log."""
-        ...
 
     @property
     def last_offset(self) -> int:
         """The offset of the batch's last record."""
-        ...
 
 
 class PartitionPort(Protocol):
@@ -101,26 +89,21 @@ class PartitionPort(Protocol):
     @property
     def tp(self) -> TopicPartition:
         """The topic and partition."""
-        ...
 
     @property
     def leader_epoch(self) -> int:
         """The leader epoch of this broker's leadership."""
-        ...
 
     @property
     def is_leader(self) -> bool:
         """Whether the partition's state names this broker as leader, with or without a valid lease."""
-        ...
 
     @property
     def log(self) -> LogPort:
         """The partition's log."""
-        ...
 
     def may_serve(self, kind: Serve) -> ErrorCode:
         """NONE, or the error that a request of this kind gets now."""
-        ...
 
     def append(
         self,
@@ -133,18 +116,15 @@ class PartitionPort(Protocol):
         transaction_version: int = 0,
     ) -> AppendPort:
         """Append a batch as the leader."""
-        ...
 
     def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None], *, gives_up: bool = False) -> None:
         """Call back once the record at ``offset`` is below the high watermark, or with an error.
 
         With ``gives_up`` also when the in-sync set has become too small.
         """
-        ...
 
     def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:
         """Call back with NONE, possibly immediately, once this broker certainly led at some time after this call."""
-        ...
 
 
 class TransactionMarker(NamedTuple):

@@ -13,7 +13,6 @@ class Holder(Protocol):
 
     def member_bytes(self) -> int:
         """The bytes of its members and assigned ids."""
-        ...
 
 
 class MemberRoom:

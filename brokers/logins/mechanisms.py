@@ -43,7 +43,6 @@ class ServerMechanism(Protocol):
 
     def evaluate(self, token: bytes) -> LoginStep | Deferred:
         """The next step; raises AuthenticationFailed, after which the object is spent."""
-        ...
 
 
 def same_secret(one: bytes, other: bytes) -> bool:

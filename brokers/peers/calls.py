@@ -475,17 +475,14 @@ class PeersPort(Protocol):
         self, broker_id: int, api_key: int, version: int, message: Encodable, timeout_ms: int = 30_000
     ) -> Any:
         """Send a request (a message of ``wire.messages``); returns the decoded response. Raises PeerUnavailable."""
-        ...
 
     async def exchange(
         self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int = 30_000
     ) -> memoryview:
         """Send a request's encoded body; returns the response's body, undecoded. Raises PeerUnavailable."""
-        ...
 
     async def close(self) -> None:
         """Close all connections; calls in flight fail."""
-        ...
 
 
 class _Peer:

@@ -53,7 +53,6 @@ class Mutable(Protocol):
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long; what is answered still leaves."""
-        ...
 
 
 class MeteredPeer(Protocol):
@@ -62,12 +61,10 @@ class MeteredPeer(Protocol):
     @property
     def listener(self) -> str:
         """The name of its listener."""
-        ...
 
     @property
     def principal(self) -> str:
         """``User:name``."""
-        ...
 
 
 def client_id_in(data: memoryview, start: int) -> str:

@@ -151,17 +151,14 @@ class Lacking(Protocol):
     @property
     def key(self) -> tuple[uuid.UUID, int]:
         """Topic id and index."""
-        ...
 
     @property
     def leader_epoch(self) -> int:
         """In which it follows."""
-        ...
 
     @property
     def offset(self) -> int:
         """Where its log begins."""
-        ...
 
 
 class ToldPart(NamedTuple):

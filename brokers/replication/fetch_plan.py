@@ -62,30 +62,24 @@ class FollowedLog(Protocol):
 
     def fetch_position(self) -> tuple[int, int, int]:
         """Fetch offset, epoch of the record before it, log start offset."""
-        ...
 
     def replicate(
         self, leader_epoch: int, records: memoryview, high_watermark: int, log_start_offset: int, now_ms: int, /
     ) -> ErrorCode:
         """Append, then apply the leader's high watermark and log start."""
-        ...
 
     def diverged(self, leader_epoch: int, epoch: int, end_offset: int, /) -> ErrorCode:
         """Truncate the records that the leader does not have."""
-        ...
 
     def out_of_range(self, leader_epoch: int, leader_start: int, leader_end: int, /) -> ErrorCode:
         """Move the position into the leader's log."""
-        ...
 
     @property
     def positions_from(self) -> int | None:
         """The offset before which the log lacks accepted positions; None if it lacks nothing."""
-        ...
 
     def take_positions(self, leader_epoch: int, body: memoryview | None, /) -> ErrorCode:
         """Take the leader's accepted positions; None if it cannot tell."""
-        ...
 
 
 class Followed(Protocol):
@@ -100,7 +94,6 @@ class Followed(Protocol):
     @property
     def follower_role(self) -> FollowedLog:
         """What appends to its log, and truncates it."""
-        ...
 
 
 class Throttle(Protocol):
@@ -108,15 +101,12 @@ class Throttle(Protocol):
 
     def applies(self, tp: TopicPartition) -> bool:
         """Whether the topic's setting names the replica."""
-        ...
 
     def record(self, size: int, now_ms: int) -> None:
         """Count received bytes of a throttled replica."""
-        ...
 
     def wait_ms(self, now_ms: int) -> int:
         """The pause of throttled replicas; 0 for none."""
-        ...
 
 
 class Counts:

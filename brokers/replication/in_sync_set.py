@@ -41,11 +41,9 @@ class ProposingReplica(Protocol):
 
     def advance(self) -> None:
         """Move the high watermark, as far as the in-sync set allows."""
-        ...
 
     def state_written(self, state: PartitionState) -> None:
         """Take the proposed state: it is written."""
-        ...
 
 
 class InSyncSet:

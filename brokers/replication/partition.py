@@ -211,7 +211,6 @@ class FollowingReplica(Protocol):
 
     def committed(self) -> None:
         """The high watermark or the log start moved."""
-        ...
 
 
 class FollowerRole:
@@ -432,15 +431,12 @@ class Watcher(Protocol):
 
     def appended(self, partition: Partition) -> None:
         """The leader's log end moved."""
-        ...
 
     def committed(self, partition: Partition) -> None:
         """The high watermark, the last stable offset or the log start moved."""
-        ...
 
     def changed(self, partition: Partition) -> None:
         """Role, leader epoch or existence changed."""
-        ...
 
 
 class Partition:

@@ -17,20 +17,16 @@ class Proposer(Protocol):
     @property
     def state(self) -> PartitionState:
         """The known state, which a proposal changes."""
-        ...
 
     @property
     def proposed(self) -> PartitionState | None:
         """The state whose write is in flight."""
-        ...
 
     def proposal_written(self, state: PartitionState) -> None:
         """The state is written."""
-        ...
 
     def proposal_refused(self, state: PartitionState) -> None:
         """The state certainly is not written and never will be."""
-        ...
 
 
 class IsrWriter(Protocol):
@@ -38,4 +34,3 @@ class IsrWriter(Protocol):
 
     def propose(self, partition: Proposer, state: PartitionState) -> None:
         """Write it; the outcome goes to ``proposal_written`` or ``proposal_refused`` of ``partition``."""
-        ...

@@ -180,27 +180,21 @@ class Environment(Protocol):
 
     def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
         """Execute one request; its answer goes into the slot, now or later."""
-        ...
 
     def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
         """Execute requests where they were received, if ``data`` begins with such; returns where they end."""
-        ...
 
     def join_batch(self, connection: Connection) -> bool:
         """Whether its requests wait for those of other connections, until :meth:`Connection.resume` is called soon."""
-        ...
 
     def meter(self, peer: ClientConnection) -> Meter | None:
         """What measures a connection of that peer; None if no quota can govern it."""
-        ...
 
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
-        ...
 
     def held(self, difference: int) -> None:
         """The connections hold that many bytes more, or less, in memory."""
-        ...
 
 
 class Connection:

@@ -271,15 +271,12 @@ class SlicePort(Protocol):
 
     def fileno(self) -> int:
         """The open file."""
-        ...
 
     def part(self, position: int, length: int) -> FilePart:
         """Bytes of it, for the sending kernel."""
-        ...
 
     def release(self) -> None:
         """We are done with it."""
-        ...
 
 
 Chunk = bytes | SlicePort

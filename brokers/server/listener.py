@@ -264,15 +264,12 @@ class FirstBytes(Protocol):
 
     def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
         """Call back when there is something to look at."""
-        ...
 
     def remove_reader(self, fd: int) -> object:
         """Call back no more."""
-        ...
 
     def peek(self, limit: int) -> bytes:
         """So many first bytes at most, which stay where they are. Raises OSError, BlockingIOError for none yet."""
-        ...
 
 
 class PlainFirstBytes:

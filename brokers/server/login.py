@@ -63,7 +63,6 @@ class Receiver(Protocol):
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """As a socket's."""
-        ...
 
 
 class SlotPort(Protocol):
@@ -71,7 +70,6 @@ class SlotPort(Protocol):
 
     def answer(self, chunks: list[Any]) -> None:
         """The answer's frame."""
-        ...
 
 
 class ConnectionPort(Protocol):
@@ -82,15 +80,12 @@ class ConnectionPort(Protocol):
 
     def logged_in(self, principal: str, mechanism: str, *, lasting: bool) -> None:
         """The login is done."""
-        ...
 
     def last_answer(self, slot: Any, chunks: Sequence[Any], reason: str) -> None:
         """Send that answer and close."""
-        ...
 
     def close(self, reason: str) -> None:
         """Close without an answer."""
-        ...
 
 
 def sasl_listener(

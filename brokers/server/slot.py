@@ -14,7 +14,6 @@ class AnsweringConnection(Protocol):
 
     def answered(self, slot: Slot) -> None:
         """The slot has its answer."""
-        ...
 
 
 class Slot:

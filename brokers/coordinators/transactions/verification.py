@@ -45,7 +45,6 @@ class HasVerifier(Protocol):
     @property
     def verifier(self) -> Verifier:
         """The client of the coordinators."""
-        ...
 
 
 class VerifyingServices(Protocol):
@@ -54,12 +53,10 @@ class VerifyingServices(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock, for the limit of retries."""
-        ...
 
     @property
     def transactions(self) -> HasVerifier:
         """This broker's transaction coordinator."""
-        ...
 
 
 async def verify(

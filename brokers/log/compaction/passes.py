@@ -47,17 +47,14 @@ class KnownProducer(Protocol):
     @property
     def epoch(self) -> int:
         """Its epoch."""
-        ...
 
     @property
     def last_offset(self) -> int:
         """The last offset of its last batch with records, or -1."""
-        ...
 
     @property
     def batches(self) -> Sequence[KnownBatch]:
         """Its last batches with records, oldest first."""
-        ...
 
 
 class KnownBatch(Protocol):
@@ -66,7 +63,6 @@ class KnownBatch(Protocol):
     @property
     def last_offset(self) -> int:
         """Of its last record."""
-        ...
 
 
 class KnownProducers(NamedTuple):

@@ -198,59 +198,45 @@ class DiskFile(Protocol):
 
     def write(self, data: Buffer, position: int) -> None:
         """Write all of ``data`` at ``position``. A short write raises DiskFull; what it left behind is for recovery."""
-        ...
 
     def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
         """As :meth:`write`, for pieces that follow on each other in the file."""
-        ...
 
     def read(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""
-        ...
 
     def expect_growth(self) -> None:
         """The file will be appended to until it is large: room may be allocated ahead."""
-        ...
 
     def trim(self) -> None:
         """Give back what was allocated behind the end. It is fine to write on."""
-        ...
 
     def sync(self) -> None:
         """fsync, data and size."""
-        ...
 
     def fileno(self) -> int:
         """The open descriptor. Valid until the next call into the disk, or while a FileSlice pins the file."""
-        ...
 
     def window(self, position: int) -> Mapping | None:
         """A mapping that holds ``position``, to be sent from at once; None if there is none."""
-        ...
 
     def retain(self) -> None:
         """Pin the descriptor."""
-        ...
 
     def release(self) -> None:
         """Undo one ``retain``."""
-        ...
 
     def rename(self, path: str) -> None:
         """Move the file to another name in place."""
-        ...
 
     def remove(self, *, later: bool = False) -> None:
         """Delete the file's name, with ``later`` in the background; pinned readers continue."""
-        ...
 
     def close(self) -> None:
         """Give the descriptor back once nothing pins it; a later use opens the file again."""
-        ...
 
 
 class DiskPort(Protocol):
@@ -258,82 +244,63 @@ class DiskPort(Protocol):
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         """The file of that name, made if absent with ``create``. Raises DiskFailed if it must exist and doesn't."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; empty if it doesn't exist."""
-        ...
 
     def is_directory(self, path: str) -> bool:
         """Whether the path names a directory."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Create the directory and its parents; existing ones are fine."""
-        ...
 
     def read(self, path: str) -> bytes | None:
         """A small file's whole content, None if there is none."""
-        ...
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Write a whole small file atomically: ``.tmp``, fsync, rename, fsync of the directory.
 
         Without ``durable`` there is no fsync: for files with a checksum or that recovery can make anew.
         """
-        ...
 
     def size(self, path: str) -> int | None:
         """The file's size in bytes, None if there is none."""
-        ...
 
     def modified_ms(self, path: str) -> int:
         """The file's modification time in ms since the epoch; 0 if there is none."""
-        ...
 
     def space(self, path: str) -> tuple[int, int]:
         """Bytes of the volume that holds the path: all of them, and those still free for us."""
-        ...
 
     def rename(self, path: str, to: str) -> None:
         """Rename a file or directory, replacing a file of the new name."""
-        ...
 
     def remove(self, path: str, *, later: bool = False) -> None:
         """Delete a file; one that is absent is fine. With ``later`` in the background: what fails is logged."""
-        ...
 
     def remove_tree(self, path: str, *, later: bool = False) -> None:
         """Delete a directory with all that is in it, with ``later`` as :meth:`remove`."""
-        ...
 
     def relax(self) -> None:
         """Give back what was not used since the last call. Call about every half minute."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """fsync a directory, so that renames and new names in it survive power loss."""
-        ...
 
     def sync_later(self, paths: list[str]) -> PendingSync:
         """fsync these files and directories in the background; names that are gone by then don't count."""
-        ...
 
     def sync_file_system(self, path: str) -> None:
         """Make durable whatever was written to the file system that holds ``path``."""
-        ...
 
     def work_later(self, work: Callable[[], object]) -> PendingWork:
         """Call ``work`` in the background, one such after the other. It uses no file and no disk of the caller's."""
-        ...
 
     def for_work(self) -> DiskPort:
         """The same disk for ``work_later``'s thread: it shares no descriptor and no memory with this one."""
-        ...
 
     def lock(self, path: str) -> DiskLock:
         """Take the exclusive lock of that file; raises DirectoryInUse."""
-        ...
 
 
 class DiskLock(Protocol):
@@ -341,7 +308,6 @@ class DiskLock(Protocol):
 
     def close(self) -> None:
         """Give it up."""
-        ...
 
 
 class _Translate:
