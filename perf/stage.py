@@ -23,7 +23,7 @@ from fleetlog.brokers.acls.image import (
     ResourceType,
 )
 from fleetlog.brokers.acls.rules import AclRules
-from fleetlog.brokers.api.authorizer import AclDoor, AuthorizerLog
+from fleetlog.brokers.api.authorizer import AuthorizerLog
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
@@ -129,7 +129,7 @@ class LoneLeader:
         for name, entry in itertools.islice(kinds, acls):
             entries.setdefault(ResourcePattern(ResourceType.TOPIC, name), set()).add(entry)
         rules = AclRules(AclImage({pattern: frozenset(found) for pattern, found in entries.items()}))
-        self.services.access = Access(AclDoor(rules), AuthorizerLog(self.clock.mono_ms))
+        self.services.access = Access(rules, AuthorizerLog(self.clock.mono_ms))
 
     def coordinate(self, loop: Any) -> None:
         """Lead the internal topics, of one partition each, and coordinate groups and transactions.

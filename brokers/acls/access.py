@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
-from fleetlog.brokers.acls.rules import Question
+from fleetlog.brokers.acls.rules import AclRules, Question
 from fleetlog.wire.errors import ErrorCode
 
 
@@ -82,20 +83,6 @@ class AskingClient(Protocol):
         """The API that is asked."""
 
 
-class Authorizer(Protocol):
-    """Decides from rules that it has in memory: it is asked on the loop, for each request."""
-
-    @property
-    def verdicts(self) -> Mapping[Question, bool]:
-        """What it decided since the rules changed; always the same object, so a caller may look here first."""
-
-    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        """Whether the client may do the operation on that resource."""
-
-    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
-        """Whether there can be a resource of that type on which the client may do the operation."""
-
-
 class DecisionLog(Protocol):
     """Keeps what was decided."""
 
@@ -117,7 +104,7 @@ class Access:
 
     __slots__ = ("_quiet", "authorizer", "decisions", "granted")
 
-    def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
+    def __init__(self, authorizer: AclRules | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
         self.keep_decisions(decisions)
 
@@ -143,7 +130,7 @@ class Access:
         login = client.connection
         if self.granted.get((login.principal, login.peer_host, operation, resource, name)):
             return True  # as decided before, and not kept in the log
-        allowed = authorizer.allows(client, operation, resource, name)
+        allowed = authorizer.allows(login.principal, host_as_acls_have_it(login.peer_host), operation, resource, name)
         if allowed and self._quiet:
             return True
         if logged and self.decisions is not None:
@@ -157,8 +144,10 @@ class Access:
 
     def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether the client may do the operation on some resource of that type."""
-        authorizer = self.authorizer
-        return authorizer is None or authorizer.allows_any(client, operation, resource)
+        authorizer, login = self.authorizer, client.connection
+        return authorizer is None or authorizer.allows_any(
+            login.principal, host_as_acls_have_it(login.peer_host), operation, resource
+        )
 
     def refusal(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
         """NONE, or the authorization error of that type of resource."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
-from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.acls.image import AclImage, AclOperation, ResourceType
+from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.settings import inter_broker_principal
 from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
 from fleetlog.brokers.api.changes import created_topics, failed_changes
@@ -99,7 +100,7 @@ class Audit:
         key, version = context.api_key, context.api_version
         changes = recorded.count(request)
         if self.must_refuse(context, changes):
-            context.services = replace(context.services, access=Access(_NoRights()))
+            context.services = replace(context.services, access=Access(AclRules(AclImage())))
             return Done(await _response(handler(request, context), context))
         context.lasting = True  # what is begun is done and recorded, whether the client waits for it or not
         self.trail.reserve(changes)
@@ -128,7 +129,7 @@ class Audit:
 
     async def _record(self, changes: Changes, context: Context) -> None:
         login = context.connection
-        caller = Caller(login.principal, _host(login.peer_host), context.client_id or "")
+        caller = Caller(login.principal, host_as_acls_have_it(login.peer_host), context.client_id or "")
         name, wall_ms = APIS[context.api_key].name, self._clock.wall_ms()
         for number, change in enumerate(changes, 1):
             self.trail.record_change(caller, name, change, wall_ms)
@@ -146,7 +147,7 @@ class Audit:
         kind = self._kinds[key]
         if kind in _SINGLE or login.principal == self._brokers:
             return True
-        host, client_id = _host(login.peer_host), getattr(client, "client_id", "") or ""
+        host, client_id = host_as_acls_have_it(login.peer_host), getattr(client, "client_id", "") or ""
         decision = AclDecision(
             login.principal, host, APIS[key].name, operation, resource, name, allowed, client_id=client_id, kind=kind
         )
@@ -163,7 +164,7 @@ class Audit:
             return True
         protocol = f"{self._protocol_of(connection.listener)}/{mechanism}"
         kept = self.trail.record_login(
-            principal, _host(connection.peer_host), protocol, True, "", self._clock.wall_ms()
+            principal, host_as_acls_have_it(connection.peer_host), protocol, True, "", self._clock.wall_ms()
         )  # fmt: skip
         if not kept:
             self.refuse(f"the login of {principal}")
@@ -173,7 +174,9 @@ class Audit:
     def login_refused(self, connection: ClientConnection, mechanism: str, detail: str) -> None:
         """Keep a login that was refused."""
         protocol = f"{self._protocol_of(connection.listener)}/{mechanism}"
-        self.trail.record_login("", _host(connection.peer_host), protocol, False, detail, self._clock.wall_ms())
+        self.trail.record_login(
+            "", host_as_acls_have_it(connection.peer_host), protocol, False, detail, self._clock.wall_ms()
+        )
         self.wake()
 
     # ---- no room ---------------------------------------------------------------------------------------------------
@@ -207,18 +210,6 @@ def started_audit(config: BrokerConfig, access: Access, source: EventSource, clo
     return audit
 
 
-class _NoRights:
-    """``brokers.acls.access.Authorizer`` of a request that must not be executed: every resource of it is refused."""
-
-    verdicts: Mapping[Any, bool] = {}
-
-    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        return False
-
-    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
-        return False
-
-
 class Decisions:
     """Keeps decisions in the authorizer's log and in the audit."""
 
@@ -237,10 +228,6 @@ class Decisions:
         """One decision; False: it cannot be recorded, so the request is refused."""
         self._lines.note(client, operation, resource, name, allowed=allowed)
         return self._audit.decided(client, operation, resource, name, allowed=allowed)
-
-
-def _host(host: str) -> str:
-    return host_as_acls_have_it(host) if ":" in host else host
 
 
 async def _response(outcome: Any, context: Context) -> Any:

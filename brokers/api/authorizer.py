@@ -1,4 +1,4 @@
-"""The broker's authorizer as it is configured, the door over its ACLs, and the lines of Kafka's authorizer log.
+"""The broker's authorizer as it is configured, and the lines of Kafka's authorizer log.
 
 Denied requests are logged at INFO, allowed ones at DEBUG, by the logger that Kafka uses. A client chooses how many
 names it asks for, so the denials of one second have a bounded number of lines; one more says how many are missing.
@@ -7,14 +7,14 @@ names it asks for, so the denials of one second have a bounded number of lines; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fleetlog.brokers.acls.access import Access, AskingClient, Login, OpenAccess
+from fleetlog.brokers.acls.access import Access, AskingClient, OpenAccess
 from fleetlog.brokers.acls.cache import AclCache
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclImage, AclOperation, ResourceType
-from fleetlog.brokers.acls.rules import AclRules, Question
+from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.settings import (
     AuthorizerSettings,
     broker_principals,
@@ -33,31 +33,6 @@ logger = logging.getLogger(__name__)
 decisions_log = logging.getLogger(LOGGER)
 
 LINES_PER_SECOND = 200
-
-
-class AclDoor:
-    """``brokers.acls.access.Authorizer`` over the ACLs that ``rules`` decides by."""
-
-    __slots__ = ("_rules", "verdicts")
-
-    def __init__(self, rules: AclRules) -> None:
-        self._rules = rules
-        self.verdicts: Mapping[Question, bool] = rules.verdicts
-
-    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        """Whether the client may do the operation on that resource."""
-        login = client.connection
-        return self._rules.allows(login.principal, _host(login), operation, resource, name)
-
-    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
-        """Whether there can be a resource of that type on which the client may do the operation."""
-        login = client.connection
-        return self._rules.allows_any(login.principal, _host(login), operation, resource)
-
-
-def _host(login: Login) -> str:
-    host = login.peer_host
-    return host_as_acls_have_it(host) if ":" in host else host
 
 
 class AuthorizerLog:
@@ -95,7 +70,9 @@ class AuthorizerLog:
 def _line(client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
     key, login = client.api_key, client.connection
     return authorizer_line(
-        AclDecision(login.principal, _host(login), APIS[key].name, operation, resource, name, allowed)
+        AclDecision(
+            login.principal, host_as_acls_have_it(login.peer_host), APIS[key].name, operation, resource, name, allowed
+        )
     )
 
 
@@ -131,7 +108,7 @@ class Authorization:
                 AclImage(), settings.super_users, settings.allow_if_no_acl, audited=config.audit_enable
             )  # fmt: skip
             self.acls = AclCache(store, rules, self._acls_changed)
-            self.access = Access(AclDoor(rules), AuthorizerLog(now_ms))
+            self.access = Access(rules, AuthorizerLog(now_ms))
 
     async def start(self) -> None:
         """Read the ACLs, if requests are authorized, and follow them. Raises CannotReplicate."""

@@ -72,15 +72,15 @@ class Rules:
         self.questions = 0
         self.verdicts: dict[Question, bool] = {}
 
-    def allows(self, client: Any, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        assert client.connection.principal == "User:ANONYMOUS"
-        assert (name == "kafka-cluster") is (resource is CLUSTER)
-        return self.allows_any(client, operation, resource)
+    def allows(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+        assert principal == "User:ANONYMOUS"
+        assert (name == "kafka-cluster") is (kind is CLUSTER)
+        return self.allows_any(principal, host, operation, kind)
 
-    def allows_any(self, client: Any, operation: AclOperation, resource: ResourceType) -> bool:
-        self.asked.add(Need(operation, resource))
+    def allows_any(self, principal: str, host: str, operation: AclOperation, kind: ResourceType) -> bool:
+        self.asked.add(Need(operation, kind))
         self.questions += 1
-        return (operation, resource) in self.allowed
+        return (operation, kind) in self.allowed
 
 
 class Controller:

@@ -12,7 +12,7 @@ import pytest
 from fleetlog.brokers.acls.access import TOPIC, WRITE, Access
 from fleetlog.brokers.acls.image import AclImage
 from fleetlog.brokers.acls.rules import AclRules
-from fleetlog.brokers.api.authorizer import LINES_PER_SECOND, AclDoor, AuthorizerLog
+from fleetlog.brokers.api.authorizer import LINES_PER_SECOND, AuthorizerLog
 from fleetlog.brokers.log_levels import change, loggers
 
 LOGGER = "kafka.authorizer.logger"
@@ -31,7 +31,7 @@ def client(principal: str) -> Any:
 
 def access() -> Access:
     rules = AclRules(AclImage(), frozenset({"User:root"}), allow_if_no_acl=False, audited=False)
-    return Access(AclDoor(rules), AuthorizerLog(lambda: 1_000))
+    return Access(rules, AuthorizerLog(lambda: 1_000))
 
 
 def test_what_is_allowed_is_written_from_the_moment_that_the_level_says_so(caplog: pytest.LogCaptureFixture) -> None:
