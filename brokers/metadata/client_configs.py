@@ -38,35 +38,21 @@ def decode_entity(path: str, data: bytes) -> dict[str, str]:
     return znodes.decode_config(path, data)
 
 
-class ClientConfigs:
+class ClientConfigs(ConfigChanges):
     """See the module. :meth:`subscribe`, then :meth:`start` once, :meth:`stop` once."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store, self._take_changes)
         self._takers: list[TakeConfigs] = []
-        self._changes = ConfigChanges(store)
-        self._changes.subscribe(KINDS, self._take_changes)
 
     def subscribe(self, take: TakeConfigs) -> None:
         """Give what is read to ``take``, too; before :meth:`start`."""
         self._takers.append(take)
 
-    async def start(self) -> None:
-        """Follow; returns when all is read, however long that takes."""
-        await self._changes.start()
-
-    async def stop(self) -> None:
-        """Stop following; what was read stays."""
-        await self._changes.stop()
-
-    async def refresh(self) -> None:
-        """Take over everything that was written before this call. Raises StoreError."""
-        await self._changes.refresh()
-
     async def _take_changes(self, paths: frozenset[str] | None) -> None:
         whole = paths is None
         known = () if paths is None else sorted(filter(_is_entity, paths))
-        configs = await self._read_all() if whole else await self._read(known)
+        configs = await self._read_all() if whole else await self._configs_at(known)
         for take in self._takers:
             if whole or configs:
                 take(configs, whole)
@@ -84,7 +70,7 @@ class ClientConfigs:
                     configs[path] = _config_of(path, row[0])
                     if kind == USERS and row[1].child_count:
                         parents.append(f"{path}/{CLIENTS}")
-            configs |= await self._read([one for some in await self._listed(parents) for one in some])
+            configs |= await self._configs_at([one for some in await self._listed(parents) for one in some])
         return configs
 
     async def _listed(self, parents: Sequence[str]) -> list[list[str]]:
@@ -94,7 +80,7 @@ class ClientConfigs:
 
         return await gather_bounded(parents, children)
 
-    async def _read(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
+    async def _configs_at(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
         rows = await read_many(self._store, [f"{znodes.CONFIG}/{path}" for path in paths])
         return {
             path: {} if row is None else _config_of(path, row[0]) for path, row in zip(paths, rows, strict=True)

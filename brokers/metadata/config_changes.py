@@ -1,14 +1,14 @@
 """Follows ``/config/changes``, the list of changed users, clients and addresses: what has credentials and quotas.
 
 A change is one multi of the entity's znode and a sequential znode below this list. Kafka's own tools write the same, so
-their changes are seen, too. Readers subscribe by kind of entity, and read the znodes that new entries name.
+their changes are seen, too.
 
 Source: kafka/zk/ZkData.scala (ConfigEntityZNode, ConfigEntityChangeNotificationZNode), DynamicConfigManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from fleetlog.brokers.documents import BadDocument, dump_document, load_document
@@ -34,11 +34,14 @@ def change_notice(entity_path: str) -> Create:
 
 
 class ConfigChanges:
-    """See the module: subscribe, then ``start`` once and ``stop`` once. A start waits until ZooKeeper can be read."""
+    """See the module: ``start`` once and ``stop`` once. A start waits until ZooKeeper can be read.
 
-    def __init__(self, store: Store) -> None:
+    ``read`` is called in each pass that found changes, and in the first one.
+    """
+
+    def __init__(self, store: Store, read: ReadEntities) -> None:
         self._store = store
-        self._readers: list[tuple[frozenset[str], ReadEntities]] = []
+        self._read_entities = read
         self._newest = -1
         self._watcher = ZnodeWatcher(
             store,
@@ -47,13 +50,6 @@ class ConfigChanges:
             parents=(CHANGES,),
             whole_after_relist=True,  # a tool may write a znode without an entry of the list
         )
-
-    def subscribe(self, kinds: Collection[str], read: ReadEntities) -> None:
-        """``read`` the changes of entities whose paths begin with one of these kinds (``users``, ``clients``, ``ips``).
-
-        Only before the start. It is called in each pass that found some, and in the first one.
-        """
-        self._readers.append((frozenset(kinds), read))
 
     async def start(self) -> None:
         """Read all and follow the changes."""
@@ -74,15 +70,13 @@ class ConfigChanges:
         newest = _sequence(names[-1]) if names else -1
         has_gap = newest < self._newest or [*map(_sequence, news)] != [*range(self._newest + 1, newest + 1)]
         changed = None if whole or has_gap else await self._changed(news)
-        for kinds, read in self._readers:
-            paths = None if changed is None else frozenset(path for path in changed if path.split("/")[0] in kinds)
-            if paths is None or paths:
-                await read(paths)
+        if changed is None or changed:
+            await self._read_entities(changed)
         self._newest = newest
         if len(names) > CHANGES_KEPT:
             await self._prune(names[: min(len(names) - CHANGES_KEPT, PRUNED_AT_ONCE)])
 
-    async def _changed(self, names: Sequence[str]) -> set[str] | None:
+    async def _changed(self, names: Sequence[str]) -> frozenset[str] | None:
         """The entities that entries name; None: one of them cannot be read, and all must be."""
         rows = await read_many(self._store, [f"{CHANGES}/{name}" for name in names])
         changed = set()
@@ -92,7 +86,7 @@ class ConfigChanges:
                 changed.add(str(document["entity_path"]))
             except (BadDocument, KeyError):
                 return None
-        return changed
+        return frozenset(changed)
 
     async def _prune(self, names: Iterable[str]) -> None:
         """Delete the oldest entries: Kafka's brokers, which do it after 15 minutes, are not here."""
