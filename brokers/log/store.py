@@ -21,10 +21,10 @@ from types import MappingProxyType
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import BrokerConfig, TopicConfig
 from fleetlog.brokers.log.compaction.cleaner import Cleaner, CleanerSettings
-from fleetlog.brokers.log.directories.checkpointing import Checkpoints
 from fleetlog.brokers.log.directories.directories import (
     PARTITION_DIRECTORY,
     STRAY_DIRECTORY,
+    Checkpoints,
     DirectoryUsage,
     LogDirectory,
     TopicIds,
