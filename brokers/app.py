@@ -38,13 +38,12 @@ from fleetlog.brokers.model import BrokerId, CertificateState, Endpoint, Process
 from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.peers.calls import Peers
 from fleetlog.brokers.replication.isr import held_back, not_in_sync, some_of
-from fleetlog.brokers.server.admin import Admin
+from fleetlog.brokers.server.admin import Admin, admin_contexts
 from fleetlog.brokers.server.descriptors import Descriptors, in_use
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
 from fleetlog.brokers.server.service_manager import service_manager
 from fleetlog.brokers.server.watchdog import LoopWatch
-from fleetlog.brokers.tls.admin import admin_contexts
 from fleetlog.brokers.tls.contexts import server_context
 from fleetlog.brokers.tls.dynamic_settings import DynamicTls
 from fleetlog.brokers.tls.listener_settings import ignored_client_auth, listener_tls

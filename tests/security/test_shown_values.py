@@ -8,7 +8,7 @@ import pytest
 
 from fleetlog.brokers.config import BROKER_SETTINGS, ConfigError, load_config
 from fleetlog.brokers.logins.listener_settings import login_settings
-from fleetlog.brokers.tls.admin import admin_contexts
+from fleetlog.brokers.server.admin import admin_contexts
 from fleetlog.brokers.tls.listener_settings import listener_tls
 from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings

@@ -18,9 +18,8 @@ import pytest
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.server import admin as admin_module
-from fleetlog.brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin
+from fleetlog.brokers.server.admin import MAX_REQUEST, MAX_SCRAPES, ROOM, TIMEOUT_SECONDS, Admin, admin_contexts
 from fleetlog.brokers.setting_kinds import ConfigError
-from fleetlog.brokers.tls.admin import admin_contexts
 from tests.support.tls_listeners import Certificates
 from tests.support.waiting import eventually_async
 
