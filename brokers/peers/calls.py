@@ -37,7 +37,7 @@ from fleetlog.brokers.logins.plain import plain_message
 from fleetlog.brokers.logins.scram import ScramClient
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.timers import Timer, Timers
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.contexts import FollowedContexts
 from fleetlog.brokers.tls.machine import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 from fleetlog.wire import messages
 from fleetlog.wire.messages import Encodable

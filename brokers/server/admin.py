@@ -30,8 +30,7 @@ from fleetlog.brokers.kafka_names import RENAMED, renamed_text
 from fleetlog.brokers.metrics.exposition import Exposition, exposition_text
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.setting_kinds import ConfigError
-from fleetlog.brokers.tls.contexts import CertificateFiles, server_context
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.contexts import CertificateFiles, FollowedContexts, server_context
 from fleetlog.brokers.tls.settings import TlsSettings
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib
+import logging
 import os
 import re
 import ssl
@@ -38,6 +39,8 @@ from fleetlog.brokers.logins.principals import (
 )
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError
 from fleetlog.brokers.tls.settings import CertificateStore, ClientCertificates, TlsSettings, pem_command
+
+logger = logging.getLogger(__name__)
 
 _BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----(.*?)-----END \1-----", re.DOTALL)
 _CERTIFICATE_LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE"})
@@ -505,3 +508,30 @@ class CertificateFiles:
                 setting, shown, "it lacks alternative names that the one in use has: set ssl.allow.san.changes=true, or"
                 " take one with the same names",
             )  # fmt: skip
+
+
+class FollowedContexts:
+    """The context of connections that are opened from now on: made anew when the files have changed."""
+
+    def __init__(self, files: CertificateFiles, now_s: Callable[[], float], connections: str) -> None:
+        """``now_s`` is the time in seconds since 1970; ``connections`` names them in the log."""
+        self._files = files
+        self._now_s = now_s
+        self._connections = connections
+        self._refused = ""
+
+    def want(self, settings: TlsSettings) -> None:
+        """Use these settings for the next connection, if they can be used."""
+        self._files.want(settings)
+
+    def newest(self) -> ssl.SSLContext:
+        """Looks at the files, and reads them where they are others: for a worker. The old ones stay if they are bad."""
+        if self._files.changed():
+            made = self._files.reloaded(self._now_s())
+            if not isinstance(made, str):
+                self._refused = ""
+                logger.info("%s use the new certificates from now on", self._connections)
+            elif made != self._refused:  # each new connection fails alike
+                self._refused = made
+                logger.error("%s go on with the certificates of before: %s", self._connections, made)
+        return self._files.current.context

@@ -27,7 +27,7 @@ from fleetlog.brokers.tls.listener_settings import listener_tls
 if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
     from fleetlog.brokers.model import Clock
-    from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+    from fleetlog.brokers.tls.contexts import FollowedContexts
     from fleetlog.brokers.tls.listeners import TlsListener
     from fleetlog.brokers.tls.settings import TlsSettings
 

@@ -12,12 +12,12 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.logins.principals import USER, NoRuleMatches, Principal
 from fleetlog.brokers.tls.contexts import (
     CertificateFiles,
+    FollowedContexts,
     TlsContext,
     client_context,
     own_subject,
     server_context,
 )
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
 from fleetlog.brokers.tls.listener_settings import listener_tls
 from fleetlog.brokers.tls.machine import TlsEngine, TlsFailure
 from fleetlog.brokers.tls.settings import ClientCertificates, TlsSettings

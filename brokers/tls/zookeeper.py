@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
-from fleetlog.brokers.tls.contexts import CertificateFiles, TlsContext, client_context
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.contexts import CertificateFiles, FollowedContexts, TlsContext, client_context
 from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.coordination.connect import ConnectionSecurity
 

@@ -225,7 +225,7 @@ async def test_a_new_certificate_is_taken_at_the_next_connection(
         await store.sync("/")
         assert (await store.get("/a"))[0] == b""
         await store.close()
-    said = [one.getMessage() for one in caplog.records if one.name == "fleetlog.brokers.tls.followed_contexts"]
+    said = [one.getMessage() for one in caplog.records if one.name == "fleetlog.brokers.tls.contexts"]
     assert said[0] == "connections to ZooKeeper use the new certificates from now on"
     assert said[1].startswith("connections to ZooKeeper go on with the certificates of before: zookeeper.ssl.keystore")
 

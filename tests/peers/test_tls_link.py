@@ -19,8 +19,7 @@ import uvloop
 
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint
 from fleetlog.brokers.peers.calls import Peers, PeerUnavailable
-from fleetlog.brokers.tls.contexts import CertificateFiles, client_context, server_context
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.contexts import CertificateFiles, FollowedContexts, client_context, server_context
 from fleetlog.brokers.tls.machine import HANDSHAKE_BYTES_MAX, TlsEngine
 from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.coordination.ports import free_ports

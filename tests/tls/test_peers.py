@@ -11,7 +11,7 @@ from fleetlog.brokers.acls.settings import broker_principals, inter_broker_princ
 from fleetlog.brokers.app import SystemClock, tls_listeners
 from fleetlog.brokers.config import BrokerConfig, load_config
 from fleetlog.brokers.setting_kinds import ConfigError
-from fleetlog.brokers.tls.followed_contexts import FollowedContexts
+from fleetlog.brokers.tls.contexts import FollowedContexts
 from fleetlog.brokers.tls.peers import inter_broker_contexts
 from tests.support.certificates import Authority, Pair
 
