@@ -108,8 +108,8 @@ class LoneLeader:
     def topic(self, name: str, partitions: int, topic_id: uuid.UUID, settings: Mapping[str, str] = {}) -> None:
         """A new topic whose partitions this broker leads."""
         state = PartitionState((ME,), ME, 0, (ME,), 0, 1, INCARNATION, (INCARNATION,))
-        self.metadata._image.topics[name] = TopicInfo(name, topic_id, (state,) * partitions, dict(settings))
-        self.metadata._image.topic_names[topic_id] = name
+        self.metadata.image.topics[name] = TopicInfo(name, topic_id, (state,) * partitions, dict(settings))
+        self.metadata.image.topic_names[topic_id] = name
         changed = tuple(TopicPartition(name, index) for index in range(partitions))
         self.replicas.apply(MetadataChange(topics_changed=(name,), partitions_changed=changed))
 

@@ -393,7 +393,7 @@ class Controller:
         self._previous_unclean_elections = 0
         self._everything = True
         self._halted = False
-        self._active: ActiveController | None = None
+        self.active: ActiveController | None = None
         self._caught_up = False
         self._elected_ms = -1
         self._stopped = False
@@ -429,22 +429,22 @@ class Controller:
     @property
     def is_active(self) -> bool:
         """Whether this broker is the active controller, and has read and settled everything."""
-        return self._caught_up and self._active is not None and not self._active.over and self._metadata.foreign is None
+        return self._caught_up and self.active is not None and not self.active.over and self._metadata.foreign is None
 
     @property
     def epoch(self) -> int:
         """The epoch of this broker's controllership, or -1."""
-        return self._active.context.epoch if self._active is not None else -1
+        return self.active.context.epoch if self.active is not None else -1
 
     @property
     def unclean_elections(self) -> int:
         """The unclean elections that this broker made as controller, since its start."""
-        present = self._active.probes.unclean_elections if self._active is not None else 0
+        present = self.active.probes.unclean_elections if self.active is not None else 0
         return self._previous_unclean_elections + present
 
     def work(self) -> ControllerWork:
         """What this broker does as the active controller."""
-        active = self._active
+        active = self.active
         if active is None or not self.is_active:
             return ControllerWork(unclean_elections=self.unclean_elections)
         requests = sum(task is not self._active_task for task in self._jobs)
@@ -455,14 +455,14 @@ class Controller:
     def _elected(self, leadership: Leadership) -> None:
         logger.info("elected controller with epoch %d", leadership.epoch)
         self._elected_ms = self._clock.wall_ms()
-        self._active = ActiveController(
+        self.active = ActiveController(
             ControllerContext(self._store, self._metadata, leadership, self.elections), self._peers,
             broker_id=self._broker_id, clock=self._clock, new_id=self._new_id, replicas=self._replicas,
         )  # fmt: skip
         self._halted = False
         self._poked.clear()
         self._active_task = asyncio.create_task(
-            self._run_active(self._active), name=f"controller epoch {leadership.epoch}"
+            self._run_active(self.active), name=f"controller epoch {leadership.epoch}"
         )
         self._keep(self._active_task)
 
@@ -471,25 +471,25 @@ class Controller:
         task.add_done_callback(lambda done: self._jobs.pop(done, None))
 
     def _resigned(self) -> None:
-        if self._active is not None:
-            logger.info("no longer controller (epoch %d)", self._active.context.epoch)
-            self._active.context.over = True
-            self._previous_unclean_elections += self._active.probes.unclean_elections
+        if self.active is not None:
+            logger.info("no longer controller (epoch %d)", self.active.context.epoch)
+            self.active.context.over = True
+            self._previous_unclean_elections += self.active.probes.unclean_elections
         self._caught_up = False
-        self._active = None
+        self.active = None
         if self._active_task is not None and self._active_task is not asyncio.current_task():
             self._active_task.cancel()
         self._active_task = None
 
     def _metadata_changed(self, change: MetadataChange) -> None:
-        if self._active is None:
+        if self.active is None:
             return
         if self._halted and self._metadata.foreign is None:
             self._election.deposed()
             return
         if change.brokers_changed or change.reloaded or change.configs_changed:
             self._everything = True
-        if self._active.absorb(change) or self._everything:
+        if self.active.absorb(change) or self._everything:
             self._poked.set()
 
     async def _run_active(self, active: ActiveController) -> None:
@@ -556,7 +556,7 @@ class Controller:
 
     def _ended(self, active: ActiveController, reason: NotController) -> None:
         logger.info("controller epoch %d ends: %s", active.context.epoch, reason)
-        if self._active is active:
+        if self.active is active:
             self._election.deposed()
 
     def _halt(self, problem: BadZnode) -> None:
@@ -569,7 +569,7 @@ class Controller:
         logger.exception("controller epoch %d failed with an unexpected error", active.context.epoch)
         self._caught_up = False
         await asyncio.sleep(FAILED_SECONDS)
-        if self._active is active:
+        if self.active is active:
             self._election.deposed()
 
     # ------------------------------------------------------------ admin commands, at the active controller
@@ -727,11 +727,11 @@ class Controller:
         deadline = loop.time() + min(timeout_ms, ACTIVE_WAIT_MS) / 1000
         while not self.is_active:
             other = self._metadata.controller_id not in (NO_CONTROLLER, self._broker_id)
-            elsewhere = (other and self._active is None) or self._metadata.foreign is not None
+            elsewhere = (other and self.active is None) or self._metadata.foreign is not None
             if elsewhere or self._stopped or loop.time() >= deadline:
                 return None
             await asyncio.sleep(ACTIVE_POLL_SECONDS)
-        return self._active
+        return self.active
 
     async def _job(
         self, active: ActiveController, work: Coroutine[Any, Any, R], timeout_ms: int, refuses: Callable[[R], bool]

@@ -474,8 +474,8 @@ class BackgroundVerify:
         self._work_disk: DiskPort | None = None
         self._logs = logs
         self._rate = bytes_per_second
-        self._round: _Round | None = None
-        self._queue: deque[tuple[TopicPartition, int]] = deque()
+        self.round: _Round | None = None
+        self.queue: deque[tuple[TopicPartition, int]] = deque()
         """Partitions of the pass, and the base offset from which they are left to be read."""
         self.damaged: dict[tuple[TopicPartition, int], DamagedSegment] = {}
         """By partition and base offset: until a later pass finds the segment whole, or gone."""
@@ -490,29 +490,29 @@ class BackgroundVerify:
 
     def step(self) -> None:
         """Go on by what one second may cost; call it about every second. Off, it does nothing."""
-        rate, under_way = self._rate(), self._round
+        rate, under_way = self._rate(), self.round
         if under_way is not None and under_way.pending is not None:
             if not under_way.pending.done:
                 return
             self._take(under_way)
         if not rate:
-            self._round = None
-            self._queue.clear()
+            self.round = None
+            self.queue.clear()
             return
-        if self._round is None:
+        if self.round is None:
             chosen = self._choose(rate)
             if chosen:
                 if self._work_disk is None:
                     self._work_disk = self._disk.for_work()
-                self._round = _Round(self._work_disk, chosen)
-        if self._round is not None:
-            current = self._round
+                self.round = _Round(self._work_disk, chosen)
+        if self.round is not None:
+            current = self.round
             current.handled_bytes = 0
             current.pending = self._disk.work_later(lambda: current.advance(rate))
 
     def close(self) -> None:
         """Stop; returns when the worker reads no more."""
-        under_way, self._round = self._round, None
+        under_way, self.round = self.round, None
         if under_way is not None:
             under_way.stopped = True
             if under_way.pending is not None and not under_way.pending.wait(_STOP_S):
@@ -520,14 +520,14 @@ class BackgroundVerify:
 
     def _choose(self, most_bytes: int) -> list[_Candidate]:
         """The next closed segments, as many as the rate takes; a new pass begins where the last one has ended."""
-        if not self._queue:
-            self._queue.extend((tp, -1) for tp in sorted(self._logs))
+        if not self.queue:
+            self.queue.extend((tp, -1) for tp in sorted(self._logs))
         chosen: list[_Candidate] = []
         size = 0
         looked = 0
-        while self._queue and size < most_bytes and len(chosen) < MOST_SEGMENTS and looked < MOST_LOGS:
+        while self.queue and size < most_bytes and len(chosen) < MOST_SEGMENTS and looked < MOST_LOGS:
             looked += 1
-            tp, after = self._queue.popleft()
+            tp, after = self.queue.popleft()
             log = self._logs.get(tp)
             if log is None or log.offline:
                 self._forget(tp, set())
@@ -539,12 +539,12 @@ class BackgroundVerify:
                 if segment.base_offset <= after:
                     continue
                 if size >= most_bytes or len(chosen) >= MOST_SEGMENTS:
-                    self._queue.appendleft((tp, closed[index - 1].base_offset if index else -1))
+                    self.queue.appendleft((tp, closed[index - 1].base_offset if index else -1))
                     break
                 end = log.segments.end_of(index, log.log_end_offset)
                 chosen.append(_Candidate(log, segment, end, segment.size, log.cuts))
                 size += segment.size
-        if not self._queue:
+        if not self.queue:
             self.passes += 1
         return chosen
 
@@ -573,4 +573,4 @@ class BackgroundVerify:
         if pending.error is not None:  # a bug: the next round begins behind these segments
             logger.error("checking segments in the background failed", exc_info=pending.error)
         if under_way.ended or pending.error is not None:
-            self._round = None
+            self.round = None

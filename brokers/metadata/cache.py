@@ -123,7 +123,7 @@ class MetadataCache:
         self._store = store
         self._timers = timers
         self.static = config
-        self._image = MetadataImage()
+        self.image = MetadataImage()
         self._sequence = -1
         self._deletions: dict[uuid.UUID, None] = {}
         self._listeners: list[Listener] = []
@@ -146,12 +146,12 @@ class MetadataCache:
     @property
     def topics(self) -> Mapping[str, TopicInfo]:
         """All topics by name."""
-        return self._image.topics
+        return self.image.topics
 
     @property
     def topic_names(self) -> Mapping[uuid.UUID, str]:
         """Names by topic id."""
-        return self._image.topic_names
+        return self.image.topic_names
 
     @property
     def sequence(self) -> int:
@@ -160,7 +160,7 @@ class MetadataCache:
 
     def partition(self, tp: TopicPartition) -> PartitionState | None:
         """The partition's state, or None if there is no such partition."""
-        return self._image.partition(tp)
+        return self.image.partition(tp)
 
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
         """Whether the deletion of this topic was seen: in the change log, or by its mark in the tree.
@@ -177,19 +177,19 @@ class MetadataCache:
 
     def snapshot(self) -> MetadataImage:
         """A copy of topics and configurations, for independent updates."""
-        return self._image.copy()
+        return self.image.copy()
 
     def dynamic_config(self, kind: str, entity: str) -> Mapping[str, str]:
         """The dynamic configuration stored for an entity; empty if there is none."""
-        return self._image.configs.get((kind, entity), {})
+        return self.image.configs.get((kind, entity), {})
 
     def config_version(self, kind: str, entity: str) -> int | None:
         """Version of the entity's configuration znode, or None if there is no znode."""
-        return self._image.config_versions.get((kind, entity))
+        return self.image.config_versions.get((kind, entity))
 
     def config_entities(self, kind: str) -> list[str]:
         """Names of the entities of that kind that have a dynamic configuration, sorted."""
-        return sorted(entity for entity_kind, entity in self._image.configs if entity_kind == kind)
+        return sorted(entity for entity_kind, entity in self.image.configs if entity_kind == kind)
 
     def topic_config(self, name: str) -> TopicConfig:
         """The topic's complete configuration; the broker's (dynamic) defaults for an unknown topic."""
@@ -348,15 +348,15 @@ class MetadataCache:
             logger.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
         loaded = await load_metadata(self._store)
         await self._read_features()  # may fail: what is read anew must not be in the image before listeners hear of it
-        delta = difference(self._image, loaded.image)
-        self._image, self._sequence = loaded.image, loaded.sequence
+        delta = difference(self.image, loaded.image)
+        self.image, self._sequence = loaded.image, loaded.sequence
         self.note_deletions(loaded.deleted)
         return delta, True
 
     def _apply(self, sequence: int, entry: Iterable[Change], delta: MetadataDelta) -> None:
         assert sequence == self._sequence + 1, "change-log entries are applied in order"
         changes = list(entry)
-        self._image.apply(changes, delta)
+        self.image.apply(changes, delta)
         for change in changes:
             if isinstance(change, FeaturesChanged) and change.version > self.features_epoch:
                 self.features, self.features_epoch = dict(change.levels), change.version

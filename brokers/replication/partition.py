@@ -486,7 +486,7 @@ class Partition:
         self._broker_id = broker_id
         self._clock = clock
         self._commits = CommitWaits()
-        self._watchers: dict[Watcher, None] = {}
+        self.watchers: dict[Watcher, None] = {}
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -562,8 +562,8 @@ class Partition:
             for follower in self.followers.known.values():
                 if follower.end_offset == end_before:
                     follower.overtaken()
-            if self._watchers:
-                for watcher in list(self._watchers):
+            if self.watchers:
+                for watcher in list(self.watchers):
                     call(watcher.appended, self)
             self.advance()
         if not appended[1] and not self.lease_valid():
@@ -660,23 +660,23 @@ class Partition:
         log.appender.set_high_watermark(watermark)
         if self._commits.heap:
             self._commits.complete(log.high_watermark)
-        if self._watchers:
+        if self.watchers:
             self.committed()
 
     def committed(self) -> None:
         """Notify readers: the high watermark, the last stable offset or the log start moved."""
-        for watcher in list(self._watchers):
+        for watcher in list(self.watchers):
             call(watcher.committed, self)
 
     # ---- listeners -------------------------------------------------------------------------------------------------
 
     def watch(self, watcher: Watcher) -> None:
         """Notify ``watcher`` of every change until :meth:`unwatch`."""
-        self._watchers[watcher] = None
+        self.watchers[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop notifying ``watcher``."""
-        self._watchers.pop(watcher, None)
+        self.watchers.pop(watcher, None)
 
     # ---- roles -----------------------------------------------------------------------------------------------------
 
@@ -756,7 +756,7 @@ class Partition:
         self.confirmations.end()
 
     def _tell_changed(self) -> None:
-        for watcher in list(self._watchers):
+        for watcher in list(self.watchers):
             call(watcher.changed, self)
 
 

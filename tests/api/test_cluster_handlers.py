@@ -98,7 +98,7 @@ class FixedController:
 def services() -> Services:
     config = BrokerConfig(broker_id=1, zookeeper_connect="unused", num_partitions=2, broker_rack="r1")
     view = MetadataCache(cast(Any, None), config, cast(Any, None))
-    view._image.apply(
+    view.image.apply(
         [
             TopicChanged("a", TopicZnode(A, ((BrokerId(1),), (BrokerId(2),), (BrokerId(9),), (BrokerId(3),))), 0),
             StatesChanged(
@@ -249,7 +249,7 @@ def test_kept_rows_follow_the_view(services: Services) -> None:
 
     view = services.metadata
     assert leaders() == leaders() == [1, 2, -1, 3]
-    view._image.apply([StatesChanged("a", A, {0: replace(led(2, 7, 1), partition_epoch=2)})], MetadataDelta())
+    view.image.apply([StatesChanged("a", A, {0: replace(led(2, 7, 1), partition_epoch=2)})], MetadataDelta())
     assert leaders() == [2, 2, -1, 3]
     view.brokers = {1: view.brokers[1]}
     assert leaders() == [-1, -1, -1, -1]
@@ -367,7 +367,7 @@ def test_describe_topic_partitions_in_pages(services: Services) -> None:
     assert found.topics[0].topic_id == A
     first = services.metadata.topics["a"].partitions[0]
     known = replace(first, elr=(BrokerId(2),), elr_incarnations=(1,), last_known_leader=3, partition_epoch=9)
-    services.metadata._image.apply([StatesChanged("a", A, {0: known})], MetadataDelta())
+    services.metadata.image.apply([StatesChanged("a", A, {0: known})], MetadataDelta())
     found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
     told = found.topics[0].partitions[:2]
     assert [(p.eligible_leader_replicas, p.last_known_elr) for p in told] == [([2], [3]), ([], [])]
@@ -568,7 +568,7 @@ def test_thousands_of_reassignments_let_the_loop_turn(services: Services) -> Non
 
 def test_a_reassignment_may_keep_the_factor_only(services: Services) -> None:
     state = PartitionState((BrokerId(1), BrokerId(2)), 1, 5, (BrokerId(1),), 2, 1, 4, (4,), adding=(BrokerId(2),))
-    services.metadata._image.topics["a"] = replace(
+    services.metadata.image.topics["a"] = replace(
         services.metadata.topics["a"], partitions=(state, *services.metadata.topics["a"].partitions[1:])
     )
     found = reassign(services, 1, [(A0, [2, 3]), (A1, [3])], allow_replication_factor_change=False)
@@ -604,7 +604,7 @@ def test_list_partition_reassignments(services: Services) -> None:
 
     assert listed(None) == []
     moving = TopicZnode(C, ((BrokerId(2), BrokerId(3)), (BrokerId(1),)), {0: (BrokerId(3),)}, {0: (BrokerId(2),)})
-    services.metadata._image.apply([TopicChanged("c", moving, 1)], MetadataDelta())
+    services.metadata.image.apply([TopicChanged("c", moving, 1)], MetadataDelta())
     assert listed(None) == [("c", 0, [2, 3], [3], [2])]
     row = request.ListPartitionReassignmentsTopics
     named = [row(version=0, name="c", partition_indexes=[1, 0, 0, 7]), row(version=0, name="x", partition_indexes=[0])]
@@ -806,7 +806,7 @@ def test_what_is_unset_is_described_as_kafka_describes_it(services: Services) ->
     view = services.metadata
     view.static = static
     own = {"my.plugin": "x"}
-    view._image.apply(
+    view.image.apply(
         [ConfigChanged("brokers", "<default>", 9, {}), ConfigChanged("brokers", "1", 9, own)], MetadataDelta()
     )
     view._apply_dynamic_configs(MetadataChange(reloaded=True))

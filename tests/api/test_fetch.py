@@ -138,7 +138,7 @@ def test_a_fetch_waits_for_data_and_is_woken_by_it(stage: Stage) -> None:
     assert not delayed.done
     stage.turn()
     assert offsets_in(partitions(12, delayed.response)[0].records) == [0]
-    assert not stage.partition("t")._watchers
+    assert not stage.partition("t").watchers
 
 
 def test_a_fetch_waits_for_min_bytes_and_takes_what_there_is_at_the_end(stage: Stage) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_goes_away_leaves_nothing_waiting(stage: Stage) -> None:
     delayed.cancel()
     stage.append("t")
     stage.turn()
-    assert not stage.partition("t")._watchers
+    assert not stage.partition("t").watchers
 
 
 def test_a_fetch_that_may_not_wait_answers_empty(stage: Stage) -> None:

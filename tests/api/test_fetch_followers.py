@@ -99,7 +99,7 @@ def test_a_fetch_without_a_session_counts_as_well(stage: Stage) -> None:
         assert decoded(17, outcome.response).session_id == 0
     assert stage.partition("t").log.high_watermark == 2
     assert stage.partition("t").followers.ends()[OTHER] == 2
-    assert not stage.partition("t")._watchers
+    assert not stage.partition("t").watchers
     assert len(stage.services.fetch_sessions) == 0
 
 

@@ -131,7 +131,7 @@ def test_a_client_that_goes_in_between_leaves_nothing_behind(tmp_path: Path, ses
         if over:
             break
         assert not len(stage.services.fetch_sessions)
-        assert not any(stage.partition("t", index)._watchers for index in range(PARTITIONS))
+        assert not any(stage.partition("t", index).watchers for index in range(PARTITIONS))
         stage.logs.close()
     else:
         raise AssertionError("the fetch never ends")
@@ -156,7 +156,7 @@ def test_an_evicted_session_says_so(interrupted: Interrupted) -> None:
         else:
             assert len(answer.parts) == PARTITIONS
         if not len(sessions):
-            assert not any(stage.partition("t", index)._watchers for index in range(PARTITIONS))
+            assert not any(stage.partition("t", index).watchers for index in range(PARTITIONS))
 
 
 def test_a_position_is_not_counted_once_the_follower_has_another_session(interrupted: Interrupted) -> None:

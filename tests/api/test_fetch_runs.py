@@ -101,7 +101,7 @@ def test_a_run_is_answered_as_by_the_handler(stage: Stage, version: int) -> None
         assert ours == expected, (parts, fields)
         answered[ours is not None] += 1
     assert min(answered.values()) >= 5, f"hardly tried: {answered}"
-    assert not any(stage.partition(info.name)._watchers for info in topics if info.name != "elsewhere")
+    assert not any(stage.partition(info.name).watchers for info in topics if info.name != "elsewhere")
 
 
 def test_a_fetch_that_waits_lets_the_file_go(stage: Stage) -> None:
@@ -249,7 +249,7 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
         assert slot.ready == (end != "connection")
         slot.chunks, slot.on_drop = [], None  # as the connection does
         assert not alive()
-        assert not stage.partition("t")._watchers
+        assert not stage.partition("t").watchers
         assert len(timers) == len(purgatory) == 0
     finally:
         gc.enable()

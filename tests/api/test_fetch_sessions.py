@@ -127,7 +127,7 @@ def test_a_fetch_that_wants_no_session_gets_none(stage: Stage, fields: dict[str,
 def test_forgotten_partitions_are_answered_no_more(stage: Stage) -> None:
     client = started(stage, "a", "b")
     client.fetch(forget=(("a", 0), ("unknown", 3)))
-    assert not stage.partition("a")._watchers
+    assert not stage.partition("a").watchers
     stage.append("a")
     stage.append("b")
     assert list(client.fetch().parts) == [("b", 0)]
@@ -139,7 +139,7 @@ def test_a_session_without_partitions_ends(stage: Stage) -> None:
     assert client.fetch(forget=(("t", 0),)) == (0, 0, {})
     client.id, client.epoch = session_id, epoch + 1
     assert client.fetch().error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert not stage.partition("t")._watchers
+    assert not stage.partition("t").watchers
 
 
 def test_names_and_ids_are_not_mixed(stage: Stage) -> None:
@@ -322,7 +322,7 @@ def test_a_connection_that_goes_leaves_a_session_that_can_be_ended(stage: Stage)
     for _ in range(3):
         stage.append("t")
         stage.turn()
-    assert not stage.partition("t")._watchers, "an abandoned session has no watcher"
+    assert not stage.partition("t").watchers, "an abandoned session has no watcher"
     client.epoch = 0
     assert offsets_in(client.fetch(part("t", 0)).parts["t", 0].records) == [0, 1, 2]
     assert len(stage.services.fetch_sessions) == 1
@@ -333,7 +333,7 @@ def test_a_first_fetch_that_is_dropped_leaves_nothing(stage: Stage) -> None:
     delayed = Client(stage, version=12).wait(part("t", 0))
     delayed.cancel()
     assert len(stage.services.fetch_sessions) == 0
-    assert not stage.partition("t")._watchers
+    assert not stage.partition("t").watchers
 
 
 # -- limits and fairness ----------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_another_leader_is_named_from_version_10_on(stage: Stage, version: int) 
 def test_an_id_writes_into_its_own_topic_alone(stage: Stage) -> None:
     """The metadata cache knows a topic that was created again; the replica of the deleted one is still there."""
     old, new = stage.topic("t"), uuid.uuid4()
-    image = stage.metadata._image
+    image = stage.metadata.image
     image.topics["t"] = dataclasses.replace(old, id=new)
     image.topic_names[new] = image.topic_names.pop(old.id)
     outcome = stage.start(handle_produce, 0, 13, request((new, 0, stage.batch())))

@@ -161,7 +161,7 @@ def test_a_restart_deletes_only_logs_whose_deletion_was_seen(tmp_path: Path, see
 def test_what_lies_aside_is_listed_and_removed(stage: Stage, tmp_path: Path) -> None:
     info = stage.topic("t")
     stage.append("t", 3)
-    del stage.metadata._image.topics["t"]
+    del stage.metadata.image.topics["t"]
     stage.replicas.apply(MetadataChange(deleted=(info,), reloaded=True))
     stage.topic("other")
     data = tmp_path / "data"
@@ -191,7 +191,7 @@ def test_a_topic_that_is_missing_in_a_reload_is_put_aside(stage: Stage, tmp_path
     stage.append("t", 3)
     deleted: list[TopicPartition] = []
     stage.replicas.on_deleted(deleted.append)
-    del stage.metadata._image.topics["t"]
+    del stage.metadata.image.topics["t"]
     stage.replicas.apply(MetadataChange(deleted=(info,), reloaded=True))
     assert stage.replicas.get(T) is None
     assert deleted == [T]
@@ -357,8 +357,8 @@ def test_a_new_epoch_forgets_what_followers_said(stage: Stage) -> None:
 def test_a_reload_compares_everything(stage: Stage) -> None:
     stage.topic("t")
     gone = stage.topic("gone")
-    del stage.metadata._image.topics["gone"]
-    stage.metadata._image.topic_names.pop(gone.id)
+    del stage.metadata.image.topics["gone"]
+    stage.metadata.image.topic_names.pop(gone.id)
     stage.replicas.apply(MetadataChange(reloaded=True))
     assert stage.replicas.get(TopicPartition("gone", 0)) is None
     assert stage.replicas.leader(T).partition is stage.partition("t")

@@ -241,8 +241,8 @@ async def test_no_further_topic_is_begun_for_a_client_that_has_gone(connect: str
         boss = await nodes.controller()
 
         def gone() -> bool:
-            assert boss.controller._active is not None
-            return "b" in boss.controller._active.context.image.topics
+            assert boss.controller.active is not None
+            return "b" in boss.controller.active.context.image.topics
 
         wanted = [NewTopic(name) for name in "abcd"]
         outcomes = await boss.controller.create_topics(wanted, gone=gone)

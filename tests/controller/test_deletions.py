@@ -122,7 +122,7 @@ async def test_a_deletion_waits_for_the_controllers_own_broker(connect: str) -> 
 
 
 def _image(node: Node) -> MetadataImage:
-    active = node.controller._active
+    active = node.controller.active
     assert active is not None
     return active.context.image
 
@@ -283,7 +283,7 @@ async def test_a_name_is_freed_though_its_request_failed(
         assert all(outcome.error is ErrorCode.NOT_CONTROLLER for outcome in failed), failed
         boss.store.after_multi = lambda number, operations: None
         boss.metadata.foreign = None
-        active = boss.controller._active
+        active = boss.controller.active
         assert active is not None
         await active.react()
         await _created(boss, NewTopic("a", partitions=4, replication_factor=1))
@@ -366,7 +366,7 @@ async def test_the_next_controller_asks_brokers_that_it_reads_of_late(connect: s
         await nodes.die(boss)
         deleted.cancel()
         await eventually_async(
-            lambda: (active := successor.controller._active) is not None and "t" in active.deletions,
+            lambda: (active := successor.controller.active) is not None and "t" in active.deletions,
             "it reads the marks",
         )
         await asyncio.sleep(0.3)

@@ -367,7 +367,7 @@ async def test_leadership_goes_back_by_itself(connect: str) -> None:
         await nodes.agree(lambda node: "t" in node.metadata.topics and node.leaders("t") == [1] * 10)
         credentials = second.real.credentials()
         assert credentials is not None
-        active = boss.controller._active
+        active = boss.controller.active
         assert active is not None
         active.leaders._leaving.clear()  # it changed its mind
         await nodes.agree(lambda node: sorted(node.leaders("t")) == [1] * 5 + [2] * 5)

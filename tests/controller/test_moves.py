@@ -286,8 +286,8 @@ async def test_no_move_ends_while_the_copy_that_it_drops_may_be_the_last(
         assert await boss.controller.alter_reassignments({T0: [4, 5]}) == {T0: OK}
         await nodes.alive[2].join(T0, 4)
         await nodes.agree(lambda node: set(node.state("t", 0).isr) == {2, 3, 4})
-        assert boss.controller._active is not None
-        async with boss.controller._active.context.lock:
+        assert boss.controller.active is not None
+        async with boss.controller.active.context.lock:
             for broker_id in (2, 3, 4):
                 await nodes.die(nodes.alive[broker_id])
             assert await boss.metadata.wait_until(lambda: set(boss.metadata.brokers) == {1, 5}, PATIENCE_MS)

@@ -85,7 +85,7 @@ async def test_a_controllers_session_ends(connect: str) -> None:
         boss = await nodes.controller()
         other = next(node for node in nodes.alive.values() if node is not boss)
         epoch = boss.controller.epoch
-        active = boss.controller._active
+        active = boss.controller.active
         assert active is not None
         await expire(boss.real, other.real)
         await eventually_async(

@@ -467,7 +467,7 @@ def test_the_previous_end_is_waited_out_with_a_new_guard(monkeypatch: pytest.Mon
     def answer(state: ProducerState) -> ErrorCode:
         error = next(answers)
         if error is not ErrorCode.NONE:
-            state._verifications.clear()  # the marker of the previous transaction arrives
+            state.verifications.clear()  # the marker of the previous transaction arrives
         return error
 
     state, asked, admitted = admission(monkeypatch, answer)
@@ -481,7 +481,7 @@ def test_a_marker_that_takes_the_guards_worth_means_asking_again(monkeypatch: py
 
     def answer(state: ProducerState) -> ErrorCode:
         if next(times):
-            state._verifications.clear()
+            state.verifications.clear()
         return ErrorCode.NONE
 
     state, asked, admitted = admission(monkeypatch, answer)
@@ -496,7 +496,7 @@ def test_a_question_that_takes_longer_than_patience_is_not_answered_with_a_guard
     monkeypatch.setattr(verification, "PATIENCE_MS", 0)
 
     def answer(state: ProducerState) -> ErrorCode:
-        state._verifications.clear()
+        state.verifications.clear()
         return ErrorCode.NONE
 
     _, asked, admitted = admission(monkeypatch, answer)
@@ -511,7 +511,7 @@ def test_a_batch_at_the_end_of_its_transaction_does_not_wait_for_the_next_one(
     """Protocol 1: the next transaction has the same epoch, and the batch would become part of it."""
 
     def answer(state: ProducerState) -> ErrorCode:
-        state._verifications.clear()
+        state.verifications.clear()
         return said
 
     _, asked, admitted = admission(monkeypatch, answer, add=False)

@@ -44,7 +44,7 @@ def closed(stage: Stage, index: int = 0) -> list[Segment]:
 def turn(verify: BackgroundVerify) -> None:
     """One second's step, and its end."""
     verify.step()
-    under_way = verify._round
+    under_way = verify.round
     if under_way is not None and under_way.pending is not None:
         assert under_way.pending.wait(20)
 
@@ -52,13 +52,13 @@ def turn(verify: BackgroundVerify) -> None:
 def whole_pass(verify: BackgroundVerify) -> None:
     """From the first segment to the last, with what was found."""
     goal, deadline_s = verify.passes + 1, time.monotonic() + 60
-    while verify.passes < goal or verify._round is not None:
+    while verify.passes < goal or verify.round is not None:
         assert time.monotonic() < deadline_s
         turn(verify)
         if verify.passes >= goal:
-            verify._queue.clear()
-            if verify._round is not None and verify._round.ended:
-                verify._take(verify._round)
+            verify.queue.clear()
+            if verify.round is not None and verify.round.ended:
+                verify._take(verify.round)
 
 
 def flip(segment: Segment, position: int) -> None:
@@ -123,7 +123,7 @@ def test_segments_that_are_deleted_or_cut_meanwhile_are_not_told(stage: Stage) -
     verify, log = stage.logs.verify, stage.partition("t", 0).log
     flip(closed(stage)[0], 80)
     verify.step()
-    under_way = verify._round
+    under_way = verify.round
     assert under_way is not None
     assert under_way.pending is not None
     assert under_way.pending.wait(20)
@@ -139,7 +139,7 @@ def test_damage_of_a_topic_that_is_deleted_goes(stage: Stage) -> None:
     whole_pass(verify)
     assert [key[0] for key in verify.damaged] == [T0]
     stage.logs.delete(T0)
-    verify._queue.extend([(T0, -1)])
+    verify.queue.extend([(T0, -1)])
     turn(verify)
     assert verify.damaged == {}
 
@@ -150,7 +150,7 @@ def test_a_second_reads_no_more_than_its_share(tmp_path: Path) -> None:
     largest = max(one.size for one in closed(stage))
     for _ in range(5):
         turn(verify)
-        under_way = verify._round
+        under_way = verify.round
         assert under_way is not None
         assert under_way.handled_bytes <= largest, "a step is a chunk of one segment at least"
         seen += 1
@@ -165,14 +165,14 @@ def test_off_it_does_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         stage.logs.tick(stage.clock.wall_ms())
     verify = stage.logs.verify
-    assert (verify._round, verify._work_disk, verify.bytes, verify.damaged) == (None, None, 0, {})
-    assert not verify._queue
+    assert (verify.round, verify._work_disk, verify.bytes, verify.damaged) == (None, None, 0, {})
+    assert not verify.queue
     stage.close()
 
 
 def test_many_logs_are_looked_at_some_at_a_time(stage: Stage) -> None:
     verify = stage.logs.verify
-    verify._queue.extend((TopicPartition("gone", index), -1) for index in range(MOST_LOGS + 5))
+    verify.queue.extend((TopicPartition("gone", index), -1) for index in range(MOST_LOGS + 5))
     assert verify._choose(10**9) == []
-    assert len(verify._queue) == 5
+    assert len(verify.queue) == 5
     assert MOST_SEGMENTS < MOST_LOGS

@@ -376,7 +376,7 @@ def test_a_verified_batch_that_begins_a_transaction_needs_no_closer_look(log):
     assert (began.error, began.first_offset) == (ErrorCode.NONE, 3)
     assert list(log.producers.open.items()) == [(1, 3)]
     assert log.last_stable_offset == 3
-    assert not log.producers._verifications
+    assert not log.producers.verifications
     assert append(log, produced(1, 0, 3, txn=True)).first_offset == 4
     assert not closer
 
@@ -386,7 +386,7 @@ def test_what_else_a_guard_came_with_is_looked_at(log, what):
     data = produced(1, 0, 1, txn=True)
     guard = log.producers.verification_guard(1, 0, 1)
     if what == "another guard":
-        log.producers._verifications.clear()
+        log.producers.verifications.clear()
         log.producers.verification_guard(1, 0, 1)
     elif what == "a lower one is verified":
         log.producers.verification_guard(1, 0, 0)

@@ -367,7 +367,7 @@ def test_verifications_are_bounded():
     first = state.verification_guard(0, 0, 0)
     for pid in range(1, 10_001):
         state.verification_guard(pid, 0, 0)
-    assert len(state._verifications) == 10_000
+    assert len(state.verifications) == 10_000
     assert state.verification_guard(0, 0, 0) is not first
 
 

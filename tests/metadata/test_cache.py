@@ -149,8 +149,8 @@ async def test_the_controller_prunes_but_keeps_the_newest(connect: str, monkeypa
         boss = await nodes.start(1)
         await nodes.controller()
         await boss.controller.create_topics([NewTopic(f"t{i}") for i in range(10)])
-        assert boss.controller._active is not None
-        await boss.controller._active.prune()
+        assert boss.controller.active is not None
+        await boss.controller.active.prune()
         left = [znodes.change_sequence(name) for name in await boss.real.children(znodes.CHANGES)]
         assert left == [7, 8, 9]
         await boss.controller.create_topics([NewTopic("more")])

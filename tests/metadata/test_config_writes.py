@@ -428,7 +428,7 @@ async def test_a_topic_deleted_at_the_last_moment_leaves_no_configuration_behind
 
         async def delete_first() -> None:
             other.store.before_multi = lambda number, operations: None
-            boss.metadata._image.config_versions.clear()
+            boss.metadata.image.config_versions.clear()
             await boss.controller.delete_topics(["t"])
 
         other.store.before_multi = lambda number, operations: delete_first()

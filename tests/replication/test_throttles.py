@@ -100,7 +100,7 @@ def test_settings_of_the_metadata_cache_apply_at_once() -> None:
         assert not one.wait_ms(0), "no limit by default"
     rates = {"leader.replication.throttled.rate": "1000", "follower.replication.throttled.rate": str(2**40)}
     delta = MetadataDelta()
-    metadata._image.apply([ConfigChanged("brokers", "1", 0, rates)], delta)
+    metadata.image.apply([ConfigChanged("brokers", "1", 0, rates)], delta)
     metadata._notify(MetadataChange(configs_changed=tuple(delta.configs_changed)))
     for one in sides.values():
         one.record(MB, 10)

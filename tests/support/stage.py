@@ -144,8 +144,8 @@ class Stage:
         overrides = {key.replace("_", "."): value for key, value in configs.items()}
         info = TopicInfo(name, found, (state,) * partitions, overrides)
         deleted = (known,) if known is not None and known.id != found else ()
-        self.metadata._image.topics[name] = info
-        self.metadata._image.topic_names[info.id] = name
+        self.metadata.image.topics[name] = info
+        self.metadata.image.topic_names[info.id] = name
         self.metadata._topic_configs.pop(name, None)
         self.metadata.note_deletions(topic.id for topic in deleted)
         self.replicas.apply(
@@ -161,8 +161,8 @@ class Stage:
 
     def delete(self, name: str) -> None:
         info = self.metadata.topics[name]
-        del self.metadata._image.topics[name]
-        del self.metadata._image.topic_names[info.id]
+        del self.metadata.image.topics[name]
+        del self.metadata.image.topic_names[info.id]
         self.metadata.note_deletions([info.id])
         self.replicas.apply(MetadataChange(deleted=(info,)))
         self._take_turns()

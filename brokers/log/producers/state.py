@@ -112,7 +112,7 @@ class ProducerState:
         """Producer id to first offset, in order of the first offsets."""
         self.unreplicated: list[Completed] = []
         """Runs of markers that are not below the high watermark yet."""
-        self._verifications: OrderedDict[int, _Verification] = OrderedDict()
+        self.verifications: OrderedDict[int, _Verification] = OrderedDict()
         self.first_unstable_offset: int | None = None
         """The lowest offset of a transaction that is open, or whose marker is not below the high watermark yet."""
         self.positions: PositionSets | None = None
@@ -142,11 +142,11 @@ class ProducerState:
         """
         if not self.needs_verification(producer_id, producer_epoch):
             return None
-        known = self._verifications.get(producer_id)
+        known = self.verifications.get(producer_id)
         if known is None or known.epoch < producer_epoch:
-            known = self._verifications[producer_id] = _Verification(producer_epoch, base_sequence)
-            if len(self._verifications) > _MAX_VERIFICATIONS:
-                self._verifications.popitem(last=False)
+            known = self.verifications[producer_id] = _Verification(producer_epoch, base_sequence)
+            if len(self.verifications) > _MAX_VERIFICATIONS:
+                self.verifications.popitem(last=False)
         elif known.epoch == producer_epoch:
             known.lowest_sequence = min(known.lowest_sequence, base_sequence)
         return known.guard
@@ -202,7 +202,7 @@ class ProducerState:
                 if same and 0 <= since <= batch.first_offset:
                     return Duplicate(batch)
         if header.is_transactional and (entry.txn_first_offset < 0 or entry.epoch != epoch):
-            verification = self._verifications.get(header.producer_id)
+            verification = self.verifications.get(header.producer_id)
             asked = origin is Origin.CLIENT or guard is not None
             if asked and not _is_verified(verification, guard):
                 return Refusal(ErrorCode.INVALID_TXN_STATE, "record is not part of an ongoing transaction")
@@ -259,7 +259,7 @@ class ProducerState:
         entry = self.entries[producer_id] = _continued(known, batches, now_ms)
         self.entries.move_to_end(producer_id)
         if entry.txn_first_offset >= 0 and known.txn_first_offset < 0:
-            self._verifications.pop(producer_id, None)  # the transaction's first batch uses the guard up
+            self.verifications.pop(producer_id, None)  # the transaction's first batch uses the guard up
             self.open[producer_id] = entry.txn_first_offset
             self._update_first_unstable()
 
@@ -269,7 +269,7 @@ class ProducerState:
         producer_id, first_offset = known.producer_id, known.txn_first_offset
         self.entries[producer_id] = _ended(known, batch, marker, now_ms)
         self.entries.move_to_end(producer_id)
-        self._verifications.pop(producer_id, None)  # a marker invalidates guards given out before it
+        self.verifications.pop(producer_id, None)  # a marker invalidates guards given out before it
         if first_offset >= 0:
             self.open.pop(producer_id, None)
             run_end = batch.first_offset + marker.run_remaining  # a marker is one record
@@ -293,7 +293,7 @@ class ProducerState:
             return None
         producer_id = header.producer_id
         known, guard = self.entries.get(producer_id), guards.get(producer_id)
-        verification = self._verifications.get(producer_id)
+        verification = self.verifications.get(producer_id)
         if known is None or guard is None or verification is None or verification.guard is not guard:
             return None
         if known.txn_first_offset >= 0 or not header.is_transactional:
@@ -347,14 +347,14 @@ class ProducerState:
         """Know what the other one knows, and forget guards that were given out."""
         self.entries, self.open, self.unreplicated = other.entries, other.open, other.unreplicated
         self.first_unstable_offset, self.positions = other.first_unstable_offset, other.positions
-        self._verifications.clear()
+        self.verifications.clear()
 
     def clear(self, start: int = 0) -> None:
         """Forget everything, guards too. What was accepted before ``start``, where the log begins, is lacking then."""
         self.entries.clear()
         self.open.clear()
         self.unreplicated.clear()
-        self._verifications.clear()
+        self.verifications.clear()
         self.first_unstable_offset = None
         if self.positions is not None:
             self.positions.clear()
