@@ -401,7 +401,7 @@ class Server:
         self._services: Services | None = None
         self._listening = False
         self._listeners: list[tuple[Endpoint, socket.socket]] = []
-        self._connections: dict[int, Connection] = {}
+        self.connections: dict[int, Connection] = {}
         self._numbers = 0
         self._sweeper: Timer | None = None
         self._caps = ConnectionCaps(
@@ -414,7 +414,7 @@ class Server:
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._metering: Metering | None = None
         self._creations: CreationLimits | None = None
-        self._held = 0
+        self.held_bytes = 0
         self._relieving = False
         self.blocks = Blocks()
         self._handshakes: Handshakes | None = None
@@ -496,9 +496,9 @@ class Server:
                 raise RuntimeError(f"listener {listener} is {protocol}, but its TLS is not")
         self.listen()
         self._services = services
-        services.connections = self._connections
+        services.connections = self.connections
         watch_connections(
-            services.metrics, self._connections, [one.listener for one in self.endpoints], services.clock
+            services.metrics, self.connections, [one.listener for one in self.endpoints], services.clock
         )  # fmt: skip
         self.loop = services.loop
         self.clock = services.clock
@@ -554,7 +554,7 @@ class Server:
         self._reserve.close()
         if self._creations is not None:
             self._creations.close()
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.flush_and_close("the broker stops")
         self.read_ahead.close()
         self._services = None
@@ -687,7 +687,7 @@ class Server:
         peer, login = ClientConnection(number, endpoint.listener, host), self._login(endpoint)
         tls = self._tls.get(endpoint.listener)
         if tls is None or self._handshakes is None:
-            self._connections[peer.id] = Connection(self, sock, peer, login)
+            self.connections[peer.id] = Connection(self, sock, peer, login)
             self._opened(peer)
             return
 
@@ -722,11 +722,11 @@ class Server:
                 self._left(peer)
                 return
             peer = dataclasses.replace(peer, principal=opened.principal)
-        self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
+        self.connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self._opened(peer)
 
     def _opened(self, peer: ClientConnection) -> None:
-        self.metrics.connections.set(len(self._connections))
+        self.metrics.connections.set(len(self.connections))
         self.metrics.created_connections.labels(peer.listener).inc()
 
     def _left(self, peer: ClientConnection) -> None:
@@ -741,7 +741,7 @@ class Server:
         """Every connection is measured anew; those that are muted go on, and are muted again if they are over it."""
         assert self._metering is not None, "else nothing follows the quotas"
         self._metering.replace(image)
-        self._meter_anew(list(self._connections.values()))
+        self._meter_anew(list(self.connections.values()))
 
     def _meter_anew(self, connections: list[Connection]) -> None:
         """Some of them in each turn of the loop."""
@@ -753,45 +753,45 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
-        if self._connections.pop(connection.peer.id, None) is None:
+        if self.connections.pop(connection.peer.id, None) is None:
             return
         self._left(connection.peer)
-        self.metrics.connections.set(len(self._connections))
+        self.metrics.connections.set(len(self.connections))
         if self._services is not None:
             self._services.disconnects.closed(connection.peer.id)
 
     def close_logins(self, withdrawn: frozenset[tuple[str, str]]) -> None:
         """Close the connections that logged in with credentials, as (mechanism, user), that do not count any more."""
-        close_logins(self._connections.values(), withdrawn)
+        close_logins(self.connections.values(), withdrawn)
 
     def held(self, difference: int) -> None:
         """Connections hold more or less. Above ``queued.max.request.bytes`` the one that holds most is closed.
 
         Each connection has its own bound already; this one is for many clients that do not read their answers.
         """
-        self._held += difference
-        if self._held > self.config.queued_max_request_bytes and not self._relieving:
+        self.held_bytes += difference
+        if self.held_bytes > self.config.queued_max_request_bytes and not self._relieving:
             self._relieving = True
             self.loop.call_soon(self._relieve)
 
     def _relieve(self) -> None:
         self._relieving = False
-        while self._held > self.config.queued_max_request_bytes and self._connections:
-            greediest = max(self._connections.values(), key=lambda connection: connection.held_in_all)
+        while self.held_bytes > self.config.queued_max_request_bytes and self.connections:
+            greediest = max(self.connections.values(), key=lambda connection: connection.held_in_all)
             self.metrics.refused.labels("memory").inc()
             self.quiet.warning(
                 "%s: closed, it holds %d of %d bytes that wait in memory",
-                greediest.peer.peer_host, greediest.held_in_all, self._held,
+                greediest.peer.peer_host, greediest.held_in_all, self.held_bytes,
             )  # fmt: skip
             greediest.close("too much waits in memory")
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self.connections)
 
     def _sweep(self) -> None:
         """Close what is overdue, once a second."""
         now_ms = self.clock.mono_ms()
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             reason = connection.overdue(now_ms, PARTIAL_FRAME_MS, self.config.connections_max_idle_ms)
             if reason is not None:
                 connection.close(reason)

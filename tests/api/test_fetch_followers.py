@@ -726,7 +726,7 @@ def test_records_that_are_truncated_on_their_way_to_a_follower_never_arrive(stag
 
         server.call(append)
         client.send(fetch_message(topic.id, 0, 0, 0), 17, 1)
-        server.until(lambda: any(c.unsent for c in server.server._connections.values()), "the answer to get stuck")
+        server.until(lambda: any(c.unsent for c in server.server.connections.values()), "the answer to get stuck")
 
         def cut() -> None:
             stage.topic("t", replicas=BOTH, leader=OTHER, epoch=1, max_message_bytes=str(1 << 30))

@@ -49,7 +49,7 @@ def test_a_large_file_is_freed_on_the_thread(tmp_path, closers, opened):
         file.close()
     file.remove()
     assert not (tmp_path / "a").exists()
-    assert len(disk._opened) == 0
+    assert len(disk.opened) == 0
     assert _closer(closers, inode) == "log removal"
 
 

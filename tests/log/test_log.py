@@ -47,7 +47,7 @@ def test_few_descriptors_for_many_segments(tmp_path):
     pinned = [log.reader.read(i, 1, end_offset=100) for i in range(0, 12, 3)]
     assert [r.value for r in records(log)] == [b"%d" % i for i in range(100)]
     append(open_log(tmp_path / "f-0", disk), batch(1))
-    assert len(disk._opened) <= 5 + len(pinned)
+    assert len(disk.opened) <= 5 + len(pinned)
     for i, result in enumerate(pinned):
         assert scan(result.slices[0].read())[0][1].base_offset == 3 * i
         result.release()
@@ -56,7 +56,7 @@ def test_few_descriptors_for_many_segments(tmp_path):
 def test_an_idle_log_holds_no_descriptor(tmp_path):
     disk = RealDisk()
     logs = [open_log(tmp_path / f"e-{i}", disk, TP._replace(partition=i), clean=True) for i in range(50)]
-    assert len(disk._opened) == 0
+    assert len(disk.opened) == 0
     assert sorted(p.name for p in (tmp_path / "e-0").iterdir()) == [f"{0:020d}.log"]
     append(logs[0], batch(1))
-    assert len(disk._opened) <= 2
+    assert len(disk.opened) <= 2

@@ -634,7 +634,7 @@ def test_many_partitions_cost_no_descriptors(tmp_path):
     store.close()
     disk = RealDisk(max_open=64)
     store = _started(tmp_path, disk)
-    assert len(disk._opened) <= 64
+    assert len(disk.opened) <= 64
     assert sum(log.log_end_offset for log in store.all().values()) == 100
     store.close()
 

@@ -51,7 +51,7 @@ class Crowd:
         self.as_if_each_had_sent_a_run()
 
     def as_if_each_had_sent_a_run(self) -> None:
-        for connection in self.server._connections.values():
+        for connection in self.server.connections.values():
             connection.batchable = True
 
     def read(self, number: int) -> None:
@@ -200,7 +200,7 @@ def test_a_connection_that_is_always_alone_seldom_waits(tmp_path: Path) -> None:
 def test_a_connection_that_is_closed_meanwhile_is_left_out(tmp_path: Path, writes: list[int]) -> None:
     crowd = opened(tmp_path, 3)
     writes.clear()
-    first = next(iter(crowd.server._connections.values()))
+    first = next(iter(crowd.server.connections.values()))
     crowd.receive({n: frame(batch(), n) for n in range(3)})
     first.close("for the test")
     crowd.broker.loop.run_soon()
@@ -219,7 +219,7 @@ def test_a_fault_of_ours_closes_them_all(
 
     monkeypatch.setattr(produce, "_append_together", wrong)
     crowd.send({0: frame(batch(), 1), 1: frame(batch(), 2)})
-    assert not crowd.server._connections
+    assert not crowd.server.connections
     assert "on purpose" in caplog.text
     assert crowd.server.budget.used == 0
     crowd.close()
@@ -235,7 +235,7 @@ def test_each_waits_for_its_own_last_batch(tmp_path: Path) -> None:
     assert crowd.stage.partition("t").log.log_end_offset == 6
     crowd.stage.fetched("t", OTHER, 3)
     assert crowd.told(0, 1) == [(1, 0, 1)]
-    second = list(crowd.server._connections.values())[1]
+    second = list(crowd.server.connections.values())[1]
     assert not second.unsent
     assert not second.idle
     crowd.stage.fetched("t", OTHER, 6)
@@ -353,7 +353,7 @@ def test_a_connection_that_fails_costs_no_other_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd = opened(tmp_path, 3)
-    first, *others = crowd.server._connections.values()
+    first, *others = crowd.server.connections.values()
     pump = Connection.pump
 
     def failing(self: Connection) -> None:
@@ -380,7 +380,7 @@ def test_no_connection_waits_for_ever_when_batching_fails(
 
     monkeypatch.setattr(dispatch.Dispatcher, "_execute_runs", wrong)
     crowd.send({n: frame(batch(), n) for n in range(3)})
-    assert not crowd.server._connections
+    assert not crowd.server.connections
     assert "on purpose" in caplog.text
     assert crowd.stage.partition("t").log.log_end_offset == 1
     crowd.close()
@@ -388,7 +388,7 @@ def test_no_connection_waits_for_ever_when_batching_fails(
 
 def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = opened(tmp_path, 3)
-    connections = list(crowd.server._connections.values())
+    connections = list(crowd.server.connections.values())
     deliver = Connection.deliver
 
     def failing(self: Connection, key: int, chunks: Any) -> None:
@@ -455,6 +455,6 @@ def test_a_connection_that_sends_large_requests_in_parts_no_longer_waits(tmp_pat
     large = frame(batch(value=b"x" * 900_000), 1)
     crowd.send({0: large[:1000]})
     crowd.clients[0].ask(large[1000:], 1)
-    first = next(iter(crowd.server._connections.values()))
+    first = next(iter(crowd.server.connections.values()))
     assert not first.batchable
     crowd.close()

@@ -38,7 +38,7 @@ def beat(context: Any) -> Done:
 
 
 def unsent(server: RunningServer) -> int:
-    return max((c.unsent for c in server.server._connections.values()), default=0)
+    return max((c.unsent for c in server.server.connections.values()), default=0)
 
 
 def test_a_slow_reader_stops_its_own_requests_and_loses_nothing() -> None:
@@ -74,7 +74,7 @@ def test_many_slow_readers_together_are_bounded_and_the_greediest_goes() -> None
         for size, client in enumerate(clients):
             client.send(m.HeartbeatRequest(group_id="g", generation_id=size + 1, member_id="m"), 0, 1)
         server.until(lambda: server.refused("memory") > 0, "a closed connection")
-        server.until(lambda: server.server._held <= 20 * MIB, "the bound")
+        server.until(lambda: server.server.held_bytes <= 20 * MIB, "the bound")
         alive = 0
         for size, client in enumerate(clients):
             try:
@@ -82,7 +82,7 @@ def test_many_slow_readers_together_are_bounded_and_the_greediest_goes() -> None
             except ConnectionError:
                 assert size > 3, "a small one was closed before the large ones"
         assert alive == 12 - server.refused("memory")
-        server.until(lambda: server.server._held == 0, "an empty outbox everywhere")
+        server.until(lambda: server.server.held_bytes == 0, "an empty outbox everywhere")
 
 
 class Piece:
@@ -196,20 +196,20 @@ def test_before_a_login_a_size_reserves_nothing() -> None:
         idlers = [server.client("SASL_PLAINTEXT") for _ in range(40)]
         for idler in idlers:
             idler.raw(FRAME_BYTES_MAX.to_bytes(4, "big") + b"\0\x12")
-        begun = lambda: sum(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
+        begun = lambda: sum(c.frame_since_ms is not None for c in server.server.connections.values())  # noqa: E731
         server.until(lambda: begun() == len(idlers), "their partial frames")
         told = 6 * len(idlers)
-        assert server.call(lambda: (server.server.budget.used, server.server._held)) == (0, told)
+        assert server.call(lambda: (server.server.budget.used, server.server.held_bytes)) == (0, told)
         for size in (1_000, 20_000, FRAME_BYTES_MAX):
             begin = m.encode_request(18, 3, 7, "c", versions)[4:-1] + b"\1\5"  # an unknown tagged field fills it
             rest = size - len(begin) - 3
             frame = begin + bytes([rest & 127 | 128, rest >> 7 & 127 | 128, rest >> 14]) + bytes(rest)
             client = server.client("SASL_PLAINTEXT")
             client.raw(size.to_bytes(4, "big") + frame[: size // 2])
-            server.until(lambda size=size: server.server._held == told + 4 + size // 2, "its first part")
+            server.until(lambda size=size: server.server.held_bytes == told + 4 + size // 2, "its first part")
             client.raw(frame[size // 2 :])
             assert client.frame() == b"\0\0\0\7?"
-        assert server.call(lambda: (server.server.budget.used, server.server._held)) == (0, told)
+        assert server.call(lambda: (server.server.budget.used, server.server.held_bytes)) == (0, told)
 
 
 def test_one_request_larger_than_the_budget_still_passes() -> None:
@@ -437,7 +437,7 @@ def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
         idle.ask(heartbeat(), 4)
         waiting.send(m.HeartbeatRequest(group_id="wait", generation_id=1, member_id="m"), 4, 1)
         slow.raw(b"\0\0\1\0ab")
-        partial = lambda: any(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
+        partial = lambda: any(c.frame_since_ms is not None for c in server.server.connections.values())  # noqa: E731
         server.until(lambda: bool(delayed) and partial(), "the partial frame")
         server.clock.ahead_ms += 31_000
         assert slow.closed()
@@ -453,7 +453,7 @@ def test_a_muted_connection_stays_no_longer_than_an_idle_one(leaves: bool) -> No
     with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, settings) as server:
         client = server.client()
         client.ask(heartbeat(), 4)
-        (connection,) = server.call(server.server._connections.values)
+        (connection,) = server.call(server.server.connections.values)
         server.call(lambda: connection.mute(24 * 86_400_000))
         if leaves:
             client.close()

@@ -216,7 +216,7 @@ def test_records_are_appended_though_their_client_has_gone() -> None:
             message = m.ProduceRequest(transactional_id=None, acks=0, timeout_ms=timeout_ms, topic_data=[])
             client.raw(m.encode_request(0, 9, timeout_ms, "", message))
         client.close()
-        server.until(lambda: [not c._reading for c in server.server._connections.values()] == [True], "its end is seen")
+        server.until(lambda: [not c._reading for c in server.server.connections.values()] == [True], "its end is seen")
         assert appended == []
         gate.set()
         server.until(lambda: len(server.server) == 0, "the close")

@@ -66,7 +66,7 @@ def test_a_small_storm_at_each_state_of_a_login(certificates: Certificates, list
         uvloop.run(storm(port, frames(5, SMALL), report, 20.0, context=context, preamble=STATES[state]))
         server.until(lambda: len(server.server) == 0, "the end of the fuzzed connections")
         assert server.call(lambda: server.server.budget.used) == 0
-        assert server.call(lambda: server.server._held) == 0
+        assert server.call(lambda: server.server.held_bytes) == 0
     assert sum(report.sent.values()) == SMALL
     assert report.busy <= report.sent["framing"], "a whole frame was neither answered nor refused"
     assert report.closed > SMALL // 10

@@ -52,7 +52,7 @@ def test_a_peer_that_sends_only_new_keys_is_closed(
         server.until(lambda: len(server.server) == 0, "the close")
         assert server.refused("handshake") == 1
         assert f"more than {BARREN_BYTES_MAX} bytes without any data in them" in caplog.text
-        assert server.call(lambda: server.server._held) == 0
+        assert server.call(lambda: server.server.held_bytes) == 0
 
 
 def test_new_keys_between_requests_are_no_fault(certificates: Certificates, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_slices_of_files_are_sent_between_the_bytes(
                     position += size
                 assert frame == expected
             server.until(lambda: all(piece.released == 1 for piece in pieces), "the release")
-            assert server.call(lambda: server.server._held) == 0
+            assert server.call(lambda: server.server.held_bytes) == 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -161,7 +161,7 @@ def test_a_slow_reader_stops_its_own_requests_and_loses_nothing(certificates: Ce
         client = server.client("SSL", certificates.client())
 
         def unsent() -> int:
-            return max((c.unsent for c in server.server._connections.values()), default=0)
+            return max((c.unsent for c in server.server.connections.values()), default=0)
 
         for number in range(100):
             client.raw(m.encode_request(HEARTBEAT, 4, number, "c", heartbeat(number)))
@@ -169,16 +169,16 @@ def test_a_slow_reader_stops_its_own_requests_and_loses_nothing(certificates: Ce
         for _ in range(20):
             assert server.call(unsent) <= 3 * MIB + 100
             time.sleep(0.005)
-        (connection,) = server.call(lambda: list(server.server._connections.values()))
+        (connection,) = server.call(lambda: list(server.server.connections.values()))
         assert server.call(lambda: connection.held_in_all - connection.held) < 100_000
-        assert server.call(lambda: server.server._held - connection.held_in_all) == 0
+        assert server.call(lambda: server.server.held_bytes - connection.held_in_all) == 0
         assert len(executed) < 60, "requests ran although their answers cannot leave"
         for number in range(100):
             frame = client.frame()
             assert int.from_bytes(frame[:4], "big") == number
             assert frame[5:] == bytes([number % 251]) * MIB
         assert executed == list(range(100))
-        server.until(lambda: server.server._held == 0, "nothing held")
+        server.until(lambda: server.server.held_bytes == 0, "nothing held")
 
 
 def test_what_waits_in_tls_counts_as_held_and_the_greediest_goes(certificates: Certificates) -> None:
@@ -191,11 +191,11 @@ def test_what_waits_in_tls_counts_as_held_and_the_greediest_goes(certificates: C
         for size, client in enumerate(clients):
             client.send(heartbeat(size + 1), 0, 1)
         server.until(lambda: server.refused("memory") > 0, "a closed connection")
-        server.until(lambda: server.server._held <= 20 * MIB, "the bound")
+        server.until(lambda: server.server.held_bytes <= 20 * MIB, "the bound")
         for client in clients:
             client.close()
         server.until(lambda: len(server.server) == 0, "the end of all")
-        assert server.call(lambda: server.server._held) == 0
+        assert server.call(lambda: server.server.held_bytes) == 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -40,7 +40,7 @@ def test_hostile_handshakes_leave_nothing(
         assert client.ask(m.ApiVersionsRequest(version=0), 0).error_code == 0
         assert "a handshake failed" not in caplog.text
         assert "Traceback" not in caplog.text
-        assert server.call(lambda: server.server._held) == 0
+        assert server.call(lambda: server.server.held_bytes) == 0
 
 
 def test_a_small_storm_behind_the_handshake(certificates: Certificates) -> None:
@@ -51,7 +51,7 @@ def test_a_small_storm_behind_the_handshake(certificates: Certificates) -> None:
         assert server.client("SSL", context).ask(m.ApiVersionsRequest(version=0), 0).error_code == 0
         server.until(lambda: len(server.server) <= 1, "the end of the fuzzed connections")
         assert server.call(lambda: server.server.budget.used) == 0
-        assert server.call(lambda: server.server._held) == 0
+        assert server.call(lambda: server.server.held_bytes) == 0
     assert sum(report.sent.values()) == 900
     assert report.busy <= report.sent["framing"], "a whole frame was neither answered nor refused"
     assert report.answered > 90

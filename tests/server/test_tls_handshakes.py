@@ -360,7 +360,7 @@ def test_other_brokers_have_room_beside_the_caps(certificates: Certificates) -> 
                     one._sock._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
                     one._sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
                 )
-                for one in server.server._connections.values()
+                for one in server.server.connections.values()
             ]
         )
         assert options == [(1, 1)] * (CONNECTIONS_PER_BROKER + 1), "no answer waits for an acknowledgement"

@@ -458,7 +458,7 @@ class RealDisk:
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             max_open = min(_MAX_OPEN_FILES, max(_MIN_OPEN_FILES, soft // 2))
         self._max_open = max_open
-        self._opened: deque[RealFile] = deque()
+        self.opened: deque[RealFile] = deque()
         self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
         self.removals = Removals(max_open // 4)
         self.preallocation = Preallocation()
@@ -467,16 +467,16 @@ class RealDisk:
 
     def open_descriptor(self, file: RealFile) -> int:
         """Open a file's descriptor, closing others that were not used lately if there are too many."""
-        while len(self._opened) >= self._max_open and self._evict():
+        while len(self.opened) >= self._max_open and self._evict():
             pass
         with _Translate(file.path):
             fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-        self._opened.append(file)
+        self.opened.append(file)
         return fd
 
     def closed(self, file: RealFile) -> None:
         """A file gave its descriptor back."""
-        self._opened.remove(file)
+        self.opened.remove(file)
         if self.mappings is not None:
             self.mappings.forget(file)
 
@@ -486,11 +486,11 @@ class RealDisk:
 
     def _evict(self) -> bool:
         # Second chance: files used since the last round stay; two rounds at most, pinned ones always stay.
-        for _ in range(2 * len(self._opened)):
-            candidate = self._opened[0]
+        for _ in range(2 * len(self.opened)):
+            candidate = self.opened[0]
             if candidate.pinned or candidate.recently_used:
                 candidate.recently_used = False
-                self._opened.rotate(-1)
+                self.opened.rotate(-1)
                 continue
             candidate.close()
             return True
