@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fleetlog._native import io
 from fleetlog.brokers.api.base import ClientConnection
@@ -200,6 +200,8 @@ class Environment(Protocol):
 class Connection:
     """The driver. All methods run on the loop thread."""
 
+    _send_slices: Callable[..., tuple[int, io.Stop]] = staticmethod(io.send_slices)
+
     def __init__(
         self,
         environment: Environment,
@@ -234,7 +236,7 @@ class Connection:
         self.lasting = False
         """Whether the request that is executed is executed to its end: what came behind it is not lost either."""
         self.awaits_batch = False
-        """Whether what it received is to be executed with what others did (``batching``): nothing else starts it."""
+        """Whether what it received is to be executed with what others did, by the batcher alone."""
         self.meter = environment.meter(peer) if login is None else None
         """What its requests are measured by; None if no quota can govern them."""
         self.muted_until_ms = 0
@@ -561,10 +563,10 @@ class Connection:
             self.pump()
 
     def _send(self) -> None:
-        """Send, as far as possible now. ``TlsConnection`` has its own: nothing is to be decided here."""
+        """Send, as far as possible now."""
         outbox = self._outbox
         try:
-            sent, stop = io.send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
+            sent, stop = self._send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
         except (OSError, SliceGone) as error:
             self.close(f"send failed: {error}")
             return
@@ -736,25 +738,8 @@ class TlsConnection(Connection):
         """What this connection holds in memory, with what waits between TLS and its socket."""
         return self.held + self._transport.held
 
-    def _send(self) -> None:
-        outbox = self._outbox
-        try:
-            sent, stop = self._transport.send_slices(outbox.parts(), SEND_BYTES_PER_TURN)
-        except (OSError, SliceGone) as error:
-            self.close(f"send failed: {error}")
-            return
-        if sent:
-            outbox.sent(sent)
-            counter = self._env.sent
-            if counter is not None:
-                counter.value += sent
-            self.last_active_ms = self._env.clock.mono_ms()
-        if stop == _DISK:
-            self._read_ahead()
-            if self.closed:
-                return
-        if outbox.pending or self._writing:
-            self._want_writable(bool(outbox.pending) and not self._reads.pending)
+    def _send_slices(self, _fd: int, parts: Any, limit: int) -> tuple[int, io.Stop]:
+        return self._transport.send_slices(parts, limit)
 
 
 MAX_CONNECTIONS = KEPT
