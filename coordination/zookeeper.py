@@ -20,23 +20,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
+import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, MarshallingError, NoNodeError
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from fleetlog.coordination.client_log import client_log
 from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
-from fleetlog.coordination.loop_handler import LoopHandler
-from fleetlog.coordination.multi_read import GetMany
 from fleetlog.coordination.request_times import RequestTimes
 from fleetlog.coordination.store import (
     MAX_GET_MANY,
@@ -68,6 +70,168 @@ from fleetlog.coordination.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's handler without worker threads: callbacks are queued and run on the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect_timeout_s: float,
+        newest_context: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """With ``newest_context``, connections are TLS; it is called on kazoo's thread."""
+        super().__init__()
+        self._newest_context = newest_context
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self.completion_queue = self
+
+    @property
+    def running(self) -> bool:
+        """Always true: for a stopped handler kazoo would run callbacks on its own thread."""
+        return True
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def put(self, callback: Callable[[], None]) -> None:
+        """Queue a callback for the loop; any thread."""
+        self._callbacks.append(callback)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._callbacks.clear()  # the loop is closed
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Queue the callback of a fired watch."""
+        self.put(partial(callback.func, *callback.args))
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """As kazoo's, but one unresponsive host must not use up the whole session timeout."""
+        timeout_s = kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_timeout_s, self._connect_timeout_s)
+        connection = super().create_connection(*args, **kwargs)
+        if self._newest_context is None:
+            return connection
+        connection.settimeout(timeout_s)
+        return self._newest_context().wrap_socket(connection, server_hostname=kwargs["hostname"])
+
+    def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
+        """As kazoo's, but what TLS has decrypted already is readable, although its socket is not.
+
+        kazoo waits for the socket alone, and so leaves the second of two answers in one TLS record until a timeout.
+        """
+        decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
+        if not decrypted:
+            return super().select(readable, writable, failed, timeout)
+        ready = super().select(readable, writable, failed, 0)
+        return (list({*decrypted, *ready[0]}), *ready[1:])
+
+    def _drain(self) -> None:
+        self._woken = False  # before the first pop: a callback queued from here on wakes the loop again
+        while self._callbacks:
+            try:
+                self._callbacks.popleft()()
+            except Exception:
+                logger.exception("ZooKeeper client: a callback failed")
+
+
+_GET_DATA = 4
+_ERROR = -1
+_LENGTH = struct.Struct(">i")
+_HEADER = struct.Struct(">iBi")  # type of the operation, whether this is the end, error
+_STAT = struct.Struct(">qqqqiiiqiiq")
+_HEADER_OF_GET = _HEADER.pack(_GET_DATA, 0, -1)
+_END = _HEADER.pack(-1, 1, -1)
+
+
+class GetMany:
+    """A kazoo request: data and Stat of each path, None where there is no znode.
+
+    It is ZooKeeper's multiRead (3.6, ZOOKEEPER-1962), which kazoo lacks. The server answers each operation separately:
+    a missing znode fails only its own read.
+    """
+
+    type = 22
+
+    __slots__ = ("paths",)
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+
+    def __repr__(self) -> str:
+        return f"GetMany({len(self.paths)} paths)"
+
+    def serialize(self) -> bytes:
+        """The body of the request."""
+        parts: list[bytes] = []
+        for path in self.paths:
+            encoded = path.encode()
+            parts += (_HEADER_OF_GET, _LENGTH.pack(len(encoded)), encoded, b"\0")  # no watch
+        parts.append(_END)
+        return b"".join(parts)
+
+    def deserialize(self, answer: bytes, offset: int) -> list[tuple[bytes, Stat] | None]:
+        """Decode the response's body. Raises kazoo's exception of the first error other than a missing znode."""
+        rows: list[tuple[bytes, Stat] | None] = []
+        try:
+            while True:
+                kind, done, _ = _HEADER.unpack_from(answer, offset)
+                offset += _HEADER.size
+                if done:
+                    break
+                (number,) = _LENGTH.unpack_from(answer, offset)
+                offset += _LENGTH.size
+                if kind == _ERROR:
+                    if number != NoNodeError.code:
+                        raise EXCEPTIONS[number]
+                    rows.append(None)
+                    continue
+                end = offset + max(0, number)
+                czxid, mzxid, created_ms, _, version, _, _, owner, _, children, _ = _STAT.unpack_from(answer, end)
+                rows.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children, created_ms)))
+                offset = end + _STAT.size
+        except struct.error:
+            raise MarshallingError("no answer to a multiRead: ZooKeeper is older than 3.6") from None
+        if len(rows) != len(self.paths):
+            raise MarshallingError(f"{len(rows)} answers to a multiRead of {len(self.paths)}")
+        return rows
+
+
+_HARMLESS = (str, int, float, BaseException, type(None))
+
+
+def client_log(name: str) -> logging.Logger:
+    """The logger of that name for kazoo: errors alone, since it warns at every attempt to connect.
+
+    kazoo writes requests and answers as they are: the passwords of logins and of sessions, and the data of znodes, such
+    as credentials of SCRAM. Its levels can change while a broker runs, so no level may show them.
+    """
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(_without_contents)
+    return logger
+
+
+def _without_contents(record: logging.LogRecord) -> bool:
+    """Leave of requests, answers and bytes their type, and the path if they have one."""
+    args = (record.args,) if isinstance(record.args, Mapping) else record.args or ()
+    record.args = tuple(one if isinstance(one, _HARMLESS) else _kind(one) for one in args)
+    return True
+
+
+def _kind(one: object) -> str:
+    path = getattr(one, "path", None)
+    return f"{type(one).__name__} {path}" if isinstance(path, str) else type(one).__name__
+
 
 _kazoo_log = client_log(
     "fleetlog.coordination.zookeeper.kazoo"

@@ -18,10 +18,9 @@ from fleetlog.brokers.tls.contexts import server_context
 from fleetlog.brokers.tls.settings import TlsSettings
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.connect import CannotConnect, ConnectionSecurity
-from fleetlog.coordination.loop_handler import LoopHandler
 from fleetlog.coordination.ports import free_ports
 from fleetlog.coordination.store import Create, SessionState, SetData, StoreError
-from fleetlog.coordination.zookeeper import ZookeeperStore
+from fleetlog.coordination.zookeeper import LoopHandler, ZookeeperStore
 from tests.support.certificates import Authority
 from tests.support.secure_zookeeper import SecureZooKeeper
 from tests.support.stores import Proxy, on_loop, record_session, states
