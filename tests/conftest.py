@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import settings
 from fleetlog import _native
 from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
 from tests.support import stage
-from tests.support.draw import drawn_files, is_drawn, read_seconds
+from tests.support.draw import LONG_S, drawn_files, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
@@ -50,7 +51,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the run took of the machine: its own processes and those that it began and that have ended."""
+    """What the run took of the machine, with the processes that it began and that have ended; which files are long."""
+    taken: Counter[str] = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            taken[report.nodeid.split("::")[0]] += report.duration
+    long = {file: seconds for file, seconds in taken.items() if seconds >= LONG_S}
+    for file in sorted(long.keys() - read_seconds().keys()):
+        terminalreporter.write_line(f"{file} took {long[file]:.0f} s: if it always does, list it in tests/seconds.tsv")
     times = os.times()
     seconds = times.user + times.system + times.children_user + times.children_system
     terminalreporter.write_line(f"{seconds:.0f} s of CPU time")

@@ -12,6 +12,7 @@ def test_a_draw_keeps_its_budget_and_has_one_of_each_folder() -> None:
         chosen = drawn_files(LONG, seed, 150)
         assert sum(LONG[file] * share for file, share in chosen.items()) <= 150
         assert {file.split("/")[1] for file in chosen} == {"a", "b"}
+    assert len(drawn_files({f"tests/test_{number}.py": 60 for number in range(9)}, "seed", 60)) == 1
 
 
 def test_of_a_file_that_takes_long_a_share_is_drawn() -> None:

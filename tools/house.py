@@ -138,10 +138,13 @@ def _is_protocol(node: ast.ClassDef) -> bool:
 def files_that_name_an_api() -> Iterator[str]:
     """For each API the files that name it by its constant, outside of wire."""
     keys = re.findall(r"^([A-Z_]+)\s*(?::.*?)?=", (ROOT / "wire" / "api_keys.py").read_text(), re.MULTILINE)
-    texts = {name_of(path): path.read_text() for path in product() if not name_of(path).startswith("wire/")}
+    naming = defaultdict(list)
+    for path in product():
+        if not name_of(path).startswith("wire/"):
+            for key in sorted(set(re.findall(r"\bapi_keys\.([A-Z_]+)\b", path.read_text()))):
+                naming[key].append(name_of(path))
     for key in keys:
-        files = [name for name, text in texts.items() if re.search(rf"\bapi_keys\.{key}\b", text)]
-        for name in files[1:]:
+        for name in naming[key][1:]:
             yield f"{key}: {name}"
 
 

@@ -12,9 +12,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.support.draw import ROOT, SECONDS, read_seconds
-
-LONG_S = 8
+from tests.support.draw import LONG_S, ROOT, SECONDS, read_seconds
 
 
 def measured(report: Path) -> Counter[str]:

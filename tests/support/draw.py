@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SECONDS = ROOT / "tests" / "seconds.tsv"
 """What the longer files of tests take (``tools/test_seconds.py``); the others always run."""
+LONG_S = 8
+"""From so many seconds on a file stands there."""
 SHARE_S = 60
 """Of a file that takes longer so much is drawn, or more where the files are few."""
 
@@ -37,7 +39,7 @@ def drawn_files(seconds: Mapping[str, int], seed: str, budget_s: int) -> dict[st
     """The files that this seed draws, with the share of their tests: one of each folder, then others to the budget."""
     shuffled = sorted(seconds)
     random.Random(seed).shuffle(shuffled)
-    firsts = {file.split("/")[1]: file for file in reversed(shuffled)}
+    firsts = {Path(file).parts[1:-1][:1]: file for file in reversed(shuffled)}
     chosen: dict[str, float] = {}
     spent = 0.0
     share_s = max(SHARE_S, budget_s / max(1, len(seconds)))
