@@ -120,6 +120,7 @@ def up(
                 raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
             state = fleet.plan(directory, fleet.count_of(directory, count), port, detach, racks)
             security = _secured(directory, state, secure)
+            fleet.check_settings(settings, state, security)
             interrupts.catch()
             with fleet.reserved([broker.port for broker in state.brokers] if port else []):
                 try:

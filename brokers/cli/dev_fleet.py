@@ -48,6 +48,12 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
 }
 
+OWN_SETTINGS: Mapping[str, str] = {
+    "broker.id": "", "node.id": "", "listeners": "--port", "admin.listener": "", "log.dirs": "--dir",
+    "log.dir": "--dir", "zookeeper.connect": "", "broker.rack": "--rack",
+}  # fmt: skip
+"""What differs from broker to broker and is dev's to choose, with the option that it is chosen by."""
+
 Progress = Callable[[str], None]
 
 
@@ -126,6 +132,19 @@ def plan(directory: Path, count: int, port: int, detached: bool, racks: Sequence
             )
         )
     return state
+
+
+def check_settings(settings: Iterable[str], state: FleetState, security: DevSecurity | None) -> None:
+    """Names that a user gave for every broker. Raises DevError of one that dev itself sets, and goes on to use."""
+    own = dict(OWN_SETTINGS)
+    if len(state.brokers) > 1:
+        own["advertised.listeners"] = ""
+    if security is not None:
+        own |= {name: "" for name in security.broker_settings(1) if not name.startswith("audit.")}
+    for name in settings:
+        if name in own:
+            instead = f"choose it with {own[name]}" if own[name] else "leave it out"
+            raise DevError(f"--set {name}: `fleetlog dev` itself sets that for each broker; {instead}")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from fleetlog.brokers.cli import dev_fleet
+from fleetlog.brokers.cli.dev_security import USERS, DevSecurity
 from fleetlog.brokers.cli.dev_state import (
     BrokerState,
     DevError,
@@ -163,6 +164,25 @@ def test_racks_go_round_and_are_kept(tmp_path: Path) -> None:
     assert "broker.rack=a\n" in dev_fleet.write_config(state, state.brokers[0], {}).read_text()
     assert dev_fleet.add_broker(tmp_path, state, "b").rack == "b"
     assert "broker.rack=b\n" in (tmp_path / "broker-4" / "broker.properties").read_text()
+
+
+def test_what_dev_sets_for_each_broker_is_refused(tmp_path: Path) -> None:
+    one, three = (dev_fleet.plan(tmp_path, count, 0, True) for count in (1, 3))
+    written = dev_fleet.write_config(one, one.brokers[0], {}).read_text().splitlines()
+    chosen = {line.partition("=")[0] for line in written} - set(dev_fleet.DEFAULT_SETTINGS)
+    assert chosen - set(dev_fleet.OWN_SETTINGS) == set(dev_fleet.replication_settings(1)), "which may be given"
+    for name in (*dev_fleet.OWN_SETTINGS, "advertised.listeners"):
+        with pytest.raises(DevError, match=f"^--set {re.escape(name)}: .*sets that for each broker"):
+            dev_fleet.check_settings([name], three, None)
+    dev_fleet.check_settings(["advertised.listeners", "ssl.keystore.type", "num.partitions"], one, None)
+    security = DevSecurity(tmp_path, dict.fromkeys(USERS, "x"), "x")
+    dev_fleet.check_settings(["audit.enable"], one, security)
+    with pytest.raises(DevError, match=re.escape("ssl.keystore.type")):
+        dev_fleet.check_settings(["ssl.keystore.type"], one, security)
+    words = ["dev", "up", "--detach", "--port", "0", "--set", "admin.listener=127.0.0.1:1", "--dir", str(tmp_path)]
+    done = CliRunner().invoke(cli, words)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "--set admin.listener" in done.stderr
 
 
 def test_only_what_dev_made_is_deleted(tmp_path: Path) -> None:
