@@ -263,8 +263,8 @@ def test_the_picture_of_the_rooms_is_the_import_contract() -> None:
 
 
 MOST = {
-    "modules_with_one_importer": 96, "protocols_of_one": 14, "files_that_name_an_api": 7,
-    "lines_of_the_product": 89_500, "private_accesses_of_tests": 415,
+    "protocols_of_one": 6, "files_that_name_an_api": 7,
+    "lines_of_the_product": 88_600, "private_accesses_of_tests": 212,
 }  # fmt: skip
 """What is not at its goal yet; it may only fall."""
 
