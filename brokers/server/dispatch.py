@@ -36,10 +36,9 @@ from fleetlog.brokers.server.login import LoginGate
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.slot import Slot
 from fleetlog.wire import api_keys, hot, messages, pieces
-from fleetlog.wire.answered_errors import answered_errors
+from fleetlog.wire.answered_errors import answered_errors, error_response
 from fleetlog.wire.apis import APIS, Api
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.refusals import error_response
 from fleetlog.wire.throttled import with_throttle_time
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from fleetlog.brokers.logins.sasl import (
 from fleetlog.brokers.logins.scram import ScramMechanism, ScramServer, random_text
 from fleetlog.brokers.server.framing import FrameError, Framer
 from fleetlog.wire import hot, messages
+from fleetlog.wire.answered_errors import error_response
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.refusals import error_response
 
 if TYPE_CHECKING:
     from fleetlog.brokers.api.base import ClientConnection, Services
