@@ -38,7 +38,7 @@ from fleetlog.brokers.server.framing import (
     TlsHandshake,
 )
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
-from fleetlog.brokers.server.slot import Slot
+from fleetlog.brokers.server.purgatory import Slot
 from fleetlog.wire.apis import APIS
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from fleetlog.brokers.server.connection import Connection
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
 from fleetlog.brokers.server.login import LoginGate
-from fleetlog.brokers.server.purgatory import Purgatory
-from fleetlog.brokers.server.slot import Slot
+from fleetlog.brokers.server.purgatory import Purgatory, Slot
 from fleetlog.wire import api_keys, hot, messages, pieces
 from fleetlog.wire.answered_errors import answered_errors, error_response
 from fleetlog.wire.apis import APIS, Api

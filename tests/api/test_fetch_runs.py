@@ -22,8 +22,7 @@ from fleetlog.brokers.model import BrokerId
 from fleetlog.brokers.server import dispatch
 from fleetlog.brokers.server.connection import ConnectionMarks
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
-from fleetlog.brokers.server.purgatory import Purgatory
-from fleetlog.brokers.server.slot import Slot
+from fleetlog.brokers.server.purgatory import Purgatory, Slot
 from fleetlog.brokers.timers import Timers
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
