@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleetlog.brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
-from fleetlog.brokers.replication.chunks import in_chunks
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
@@ -28,6 +27,25 @@ if TYPE_CHECKING:
     from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.partition import Partition
     from fleetlog.brokers.replication.replicas import ReplicaManager
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def in_chunks(pairs: Iterable[tuple[K, V]], most: int) -> Iterator[dict[K, list[V]]]:
+    """The pairs grouped by their keys, ``most`` of them at a time, in their order."""
+    chunk: dict[K, list[V]] = {}
+    count = 0
+    for key, value in pairs:
+        chunk.setdefault(key, []).append(value)
+        count += 1
+        if count == most:
+            yield chunk
+            chunk, count = {}, 0
+    if chunk:
+        yield chunk
+
 
 WAIVE_VERSION = 1
 PARTITIONS_PER_REQUEST = 2_000

@@ -9,7 +9,7 @@ from fleetlog.brokers.groups.lag import LogPosition
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
-from fleetlog.brokers.replication.chunks import in_chunks
+from fleetlog.brokers.replication.ends import in_chunks
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire import messages
