@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -17,19 +18,27 @@ from hypothesis import settings
 from fleetlog import _native
 from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
 from tests.support import stage
-from tests.support.draw import LONG_S, drawn_files, is_drawn, read_seconds
+from tests.support.draw import LONG_S, drawn_files, examples, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
 
 # The machine is shared: a slow example is no bug. CI tries the same examples every time; other runs new ones.
-settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile(
+    "fleetlog", deadline=None, derandomize="CI" in os.environ, max_examples=examples(settings.default.max_examples)
+)
 settings.load_profile("fleetlog")
 
 
 SAMPLE = os.environ.get("FLEETLOG_SAMPLE", "")
-DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 700)
+DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 600)
 """So many seconds of the longer files, of one worker."""
+APART = {
+    "tests/kafka_jars/": "kafka_jars",
+    "tests/containers/": "containers",
+    "tests/simulation/test_mutations.py": "mutations",
+}
+"""Places with suites of their own, and the marks of these."""
 TICK_MS = 250
 """The tick of ZooKeeper servers under test."""
 DISK_THREADS = {"log sync", "log removal", "log cleaner"}
@@ -69,6 +78,22 @@ def pytest_report_header() -> list[str]:
     return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *(drawn if SAMPLE else [])]
 
 
+@functools.cache
+def _undrawn() -> frozenset[str]:
+    seconds = {file: taken for file, taken in read_seconds().items() if not file.startswith(tuple(APART))}
+    return frozenset(seconds.keys() - drawn_files(seconds, SAMPLE, DRAWN_S).keys())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which a run of the whole tree takes no test are not even imported: each worker would do that."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword:
+        return None
+    place = collection_path.relative_to(config.rootpath).as_posix()
+    marks = [mark for where, mark in APART.items() if f"{place}/".startswith(where)]
+    apart = any(f"not {mark}" in config.option.markexpr for mark in marks)
+    return apart or (bool(SAMPLE) and place in _undrawn()) or None
+
+
 @pytest.hookimpl(trylast=True)  # what the marks leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With a seed in FLEETLOG_SAMPLE (``make test``: the commit) a share of the longer files runs (tests/seconds.tsv).
@@ -93,6 +118,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish() -> None:
+    """The modules and items stay to the end: no collection of garbage goes through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.support.draw import LONG_S, ROOT, SECONDS, read_seconds
+from tests.support.draw import LONG_S, ROOT, SECONDS, seconds_rows
 
 
 def measured(report: Path) -> Counter[str]:
@@ -25,11 +25,11 @@ def measured(report: Path) -> Counter[str]:
 
 
 def main() -> None:
-    seconds = read_seconds()
+    rows = {file: [seconds, *reason] for file, seconds, *reason in seconds_rows()}
     for file, taken in measured(Path(sys.argv[1])).items():
-        seconds[file] = round(taken)
-    long = {file: taken for file, taken in sorted(seconds.items()) if taken >= LONG_S and (ROOT / file).exists()}
-    SECONDS.write_text("".join(f"{file}\t{taken}\n" for file, taken in long.items()))
+        rows[file] = [f"{taken:.0f}", *rows.get(file, [])[1:]]
+    long = {file: row for file, row in sorted(rows.items()) if int(row[0]) >= LONG_S and (ROOT / file).exists()}
+    SECONDS.write_text("".join("\t".join((file, *row)) + "\n" for file, row in long.items()))
     print(f"{SECONDS.relative_to(ROOT)}: {len(long)} files take {LONG_S} s and more")
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECONDS = ROOT / "tests" / "seconds.tsv"
-"""What the longer files of tests take (``tools/test_seconds.py``); the others always run."""
+"""What the longer files of tests take (``tools/test_seconds.py``), and why the longest do; the others always run."""
 LONG_S = 8
 """From so many seconds on a file stands there."""
 SHARE_S = 60
 """Of a file that takes longer so much is drawn, or more where the files are few."""
+
+MANY_S = 120
+"""A folder with more of them has one in every draw."""
 
 
 def drawn(names: Iterable[str], asked: str, commit: str | None = None) -> list[str]:
@@ -29,17 +34,33 @@ def is_drawn(name: str, seed: str, share: float = 0.5) -> bool:
     return random.Random(f"{seed} {name}").random() < share
 
 
+def examples(whole: int) -> int:
+    """How many random examples a test tries: a third of them where others are drawn for each commit (``make test``)."""
+    return whole // 3 if os.environ.get("FLEETLOG_SAMPLE") else whole
+
+
 def read_seconds() -> dict[str, int]:
     """Seconds by file."""
-    rows = (line.split("\t") for line in SECONDS.read_text().splitlines())
-    return {file: int(seconds) for file, seconds in rows}
+    return {row[0]: int(row[1]) for row in seconds_rows()}
+
+
+def seconds_rows() -> list[list[str]]:
+    """Of each longer file its name, its seconds and perhaps the reason."""
+    return [line.split("\t") for line in SECONDS.read_text().splitlines()]
 
 
 def drawn_files(seconds: Mapping[str, int], seed: str, budget_s: int) -> dict[str, float]:
-    """The files that this seed draws, with the share of their tests: one of each folder, then others to the budget."""
+    """The files that this seed draws, with the share of their tests, to the budget.
+
+    One of each folder that has many (MANY_S) is among them: those are the folders that begin processes.
+    """
     shuffled = sorted(seconds)
     random.Random(seed).shuffle(shuffled)
-    firsts = {Path(file).parts[1:-1][:1]: file for file in reversed(shuffled)}
+    folders = {file: Path(file).parts[1:-1][:1] for file in reversed(shuffled)}
+    total: Counter[tuple[str, ...]] = Counter()
+    for file, folder in folders.items():
+        total[folder] += seconds[file]
+    firsts = {folder: file for file, folder in folders.items() if total[folder] > MANY_S}
     chosen: dict[str, float] = {}
     spent = 0.0
     share_s = max(SHARE_S, budget_s / max(1, len(seconds)))
