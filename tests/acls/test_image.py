@@ -34,6 +34,7 @@ from fleetlog.brokers.acls.image import (
     entries_with,
     entries_without,
 )
+from tests.support.draw import examples
 
 TOPIC = ResourceType.TOPIC
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -195,7 +196,7 @@ def naive(
     return Verdict.DENIED if covering else Verdict.NO_ACL
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sets(BINDINGS, max_size=14), st.data())
 def test_decisions_equal_the_naive_model(bindings: set[AclBinding], data: st.DataObject) -> None:
     image = image_of(*bindings)
@@ -232,7 +233,7 @@ def naive_any(bindings: set[AclBinding], principal: str, host: str, operation: A
     return Verdict.DENIED if everywhere else Verdict.NO_ACL
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sets(BINDINGS, max_size=10), st.sampled_from([WRITE, READ]))
 def test_the_question_about_any_topic_equals_its_naive_model(bindings: set[AclBinding], asked: AclOperation) -> None:
     image = image_of(*bindings)
@@ -277,7 +278,7 @@ def filter_for(binding: AclBinding, kind: str) -> AclFilter:
     return AclFilter(principal=entry.principal, permission=entry.permission)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(CHANGES, st.lists(st.tuples(st.sampled_from(OPERATIONS), NAMES), min_size=3, max_size=3))
 def test_creations_and_deletions_lose_nothing_else(
     changes: list[tuple[bool, AclBinding, str]], questions: list[tuple[AclOperation, str]]

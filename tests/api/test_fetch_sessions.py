@@ -20,6 +20,7 @@ from fleetlog.brokers.api.fetch_reads import PartitionReader
 from fleetlog.brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.wire.errors import ErrorCode
+from tests.support.draw import examples
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import ME, OTHER, Stage, offsets_in
 
@@ -772,7 +773,7 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSessions.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 Event = tuple[str, str, int, int]
@@ -870,4 +871,4 @@ def test_no_follower_waits_though_the_log_start_moved(kind: type[Sessions], plac
 
 
 TestSessionsInSlices = SessionsInSlices.TestCase
-TestSessionsInSlices.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSessionsInSlices.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

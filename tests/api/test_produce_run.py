@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import fleetlog.wire.messages as m
@@ -91,7 +91,6 @@ def _outcome(broker: Broker, kinds: list[str], version: int, directory: Path) ->
 
 
 @given(st.lists(KINDS, min_size=1, max_size=40), st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
-@settings(max_examples=100, deadline=None)
 def test_the_outcome_is_that_of_one_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], version: int, segment: str
 ) -> None:

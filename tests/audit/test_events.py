@@ -21,6 +21,7 @@ from fleetlog.brokers.audit.events import (
     authorizer_line,
     printable,
 )
+from tests.support.draw import examples
 
 WALL = 1_700_000_000_000
 SOURCE = EventSource("cluster", 3, "1.2")
@@ -154,7 +155,7 @@ def test_a_minute_that_is_over_is_counted_on_while_there_is_no_room() -> None:
     assert [event["count"] for event in events(trail)] == [2]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.sampled_from("abcde"), st.booleans(), st.integers(0, 40_000), st.booleans()), max_size=60),
     st.sampled_from([500, 2000, 10**6]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleetlog.coordination.store import SessionLease
 from tests.support.clocks import ManualClock
+from tests.support.draw import examples
 
 TIMEOUT_MS = 6000
 
@@ -78,7 +79,7 @@ def test_steady_heartbeats_keep_it_up_with_room_to_spare(clock: ManualClock, lea
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_never_longer_than_the_session_behind_a_follower(seed: int) -> None:
     """A model of the delays: a follower forwards heartbeats only with its answers to the leader's pings."""
     rng = random.Random(seed)

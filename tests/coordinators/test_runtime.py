@@ -24,6 +24,7 @@ from fleetlog.txn.commands import (
 from fleetlog.wire.errors import ErrorCode as E
 from fleetlog.wire.types import TopicPartition
 from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, get, put
+from tests.support.draw import examples
 from tests.support.gauges import added_up
 
 
@@ -578,7 +579,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(STEPS)
 def test_answers_are_linearizable_per_key_and_survive_reloads(steps: list[tuple[str, object, object]]) -> None:
     """Answered values are in the log; an answer has the values before it, in log order."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fleetlog.brokers.groups.members import GroupState
 from tests.groups.histories import SETTINGS, crowd, perform, steps
+from tests.support.draw import examples
 from tests.support.group_driver import Driver
 
 
@@ -27,7 +28,7 @@ def check(driver: Driver) -> None:
         assert set(waiting) <= set(driver.pending), "a member waits for an answer that is never taken"
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, max_size=40))
 def test_a_reload_gives_the_same_state_and_all_are_answered(script: list[tuple[str, int]]) -> None:
     driver = Driver(SETTINGS)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fleetlog._native.batch import parse_header, scan, stamp
 from fleetlog.brokers.log import Log, Origin
 from fleetlog.wire.errors import ErrorCode
+from tests.support.draw import examples
 from tests.support.faulty import Fault, FaultyDisk, FaultyFile, Killed
 from tests.support.logs import (
     DEFAULTS,
@@ -225,7 +226,7 @@ def _end_alike(ours: Log, theirs: Log, *, segments: tuple[str, ...] = (), logs: 
 
 
 @given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 120), st.integers(0, 1)), max_size=12))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_short_way_ends_as_the_general_one(topic, sent):
     with tempfile.TemporaryDirectory() as name:
         short, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("short", "general"))
@@ -241,7 +242,7 @@ def test_the_short_way_ends_as_the_general_one(topic, sent):
 
 
 @given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 3), st.integers(0, 9)), max_size=16))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_run_ends_as_its_batches_one_by_one(topic, sent):
     with tempfile.TemporaryDirectory() as name:
         runs, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("runs", "general"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlog._native.batch import BatchHeader, Record, encode_batch, scan
@@ -109,7 +109,6 @@ TOPICS: list[dict[str, Any]] = [
 
 
 @given(st.sampled_from(TOPICS), st.lists(st.lists(SENT, min_size=1, max_size=4), max_size=8), st.integers(-90, 90))
-@settings(max_examples=100, deadline=None)
 def test_a_run_ends_as_a_closer_look_at_each_of_its_batches(
     topic: dict[str, Any], runs: list[list[bytes]], later_ms: int
 ) -> None:

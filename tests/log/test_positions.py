@@ -84,7 +84,6 @@ def test_each_position_is_accepted_once(batches: list[list[Position]]) -> None:
     assert sorted(leader.log) == sorted({one for batch in batches for one in batch})
 
 
-@settings(max_examples=100)
 @given(writings, st.integers(0, 3), st.sampled_from([2, 3, 9]))
 def test_what_is_taken_at_once_is_what_a_look_at_each_record_takes(
     batches: list[list[Position]], at_once: int, room: int
@@ -449,7 +448,6 @@ ONE_IDLES = [
 """B writes again where it did 77 s before, which its leader knows, and a follower has forgotten for want of room."""
 
 
-@settings(max_examples=100)
 @given(st.lists(step, min_size=10, max_size=60), st.integers(0, 60))
 @example(ONE_IDLES, 0)
 @example(ONE_IDLES, 18)

@@ -30,6 +30,7 @@ from fleetlog.brokers.logins.sasl import (
 from fleetlog.brokers.logins.scram import ScramClient, ScramMechanism, ScramServer
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
+from tests.support.draw import examples
 from tests.support.sasl_wire import credential_of_password
 
 METADATA = 3
@@ -342,7 +343,7 @@ class AnyClient(RuleBasedStateMachine):
 
 
 TestAnyClient = AnyClient.TestCase
-TestAnyClient.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+TestAnyClient.settings = settings(max_examples=examples(150), stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("version", [0, 1])

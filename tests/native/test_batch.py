@@ -16,6 +16,7 @@ import fleetlog._native.batch_cy as cython_twin
 import fleetlog._native.batch_py as pure_twin
 from fleetlog._native.batch_py import BatchHeader, Record
 from fleetlog._native.errors import CorruptBatch
+from tests.support.draw import examples
 
 text = st.text(max_size=8)
 nullable = st.none() | st.binary(max_size=40)
@@ -79,7 +80,7 @@ def test_header_fields_stand_where_the_format_puts_them(batch: ModuleType) -> No
 
 
 @given(records_strategy, st.integers(0, 2**50), st.integers(-1, 2**40))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_records_come_back(records: list[Record], base_offset: int, producer_id: int) -> None:
     raw = both(lambda twin: twin.encode_batch(records, base_offset=base_offset, producer_id=producer_id))[1]
     header = both(lambda twin: twin.validate_batch(raw))[1]
@@ -176,7 +177,7 @@ def test_entries_of_an_index_are_found(entries: list[tuple[int, int]], wanted: i
 
 
 @given(records_strategy, st.data())
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject) -> None:
     whole = pure_twin.encode_batch(records)
     raw = bytearray(whole)
@@ -199,7 +200,7 @@ def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject
 
 
 @given(st.binary(max_size=120), st.integers(0, 12))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_twins_agree_on_any_payload(payload: bytes, count: int) -> None:
     header = pure_twin.parse_header(a_batch(1))._replace(record_count=count, last_offset_delta=max(0, count - 1))
     both(lambda twin: twin.decode_records(payload, header))
@@ -459,7 +460,7 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 2**30, 2**31 - 3, 2**31 - 2, 2**31 - 1
     st.booleans(),
     st.booleans(),
 )  # fmt: skip
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_producers_are_judged_alike(
     producers: dict[int, Known], sent: list[bytes], transactional: bool, unknown: bool
 ) -> None:
@@ -543,7 +544,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(INT64, INT64, st.integers(-5, 2**31 - 1), st.integers(0, 2**31 - 1))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_twins_agree_at_the_ends_of_64_bits(base: int, timestamp: int, delta: int, last: int) -> None:
     both(lambda twin: twin.encode_records([Record(0, timestamp, None, None)], 0, base))
     raw = bytearray(a_batch(1))

@@ -19,6 +19,7 @@ from fleetlog._native.batch_py import Record, decode_records, encode_batch, pars
 from fleetlog._native.columns_py import Headers, Runs
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.wire import compression
+from tests.support.draw import examples
 
 nullable = st.none() | st.binary(max_size=30)
 rows_strategy = st.lists(
@@ -86,7 +87,7 @@ def test_sliced_arrays_are_read_from_their_own_start() -> None:
 
 
 @given(st.lists(rows_strategy, min_size=1, max_size=3), st.integers(0, 30), st.integers(0, 40), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_batches_become_columns(batches: list[list[Record]], start: int, length: int, headers: bool) -> None:
     parts, expected, base = [], [], 0
     for number, records in enumerate(batches):
@@ -110,7 +111,7 @@ def test_batches_become_columns(batches: list[list[Record]], start: int, length:
 
 
 @given(rows_strategy, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_twins_agree_on_mutated_payloads(records: list[Record], data: st.DataObject) -> None:
     raw = encode_batch(records)
     header = parse_header(raw)

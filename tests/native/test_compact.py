@@ -23,6 +23,7 @@ from fleetlog._native.batch import (
     validate_records,
 )
 from fleetlog._native.errors import CorruptBatch
+from tests.support.draw import examples
 
 SECRET = bytes(range(16))
 VECTORS = {  # of the reference implementation (veorq/SipHash, vectors_sip128)
@@ -178,7 +179,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     _ROWS, st.dictionaries(st.sampled_from([b"", b"a", b"b", b"key"]), st.integers(0, 30), max_size=4),
     st.integers(0, 40), st.booleans(), st.sampled_from([-1, NOW, 2**62]),

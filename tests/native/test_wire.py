@@ -27,6 +27,7 @@ from fleetlog._native.wire_py import (
     ProduceOutcome,
     ProducePart,
 )
+from tests.support.draw import examples
 from tests.support.fetching import fetch_frame
 from tests.support.samples import request, response
 
@@ -62,7 +63,7 @@ def accepted_by_the_library(key: int, version: int, body: bytes) -> bool:
     st.integers(-3, 12) | st.just(2**15 - 1), st.binary(max_size=24),
     st.sampled_from([b"", b"\0", b"\1\5\3abc", b"\x41"]),
 )  # fmt: skip
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_headers_are_read_alike(
     key: int, version: int, correlation_id: int, length: int, name: bytes, tags: bytes
 ) -> None:
@@ -243,7 +244,7 @@ def test_a_run_has_so_many_partitions() -> None:
 
 
 @given(st.sampled_from(range(3, 14)), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=4), st.data())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_run_says_what_its_requests_say_one_by_one(version: int, carried: list[bytes], data: st.DataObject) -> None:
     name = data.draw(st.none() | st.just("x"))
     frames = [a_produce(version, part, n, index=n % 2, transactional_id=name) for n, part in enumerate(carried)]
@@ -281,7 +282,7 @@ def test_the_answers_of_a_run_are_those_of_its_requests(version: int) -> None:
 
 
 @given(st.binary(max_size=80), st.sampled_from(VERSIONS))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_bytes_are_judged_alike(body: bytes, which: tuple[int, int]) -> None:
     key, version = which
     both(DECODERS[key], version, body)
@@ -525,7 +526,7 @@ def test_mutated_answers_are_judged_alike(version: int, data: st.DataObject) -> 
 
 
 @given(st.binary(max_size=120), st.sampled_from(FOLLOWER_VERSIONS))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_answer_is_judged_alike(body: bytes, version: int) -> None:
     both("decode_fetch_response", version, body)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
@@ -269,7 +269,6 @@ class Own(Producing):
 
 
 @given(ROUNDS, st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
-@settings(max_examples=100, deadline=None)
 def test_the_outcome_is_that_of_one_connection_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[int, str]]], version: int, segment: str
 ) -> None:

@@ -24,6 +24,7 @@ from fleetlog.txn.records import encode_transaction, encode_transaction_key
 from fleetlog.txn.states import PREPARED, TransactionState, may_follow
 from fleetlog.txn.transaction import LAST_CLIENT_EPOCH, Transaction
 from fleetlog.wire.errors import ErrorCode as E
+from tests.support.draw import examples
 from tests.txn.machine import ID, A, B, C, Machine
 
 OWNER = -1
@@ -227,5 +228,5 @@ class Walk(RuleBasedStateMachine):
             assert self.m.t.producer_epoch <= LAST_CLIENT_EPOCH
 
 
-Walk.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+Walk.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
 TestWalk = Walk.TestCase

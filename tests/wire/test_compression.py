@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fleetlog.wire import compression
 from fleetlog.wire.compression import CodecError
+from tests.support.draw import examples
 
 ALL = sorted(compression.NAMES)
 REAL = [codec for codec in ALL if codec != compression.NONE]
@@ -64,7 +65,7 @@ def test_every_cut_is_refused(codec):
 
 
 @pytest.mark.parametrize("codec", REAL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_damage_gives_a_result_or_a_codec_error(codec, data):
     packed = bytearray(compression.compress(codec, b"The quick brown fox. " * 30))
@@ -77,7 +78,6 @@ def test_damage_gives_a_result_or_a_codec_error(codec, data):
 
 
 @pytest.mark.parametrize("codec", REAL)
-@settings(max_examples=100, deadline=None)
 @given(noise=st.binary(max_size=200))
 def test_noise_is_never_anything_but_a_codec_error(codec, noise):
     try:
