@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,9 +76,11 @@ FILE_LINES_MAX = 1000
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees_are_let_go() -> Iterator[None]:
-    """They are some million objects, which every later collection of garbage would go through."""
+    """They are some million objects: collections of garbage, which would go through them, wait meanwhile."""
+    gc.disable()
     yield
     tree_of.cache_clear()
+    gc.enable()
 
 
 def _imports(tree: ast.Module) -> set[str]:

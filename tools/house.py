@@ -45,7 +45,8 @@ def module_of(path: Path) -> str:
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
-def imported_by(path: Path) -> set[str]:
+@cache
+def imported_by(path: Path) -> frozenset[str]:
     """Full names of the modules that a file imports, and of what it imports from them, which may be modules."""
     name = module_of(path).split(".")
     package = name if path.name == "__init__.py" else name[:-1]
@@ -57,7 +58,7 @@ def imported_by(path: Path) -> set[str]:
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join([*above, *([node.module] if node.module else [])])
             names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
-    return names
+    return frozenset(names)
 
 
 def modules_with_one_importer() -> Iterator[str]:
