@@ -22,7 +22,7 @@ from fleetlog.txn.commands import Now
 from fleetlog.txn.states import PREPARED, TransactionState
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode as E
-from tests.log.compacted import clean, cleaner_of
+from tests.log.compaction.compacted import clean, cleaner_of
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import ME, OTHER, Stage

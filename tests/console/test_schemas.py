@@ -21,8 +21,6 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from fleetlog.brokers.cli.main import cli
-from fleetlog.brokers.console.avro import AvroError, AvroSchema, FieldBudget
-from fleetlog.brokers.console.decoding import decode_bytes
 from fleetlog.brokers.console.message_pages import decode_bytes
 from fleetlog.brokers.console.schemas import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
 from tests.cli.shell import Shell

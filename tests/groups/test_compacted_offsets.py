@@ -17,7 +17,7 @@ from fleetlog.brokers.log import Log, Origin
 from fleetlog.txn.commands import CoordinatorRecord, Now
 from fleetlog.wire.errors import ErrorCode
 from tests.groups.histories import SETTINGS, crowd, perform
-from tests.log.compacted import QuickDisk, clean, cleaner_of, internal_log
+from tests.log.compaction.compacted import QuickDisk, clean, cleaner_of, internal_log
 from tests.support.clocks import ManualClock
 from tests.support.group_driver import Driver, Entry
 from tests.support.logs import NOW, append, end_txn

@@ -22,7 +22,7 @@ from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, decode_off
 from fleetlog.wire import compression
 from fleetlog.wire.types import TopicPartition
 from tests.kafka_jars.kafka import DAMAGE, Kafka, dumped, formatted
-from tests.log.compacted import clean, cleaner_of, last_values
+from tests.log.compaction.compacted import clean, cleaner_of, last_values
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, append_txn, config, end_txn, open_log
 from tests.support.waiting import eventually

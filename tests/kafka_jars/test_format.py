@@ -114,7 +114,7 @@ def test_the_dump_tool_finds_damage(tmp_path, classpath):
 
 def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
     from fleetlog._native.batch import Record, encode_batch
-    from tests.log.compacted import clean, cleaner_of
+    from tests.log.compaction.compacted import clean, cleaner_of
 
     tp = TopicPartition("__consumer_offsets", 3)
     store, log = _ours(tmp_path, tp, cleanup_policy=("compact",))

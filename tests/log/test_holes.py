@@ -8,8 +8,18 @@ from fleetlog._native.batch import stamp
 from fleetlog.brokers.log.append import Appender, Roller
 from fleetlog.brokers.log.disk.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fleetlog.wire.errors import ErrorCode
-from tests.log.compacted import COMPACT, USERS, QuickDisk, clean, cleaner_of, compacting, restarted, store_of, users_log
-from tests.log.compacted import write as write_users
+from tests.log.compaction.compacted import (
+    COMPACT,
+    USERS,
+    QuickDisk,
+    clean,
+    cleaner_of,
+    compacting,
+    restarted,
+    store_of,
+    users_log,
+)
+from tests.log.compaction.compacted import write as write_users
 from tests.support.faulty import DyingDisk, Killed
 from tests.support.logs import NOW, batch, config, open_log
 

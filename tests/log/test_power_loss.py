@@ -14,7 +14,7 @@ from fleetlog.brokers.log import DiskFull, LogStore, Origin, RealDisk
 from fleetlog.brokers.log.disk.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC
 from fleetlog.wire.types import TopicPartition
-from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put
+from tests.log.compaction.compacted import clean, cleaner_of, internal_log, last_values, put
 from tests.support.clocks import ManualClock
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import (

@@ -13,7 +13,7 @@ from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.disk import checkpoints
 from fleetlog.brokers.log.verify import Verified, verify_partition
 from fleetlog.wire.types import TopicPartition
-from tests.log.compacted import internal_log, put
+from tests.log.compaction.compacted import internal_log, put
 from tests.support.logs import NOW, append, batch, config, marker, open_log, produced
 
 SMALL = config(segment_bytes=1500, index_interval_bytes=100)

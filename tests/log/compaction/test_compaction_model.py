@@ -17,8 +17,8 @@ from fleetlog.brokers.log import Origin
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
-from tests.log.compacted import COMPACT, TP, QuickDisk, cleaner_of
-from tests.log.compaction_model import batches_of, cleaned, fates_of, table_of
+from tests.log.compaction.compacted import COMPACT, TP, QuickDisk, cleaner_of
+from tests.log.compaction.compaction_model import batches_of, cleaned, fates_of, table_of
 from tests.support.logs import NOW, aborted_entries, append, config, end_txn, open_log
 
 HISTORIES = int(os.environ.get("COMPACTION_HISTORIES", "60"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fleetlog.brokers.log.compaction.cleaner import CleaningState
-from tests.log.compacted import USERS, QuickDisk, clean, cleaner_of, fill, users_log, write
+from tests.log.compaction.compacted import USERS, QuickDisk, clean, cleaner_of, fill, users_log, write
 from tests.support.logs import NOW, append_txn, end_txn, records
 
 

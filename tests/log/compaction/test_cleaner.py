@@ -12,7 +12,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.log import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange, Origin, RealDisk
 from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.wire.errors import ErrorCode
-from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values, put
+from tests.log.compaction.compacted import TP, clean, cleaner_of, internal_log, last_values, put
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,

@@ -13,7 +13,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.log import Log, Origin
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
-from tests.log.compacted import clean, cleaner_of, last_values, users_log
+from tests.log.compaction.compacted import clean, cleaner_of, last_values, users_log
 from tests.support.logs import NOW, append
 
 SEGMENT_BYTES = 40_000

@@ -11,7 +11,7 @@ import pytest
 
 from fleetlog._native.batch import Record, scan
 from fleetlog.brokers.log.validation import batch_records
-from tests.log.compacted import USERS, QuickDisk, cleaner_of, users_log, write
+from tests.log.compaction.compacted import USERS, QuickDisk, cleaner_of, users_log, write
 from tests.support.logs import NOW
 
 RETENTION_MS = 10_000

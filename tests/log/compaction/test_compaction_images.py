@@ -14,8 +14,8 @@ import pytest
 
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.compaction.cleaner import Cleaner
-from tests.log.compacted import COMPACT, compacting, store_of, tick, write
-from tests.log.compacted import USERS as TP
+from tests.log.compaction.compacted import COMPACT, compacting, store_of, tick, write
+from tests.log.compaction.compacted import USERS as TP
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import NOW, aborted_entries, append, append_txn, batch, config, end_txn, records
 
@@ -104,7 +104,7 @@ def test_power_loss_at_any_write_of_a_pass(tmp_path, seed):
 def test_the_images_show_a_swap_that_is_not_durable(tmp_path, monkeypatch):
     """A rewritten segment without fsync must be caught."""
     monkeypatch.setattr("fleetlog.brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
-    monkeypatch.setattr("tests.log.test_compaction_images.IMAGES", 40)
+    monkeypatch.setattr("tests.log.compaction.test_compaction_images.IMAGES", 40)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss_at_any_write_of_a_pass(tmp_path, 0)
 
@@ -118,6 +118,6 @@ def test_the_images_show_a_checkpoint_that_is_ahead_of_its_swap(tmp_path, monkey
 
     planned = Cleaner._plan
     monkeypatch.setattr(Cleaner, "_plan", ahead)
-    monkeypatch.setattr("tests.log.test_compaction_images.IMAGES", 60)
+    monkeypatch.setattr("tests.log.compaction.test_compaction_images.IMAGES", 60)
     with pytest.raises(AssertionError, match="there again"):
         test_power_loss_at_any_write_of_a_pass(tmp_path, 0)

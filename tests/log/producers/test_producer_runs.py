@@ -17,6 +17,7 @@ from fleetlog._native.batch import parse_header
 from fleetlog.brokers.log import AppendInfo, Log, LogSettings, Origin
 from fleetlog.brokers.log.producers.snapshots import decode_snapshot
 from fleetlog.wire.errors import ErrorCode
+from tests.support.draw import examples
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
@@ -179,7 +180,7 @@ def told_by_the_log(log: Log) -> dict:
 
 
 @given(st.booleans(), st.sampled_from([0, 0, LAST - 4]), st.sampled_from(TOPICS), STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
     with tempfile.TemporaryDirectory() as name:
         ways = ("runs", "short", "general")

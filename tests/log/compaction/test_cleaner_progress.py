@@ -9,8 +9,8 @@ import pytest
 
 from fleetlog.brokers.log.disk.checkpoints import CLEANER_CHECKPOINT, decode_offsets
 from fleetlog.wire.errors import ErrorCode
-from tests.log.compacted import USERS as TP
-from tests.log.compacted import QuickDisk, clean, cleaner_of, compacting, fill, store_of, tick, users_log
+from tests.log.compaction.compacted import USERS as TP
+from tests.log.compaction.compacted import QuickDisk, clean, cleaner_of, compacting, fill, store_of, tick, users_log
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, config, content, records
 

@@ -14,7 +14,7 @@ from fleetlog.brokers.log.store import delete_old_segments
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
-from tests.log.compacted import (
+from tests.log.compaction.compacted import (
     COMPACT,
     QuickDisk,
     clean,
@@ -27,7 +27,7 @@ from tests.log.compacted import (
     users_log,
     write,
 )
-from tests.log.compacted import USERS as TP
+from tests.log.compaction.compacted import USERS as TP
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,

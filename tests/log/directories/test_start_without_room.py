@@ -24,7 +24,7 @@ from tests.support.logs import (
 )
 from tests.support.needs import needs_mounts
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SETTINGS = config(index_interval_bytes=100)
 _STORE = """
 import errno, sys

@@ -7,7 +7,7 @@ import pytest
 from fleetlog.brokers.log import RealDisk
 from fleetlog.brokers.log.compaction.cleaner import SHORTEST_MS, SLICE_MS, CleaningPace
 from fleetlog.wire.types import TopicPartition
-from tests.log.compacted import TP, QuickDisk, cleaner_of, fill, last_values, users_log
+from tests.log.compaction.compacted import TP, QuickDisk, cleaner_of, fill, last_values, users_log
 from tests.support.logs import NOW, config, open_log, records
 from tests.support.waiting import eventually
 
