@@ -541,6 +541,7 @@ __all__ = [
     "SettingType",
     "TopicConfig",
     "broker_setting",
+    "check_together",
     "load_config",
     "parse_properties",
 ]
@@ -548,6 +549,10 @@ __all__ = [
 ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
 
 
+LIVE_TOGETHER = frozenset({
+    "log.retention.ms", "max.connections.per.ip", "max.connections.per.ip.overrides", "message.max.bytes",
+})  # fmt: skip
+"""What :func:`check_together` looks at and may be altered while a broker runs."""
 KRAFT_ONLY = ("process.roles", "controller.quorum.voters", "controller.quorum.bootstrap.servers")
 """What a file for Kafka without ZooKeeper has."""
 
@@ -614,23 +619,20 @@ def _check_whole(config: BrokerConfig) -> None:
     if len({path.rstrip("/") for path in config.log_dirs}) < len(config.log_dirs):
         raise ConfigError("log.dirs", ",".join(config.log_dirs), "must name each directory once")
     _check_listeners(config)
-    _check_together(config)
+    check_together(config)
     if config.zookeeper_session_timeout_ms >= config.replica_lag_time_max_ms:
         raise ConfigError(
             "zookeeper.session.timeout.ms", str(config.zookeeper_session_timeout_ms),
             f"must be below replica.lag.time.max.ms ({config.replica_lag_time_max_ms}), "
             "else a dead leader could become the whole in-sync set",
         )  # fmt: skip
-    if config.message_max_bytes > config.socket_request_max_bytes:
-        raise ConfigError(
-            "message.max.bytes", str(config.message_max_bytes),
-            f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
-            "would be refused before it is read; raise socket.request.max.bytes, too",
-        )  # fmt: skip
 
 
-def _check_together(config: BrokerConfig) -> None:
-    """What Kafka's brokers check across those settings that have an effect here. Raises ConfigError."""
+def check_together(config: BrokerConfig) -> None:
+    """What Kafka's brokers check across those settings that have an effect here, at the start and when one is altered.
+
+    Raises ConfigError.
+    """
     kept = (
         ("ms", config.log_retention_ms),
         ("minutes", config.log_retention_minutes),
@@ -648,6 +650,12 @@ def _check_together(config: BrokerConfig) -> None:
         raise ConfigError(name, str(config.connection_failed_authentication_delay_ms), reason)
     if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
         raise ConfigError("max.connections.per.ip", "0", "shuts out every client: name some in its .overrides")
+    if config.message_max_bytes > config.socket_request_max_bytes:
+        raise ConfigError(
+            "message.max.bytes", str(config.message_max_bytes),
+            f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
+            "would be refused before it is read; raise socket.request.max.bytes, too",
+        )  # fmt: skip
 
 
 def _check_not_kraft(given: Mapping[str, str]) -> None:

@@ -5,11 +5,18 @@ Source: KIP-133, KIP-339 (incremental).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from fleetlog.brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
+from fleetlog.brokers.config import (
+    BROKER_SETTINGS,
+    LIVE_TOGETHER,
+    BrokerConfig,
+    ConfigError,
+    TopicConfig,
+    check_together,
+)
 from fleetlog.brokers.controller.requests import Refused
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
@@ -78,6 +85,17 @@ def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: Top
                 "create another topic",
             )  # fmt: skip
         after.check_together()
+    except ConfigError as wrong:
+        raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
+
+
+def check_broker(present: Mapping[str, str], wanted: Mapping[str, str], broker: Callable[[], BrokerConfig]) -> None:
+    """Refuse settings with which a broker would not start: INVALID_CONFIG. ``broker`` tells what all would be then."""
+    changed = {name for name in present.keys() | wanted.keys() if present.get(name) != wanted.get(name)}
+    if changed.isdisjoint(LIVE_TOGETHER):
+        return  # what was stored before is no reason to refuse another setting
+    try:
+        check_together(broker())
     except ConfigError as wrong:
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
 
@@ -156,7 +174,7 @@ def _unknown(name: str, table: Mapping[str, Setting], resource: Resource, unknow
     compared = unknown.take()
     if resource is not Resource.BROKER:
         hint = suggest(name, table) if compared else ""
-        raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'{hint}.")
+        raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'{hint or '.'}")
     if not compared:
         raise Refused(
             ErrorCode.INVALID_REQUEST, f"More than {MAX_UNKNOWN} unknown configurations; set them in several requests."

@@ -14,6 +14,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.acls.access import (
@@ -38,6 +39,7 @@ from fleetlog.brokers.api.config_alterations import (
     Resource,
     Unknown,
     altered,
+    check_broker,
     check_internal_topic,
     check_topic,
     setting_of,
@@ -389,6 +391,8 @@ async def _alter_one(
         wanted = altered(present if keep else {}, alterations, settings, defaults)
         if resource is Resource.TOPIC:
             check_topic(present, wanted, metadata.effective.topic_defaults())
+        if resource is Resource.BROKER:
+            check_broker(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
             check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:

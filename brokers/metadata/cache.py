@@ -262,12 +262,16 @@ class MetadataCache:
     def _apply_dynamic_configs(self, change: MetadataChange) -> None:
         kinds = {kind for kind, _ in change.configs_changed}
         if znodes.CONFIG_BROKERS in kinds or change.reloaded:
-            self.effective = effective_config(
-                self.static,
-                self.dynamic_config(znodes.CONFIG_BROKERS, znodes.DEFAULT_ENTITY),
-                self.dynamic_config(znodes.CONFIG_BROKERS, str(self.static.broker_id)),
-            )
+            own = str(self.static.broker_id)
+            self.effective = self.broker_with(own, self.dynamic_config(znodes.CONFIG_BROKERS, own))
             self._topic_configs.clear()
+
+    def broker_with(self, entity: str, settings: Mapping[str, str]) -> BrokerConfig:
+        """A broker's configuration if ``settings`` were those of the entity; its file is taken for this one's."""
+        of_all, own = znodes.DEFAULT_ENTITY, str(self.static.broker_id)
+        if entity != of_all:
+            return effective_config(self.static, self.dynamic_config(znodes.CONFIG_BROKERS, of_all), settings)
+        return effective_config(self.static, settings, self.dynamic_config(znodes.CONFIG_BROKERS, own))
 
     # ------------------------------------------------------------ following ZooKeeper
 

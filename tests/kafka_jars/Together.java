@@ -8,8 +8,10 @@ import kafka.server.KafkaConfig;
 import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.common.errors.ApiException;
 import org.apache.kafka.storage.internals.log.LogConfig;
+import scala.Option;
 
-/** What Kafka says of a topic's settings together, or, if told so, a broker's: a line of name=value with tabs between, answered by ok or the reason. */
+/** What Kafka says of a topic's settings together, or, if told so, of a broker's, or of altering those with a + in a broker with the others:
+ * a line of name=value with tabs between, answered by ok or the reason. */
 public final class Together {
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -23,9 +25,11 @@ public final class Together {
             String said = "ok";
             try {
                 if (arguments.length > 0) {
-                    Properties broker = new Properties();
-                    broker.putAll(settings);
-                    new KafkaConfig(broker, false);
+                    Properties broker = new Properties(), altered = new Properties();
+                    settings.forEach((name, value) -> (name.startsWith("+") ? altered : broker).put(name.replace("+", ""), value));
+                    KafkaConfig config = new KafkaConfig(broker, false);
+                    config.dynamicConfig().initialize(Option.empty());
+                    config.dynamicConfig().validate(altered, true);
                 } else LogConfig.validate(Map.of(), settings, Map.of("min.insync.replicas", "1"), true); // with defaults, as of a topic
             } catch (ConfigException | ApiException | IllegalArgumentException wrong) {
                 said = String.valueOf(wrong.getMessage()).replace('\n', ' ');

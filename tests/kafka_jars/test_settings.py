@@ -6,12 +6,24 @@ import html
 import random
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fleetlog.brokers.api.config_alterations import (
+    Alteration,
+    Operation,
+    Resource,
+    Unknown,
+    altered,
+    check_broker,
+    setting_of,
+)
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, TopicConfig, load_config
+from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.metadata.cache import effective_config
 from fleetlog.brokers.setting_kinds import ConfigError, Setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
@@ -190,3 +202,30 @@ def test_a_brokers_settings_are_checked_together_as_by_kafka(classpath: str) -> 
     different = [found for found in zip(asked, ours, theirs, strict=True) if (found[1] == "ok") != (found[2] == "ok")]
     assert different == []
     assert min(ours.count("ok"), sum("must not pass" in mine for mine in ours)) > 20
+
+
+def test_what_alters_a_broker_is_checked_together_as_by_kafka(classpath: str) -> None:
+    """Of settings that a start takes, those that are dynamic are altered: the start's rules hold then, too."""
+    chance = random.Random(36)
+    live = sorted(name for name in RELATED if BROKER_SETTINGS[name].live and name != "log.cleaner.dedupe.buffer.size")
+    asked, ours = [], []
+    while len(asked) < 1500:
+        static = {name: chance.choice(RELATED[name]) for name in chance.sample(sorted(RELATED), chance.randint(0, 3))}
+        wanted = {name: chance.choice(RELATED[name]) for name in chance.sample(live, chance.randint(1, 3))}
+        try:
+            broker = load_config(HERE + "".join(f"{name}={value}\n" for name, value in static.items()))
+        except ConfigError:
+            continue
+        asked.append(static | {f"+{name}": value for name, value in wanted.items()})
+        steps = [Alteration(name, Operation.SET, value) for name, value in wanted.items()]
+        try:
+            rows = {one.name: setting_of(one, BROKER_SETTINGS, Resource.BROKER, Unknown()) for one in steps}
+            after = altered({}, steps, {name: row for name, row in rows.items() if row is not None}, {})
+            check_broker({}, after, partial(effective_config, broker, {}, after))
+            ours.append("ok")
+        except Refused as wrong:
+            ours.append(wrong.message)
+    theirs = said_together(classpath, [KRAFT | {"replica.socket.timeout.ms": "60000"} | one for one in asked], "broker")
+    different = [found for found in zip(asked, ours, theirs, strict=True) if (found[1] == "ok") != (found[2] == "ok")]
+    assert different == []
+    assert min(ours.count("ok"), *(sum(word in mine for mine in ours) for word in ("shuts out", "for ever"))) > 20

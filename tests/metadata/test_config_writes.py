@@ -21,6 +21,7 @@ from fleetlog.brokers.api.config_alterations import (
     Resource,
     Unknown,
     altered,
+    check_broker,
     setting_of,
 )
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
@@ -179,6 +180,45 @@ async def alter_without_zookeeper(key: int, resources: Sequence[tuple[int, str, 
     handle = handle_incremental_alter_configs if key == 44 else handle_alter_configs
     done = await handle(request(resources=rows, validate_only=False), context)
     return [ErrorCode(row.error_code) for row in done.response.responses]
+
+
+@pytest.mark.parametrize("entity", ["", "1"])
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"max.connections.per.ip": "0"}, ErrorCode.INVALID_CONFIG),
+        ({"max.connections.per.ip": "0", "max.connections.per.ip.overrides": "127.0.0.1:9"}, ErrorCode.NONE),
+        ({"log.retention.ms": "0"}, ErrorCode.INVALID_CONFIG),
+        ({"log.retention.ms": "-1"}, ErrorCode.NONE),
+        ({"message.max.bytes": "200000000"}, ErrorCode.INVALID_CONFIG),
+    ],
+)
+@on_loop
+async def test_no_alteration_makes_what_a_start_refuses(
+    entity: str, settings: dict[str, str], error: ErrorCode
+) -> None:
+    request = messages.request_class(44)
+    kind = request.AlterConfigsResource
+    rows = [kind.AlterableConfig(name=name, value=text, config_operation=SET) for name, text in settings.items()]
+    asked = request(
+        resources=[kind(resource_type=Resource.BROKER, resource_name=entity, configs=rows)], validate_only=True
+    )
+    broker = BrokerConfig(broker_id=1, zookeeper_connect="unused")
+    view = MetadataCache(cast(Any, None), broker, cast(Any, None))
+    services: Any = SimpleNamespace(metadata=view, store=None, access=Access())
+    context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), 44, 1, 1, "client")
+    [row] = (await handle_incremental_alter_configs(asked, context)).response.responses
+    assert (row.error_code, bool(row.error_message)) == (error, error is not ErrorCode.NONE)
+
+
+@pytest.mark.parametrize("stored", [{"log.retention.ms": "0"}, {}])
+def test_what_was_stored_before_does_not_keep_from_other_settings(stored: dict[str, str]) -> None:
+    def broker() -> BrokerConfig:
+        return BrokerConfig(log_retention_ms=0)
+
+    check_broker(stored, {**stored, "log.segment.bytes": "5000000"}, broker)
+    with pytest.raises(Refused, match="at least 1, or -1 for ever"):
+        check_broker(stored, {**stored, "max.connections.per.ip": "5"}, broker)
 
 
 @pytest.mark.parametrize("key", [33, 44])
