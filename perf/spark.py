@@ -306,7 +306,8 @@ def commit_times(cluster: Cluster, topic: str, tasks: int) -> dict[str, float]:
 
     from fleetlog.spark.client.connections import Client
     from fleetlog.spark.client.numbers import LATEST, READ_COMMITTED, READ_UNCOMMITTED
-    from fleetlog.spark.client.producer import MemberProducer, WriteSettings
+    from fleetlog.spark.client.producer import MemberProducer
+    from fleetlog.spark.client.write_settings import WriteSettings
     from fleetlog.spark.sink.batch_transactions import BatchTransactions
     from fleetlog.wire.types import TopicPartition
 

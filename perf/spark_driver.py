@@ -17,7 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.client.producer import MemberProducer
+from fleetlog.spark.client.write_settings import TaskMember, WriteSettings
 from fleetlog.spark.sink.executor_mode import ExecutorMode
 from fleetlog.spark.sink.options import WriteOptions
 from fleetlog.spark.sink.writes import Write

@@ -24,7 +24,7 @@ from typing import Any
 
 from fleetlog._native.byte_reader import ByteReader
 from fleetlog._native.errors import MalformedMessage
-from fleetlog._native.wire import MAX_TAGS
+from fleetlog._native.wire_fields import MAX_TAGS
 
 _ZERO_UUID = uuid.UUID(int=0)
 

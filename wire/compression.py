@@ -18,14 +18,11 @@ import lz4.frame
 import snappy
 import zstandard
 
+from fleetlog.wire.codecs import CODES, GZIP, LZ4, NAMES, NONE, SNAPPY, ZSTD
+
 Buffer = bytes | bytearray | memoryview
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-
-NAMES: dict[int, str] = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
-"""Codec number (the low three bits of a batch's attributes) to the name that ``compression.type`` uses."""
-
-CODES: dict[str, int] = {name: code for code, name in NAMES.items()}
+__all__ = ["CODES", "GZIP", "LZ4", "NAMES", "NONE", "SNAPPY", "ZSTD", "Buffer", "CodecError", "compress", "decompress"]
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)

@@ -25,8 +25,7 @@ import kafka.protocol.producer as _producer
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
-from fleetlog._native import wire as kernel
-from fleetlog._native.wire import RequestHeader
+from fleetlog._native.wire_tuples import RequestHeader
 from fleetlog.wire import api_keys, schemas
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
@@ -145,6 +144,8 @@ _PREFIX = struct.Struct(">hhi")
 @cache
 def header_parser() -> Callable[[memoryview], RequestHeader]:
     """What parses request headers, for those who parse one after the other; all classes are made before."""
+    from fleetlog._native import wire as kernel  # late: commands and Spark's workers parse no request
+
     return partial(kernel.parse_request_header, flexible_from={key: _flexible_from(key) for key in _NAMES})
 
 

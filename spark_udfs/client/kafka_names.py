@@ -6,7 +6,6 @@ Apache Kafka 4.1 (consumer, producer, common) and librdkafka's CONFIGURATION.md.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable
 
@@ -99,6 +98,8 @@ _warned: set[tuple[str, str]] = set()
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean ...?`` for a misspelt name; empty where no known name is near."""
+    import difflib  # late: few names are misspelt
+
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -27,8 +27,7 @@ from fleetlog._native.columns import encode_arrow, group_rows, partitions_for_ke
 from fleetlog.spark.client.connections import Client
 from fleetlog.spark.client.failures import ClientError, OptionError, TaskFenced
 from fleetlog.spark.client.frames import ProduceFrame
-from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
-from fleetlog.spark.client.options import INT64_MAX, Option, one_of, whole_number
+from fleetlog.spark.client.write_settings import TaskMember, WriteSettings
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
@@ -53,48 +52,6 @@ _APPENDED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 _TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 logger = logging.getLogger(__name__)
-
-
-_COMPRESSION = Option("kafka.compression.type", one_of(*compression.CODES), "none")
-_BATCH_BYTES = Option("kafka.batch.size", whole_number(1), 512 << 10)
-_BUFFER_BYTES = Option("kafka.buffer.memory", whole_number(1 << 20, INT64_MAX), 32 << 20)
-_DELIVERY_TIMEOUT_MS = Option("kafka.delivery.timeout.ms", whole_number(1000), 120_000)
-
-
-EXECUTOR_NAMES = frozenset(
-    option.name.removeprefix(KAFKA_PREFIX)
-    for option in (_COMPRESSION, _BATCH_BYTES, _BUFFER_BYTES, _DELIVERY_TIMEOUT_MS)
-)
-"""The settings of a producer that have an effect here."""
-
-
-class WriteSettings(NamedTuple):
-    """How rows are written. Sizes in bytes; ``delivery_timeout_ms`` bounds how long a record batch may take."""
-
-    topic: str | None
-    codec: int = compression.NONE
-    batch_bytes: int = _BATCH_BYTES.default
-    buffer_bytes: int = _BUFFER_BYTES.default
-    delivery_timeout_ms: int = _DELIVERY_TIMEOUT_MS.default
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, str], topic: str | None) -> WriteSettings:
-        """From settings under Kafka's names, without the prefix ``kafka.``. Raises OptionError."""
-        given = {KAFKA_PREFIX + name: value for name, value in settings.items()}
-        return cls(
-            topic,
-            compression.CODES[_COMPRESSION.of(given)],
-            _BATCH_BYTES.of(given),
-            _BUFFER_BYTES.of(given),
-            _DELIVERY_TIMEOUT_MS.of(given),
-        )
-
-
-class TaskMember(NamedTuple):
-    """The producer of one task attempt: its member of the batch transaction."""
-
-    producer_id: int
-    epoch: int
 
 
 class _EncodedBatch:

@@ -1,25 +1,22 @@
 """SASL OAUTHBEARER: a token from an issuer's endpoint, by client credentials, or from a file.
 
 Driver and executors each fetch tokens by themselves: credentials travel with the options, tokens do not. A process has
-one `TokenSource` for the same settings, whatever the library that logs in.
+one `TokenSource` for the same settings, whatever the library that logs in. HTTP is imported at the first fetch: every
+worker loads this module, and few log in by token.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import http.client
 import json
 import logging
 import re
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
 import kafka.errors
@@ -36,6 +33,10 @@ from fleetlog.spark.client.token_settings import (
     URL_ENCODE,
     login_extensions,
 )
+
+if TYPE_CHECKING:
+    import urllib.error
+    import urllib.request
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
 _WORD: Final = re.compile(r"[\w.-]{1,80}")
@@ -111,6 +112,10 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
         return self._settings.get(TOKEN_KEYWORDS[name], "")
 
     def _fetched(self, url: str, now_s: float) -> Token:
+        import http.client
+        import urllib.error
+        import urllib.request
+
         pair = [self._of(name) for name in (CLIENT_ID, CLIENT_SECRET)]
         if self._of(URL_ENCODE).lower() == "true":
             pair = [quote_plus(text) for text in pair]
@@ -168,16 +173,18 @@ def _end_of(token: str) -> float | None:
         return None
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """The secret goes to the address that was named, and to no other."""
-
-
 def _post(request: urllib.request.Request) -> bytes:
     """The answer's body. Raises urllib.error.HTTPError, OSError, HTTPException."""
+    import ssl
+    import urllib.request
+
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            """The secret goes to the address that was named, and to no other."""
+
     deadline = time.monotonic() + _FETCH_S
     handlers: list[urllib.request.BaseHandler] = [
-        _NoRedirects(), urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        NoRedirects(), urllib.request.HTTPSHandler(context=ssl.create_default_context()),
     ]  # fmt: skip
     if request.type == "http":  # on this machine
         handlers.append(urllib.request.ProxyHandler({}))
@@ -194,6 +201,8 @@ def _post(request: urllib.request.Request) -> bytes:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     """The word that RFC 6749 has for the refusal, where the answer has one. Nothing else of it is shown."""
+    import http.client
+
     try:
         word = json.loads(error.read(65_536))["error"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError):

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kafka.errors
 
 from fleetlog.spark.client.connections import Client
 from fleetlog.spark.client.failures import ClientError, FenceConflict, FenceError, TaskFenced
 from fleetlog.spark.client.frames import CommitFrame
-from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.client.write_settings import TaskMember, WriteSettings
 from fleetlog.spark.sink.fence import Fence
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
+
+if TYPE_CHECKING:
+    from fleetlog.spark.client.producer import MemberProducer
 
 BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT, DESCRIBE, RESET = range(12001, 12008)
 FIND_COORDINATOR, TRANSACTION = 10, 1
@@ -126,6 +129,8 @@ class BatchTransactions:
 
         What this client was told of the topic some seconds ago serves, too.
         """
+        from fleetlog.spark.client.producer import MemberProducer  # late: who begins and commits writes no rows
+
         sent = sent or self.send_writer(batch, settings)
         counts = {} if settings.topic is None else self._counts(settings.topic, sent.topic)
         (member,) = self.enlist(batch, sent=sent.enlist)

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.client.kafka_names import check_effect
 from fleetlog.spark.client.options import Option, OptionTable, boolean, lowered, one_of, whole_number
-from fleetlog.spark.client.producer import EXECUTOR_NAMES, WriteSettings
 from fleetlog.spark.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
+from fleetlog.spark.client.write_settings import EXECUTOR_NAMES, WriteSettings
 from fleetlog.spark.sink.fence import check_sink_id
 
 AUTO, EXECUTOR, DRIVER = "auto", "executor", "driver"

@@ -16,16 +16,15 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 
 from fleetlog.spark.client.connections import Client, shared_client
 from fleetlog.spark.client.failures import FenceConflict, FenceError
 from fleetlog.spark.client.kernels import check_kernels
-from fleetlog.spark.client.producer import MemberProducer, TaskMember
 from fleetlog.spark.client.workers import keep_loaded
+from fleetlog.spark.client.write_settings import TaskMember
 from fleetlog.spark.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
 from fleetlog.spark.sink.events import BatchFigures, log_batch
 from fleetlog.spark.sink.fence import decide
@@ -35,13 +34,16 @@ from fleetlog.spark.sink.options import REFUSE, FlowRefresh, WriteOptions
 from fleetlog.spark.sink.writes import refuse_other_target, target_of
 from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SINKS_KEPT = 64
 """Sinks whose coordinators a process remembers."""
 
 BATCH_JOB = "batch"
 """The query id of batch jobs in a fence: they have none of their own."""
 
-TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+TaskFunction = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class TaskResult(WriterCommitMessage):
 
 def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.RecordBatch]) -> TaskResult:
     """One task attempt: enlist, write all rows, and return when all are acknowledged."""
+    from fleetlog.spark.client.producer import MemberProducer  # late: only tasks write; with its kernels, to be checked
+
     began = time.monotonic()
     check_kernels()
     keep_loaded()
@@ -287,6 +291,8 @@ def task_function(options: WriteOptions, batch: OpenBatch) -> TaskFunction:
     """For ``mapInArrow`` in a foreachBatch function: a row per task with its pickled result."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # late: who begins and commits for Spark has no rows
+
         result = write_task(options, batch, rows)
         yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 from confluent_kafka.admin import NewTopic
 
 from fleetlog.spark.client.connections import Client
-from fleetlog.spark.client.producer import MemberProducer, TaskMember, WriteSettings
+from fleetlog.spark.client.producer import MemberProducer
+from fleetlog.spark.client.write_settings import TaskMember, WriteSettings
 from fleetlog.spark.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.spark.conftest import Cluster
 from tests.support.waiting import eventually

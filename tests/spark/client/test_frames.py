@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetlog.spark.client.frames import COMMIT_BATCH, PRODUCE, CommitFrame, Frame, ProduceFrame
-from fleetlog.spark.client.producer import TaskMember
+from fleetlog.spark.client.write_settings import TaskMember
 from fleetlog.wire.messages import request_class
 
 

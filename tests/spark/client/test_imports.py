@@ -9,6 +9,8 @@ import pytest
 
 OF_SPARK = "import pyspark.worker, pyspark.sql.worker.create_data_source, pyspark.sql.streaming.datasource"
 """What such a process has imported itself by then."""
+NO_ONES = ("http", "urllib.request", "email", "difflib")
+"""What serves a token's endpoint and a misspelt name."""
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
 
 
@@ -49,6 +51,22 @@ def test_what_plans_a_stream_has_no_kernels_of_columns_and_no_sink() -> None:
     assert not {"pyarrow.compute", "fleetlog._native.columns", "fleetlog.spark.source.decode"} & found
     assert "kafka.net.selector" in found
     assert not {name for name in found if name.startswith("fleetlog.spark.sink") or name == "confluent_kafka"}
+
+
+def test_what_begins_and_commits_a_write_has_no_arrow_no_codecs_and_no_http() -> None:
+    """It writes no rows: Spark asks a process of its own for the writer and for each commit."""
+    found = loaded("import fleetlog.spark.sink.options, fleetlog.spark.sink.writer")
+    unneeded = ("pyarrow", "numpy", "lz4", "snappy", "zstandard", "confluent_kafka", *NO_ONES)
+    assert not {name for name in found if name.startswith(unneeded)}
+    assert not {"fleetlog._native.columns", "fleetlog._native.batch", "fleetlog.spark.client.producer"} & found
+    assert "kafka.net.selector" in found
+    assert len(found) <= 150, sorted(found)
+
+
+def test_what_plans_a_stream_has_no_http() -> None:
+    found = loaded("import pyarrow\nbefore = set(sys.modules)\nimport fleetlog.spark.source.readers")
+    assert not {name for name in found if name.startswith(NO_ONES)}
+    assert len(found) <= 130, sorted(found)
 
 
 @pytest.mark.parametrize("frame", ["CommitFrame('s', 1, 0, 'q', 0, '', [])", "ProduceFrame(None, 1, {})"])

@@ -15,7 +15,7 @@ import pytest
 
 from fleetlog.spark.client import connections
 from fleetlog.spark.client.connections import shared_client
-from fleetlog.spark.client.producer import TaskMember
+from fleetlog.spark.client.write_settings import TaskMember
 from fleetlog.spark.sink import batch_transactions as transactions
 from fleetlog.spark.sink.batch_transactions import BatchTransactions, Heartbeats, OpenBatch
 from fleetlog.spark.sink.options import WriteOptions

@@ -15,7 +15,8 @@ from confluent_kafka.admin import NewTopic
 
 from fleetlog.spark.client.connections import Client
 from fleetlog.spark.client.failures import ClientError, FenceConflict, TaskFenced
-from fleetlog.spark.client.producer import MemberProducer, WriteSettings, _cuts, _row_bytes
+from fleetlog.spark.client.producer import MemberProducer, _cuts, _row_bytes
+from fleetlog.spark.client.write_settings import WriteSettings
 from fleetlog.spark.sink.batch_transactions import BatchTransactions, Heartbeats
 from fleetlog.spark.sink.fence import Fence
 from fleetlog.wire.errors import ErrorCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlog.spark.client import producer
+from fleetlog.spark.client import write_settings
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.sink.options import SinkOptions, WriteOptions
 from fleetlog.wire import compression
@@ -66,7 +66,7 @@ def test_a_writer_refuses(change: dict[str, str], message: str) -> None:
 def test_executors_take_their_settings_from_either_set_of_options() -> None:
     tuned = {"kafka.compression.type": "LZ4", "kafka.batch.size": "1000", "fence.onMissing": "adopt"}
     written = WriteOptions.parse({**WRITER, **tuned})
-    assert written.rows == producer.WriteSettings("t", compression.CODES["lz4"], 1000)
+    assert written.rows == write_settings.WriteSettings("t", compression.CODES["lz4"], 1000)
     assert SinkOptions.parse({**SINK, **tuned, "topic": "t"}).for_executors() == written
 
 
