@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -19,6 +20,13 @@ TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if
 def test_every_row_has_a_handler_and_a_test(api: Api) -> None:
     handler = api_table()[api.key].handler.__name__
     assert re.search(rf"\b{handler}\b|\b{api.name}Request\b|\b{api.name}\b", TESTS), f"no test speaks of {api.name}"
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_every_handler_is_a_plain_function(api: Api) -> None:
+    handler = api_table()[api.key].handler
+    assert not inspect.isgeneratorfunction(handler), "in_slices makes it one"
+    assert not inspect.iscoroutinefunction(handler), "in_task makes it one"
 
 
 def test_the_pages_name_each_api_of_fleetlog() -> None:

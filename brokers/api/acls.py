@@ -33,7 +33,7 @@ from fleetlog.brokers.acls.image import (
     entries_without,
 )
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, unfit
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, in_slices, in_task, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.documents import BadDocument
@@ -116,6 +116,7 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
 # ---------------------------------------------------------------- describing
 
 
+@in_slices
 def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
     """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
     response = messages.DescribeAclsResponse
@@ -195,6 +196,7 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
             return _UNWRITTEN
 
 
+@in_task
 async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
     """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too.
 
@@ -258,6 +260,7 @@ def _with(present: Entries, created: Entries) -> Entries:
     return entries_with(present, created)
 
 
+@in_task
 async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
     """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
     response = messages.DeleteAclsResponse

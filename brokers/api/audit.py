@@ -7,9 +7,8 @@ requests are recorded by what the authorizer is asked for them.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import AclImage, AclOperation, ResourceType
 from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.settings import inter_broker_principal
-from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
+from fleetlog.brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done, InSlices, InTask, Outcome
 from fleetlog.brokers.api.changes import created_topics, failed_changes
 from fleetlog.brokers.api.rows import Handler, Recorded, Row, api_table
 from fleetlog.brokers.audit.events import (
@@ -89,10 +88,10 @@ class Audit:
         if not isinstance(recorded, Recorded) or EventType.MANAGEMENT not in self._types:
             return row.handler
 
-        def handle(request: object, context: Context) -> Any:
+        def handle(request: object, context: Context) -> Outcome:
             if row.asked_by_brokers and context.connection.principal == self._brokers:
                 return row.handler(request, context)
-            return self._execute(row.handler, recorded, request, context)
+            return InTask(self._execute(row.handler, recorded, request, context))
 
         return handle
 
@@ -230,21 +229,12 @@ class Decisions:
         return self._audit.decided(client, operation, resource, name, allowed=allowed)
 
 
-async def _response(outcome: Any, context: Context) -> Any:
+async def _response(outcome: Outcome, context: Context) -> Any:
     """The message, or its encoding, in which a handler's outcome ends."""
-    while True:
-        if isinstance(outcome, (Done, DelayedResponse)):
-            response = outcome.response if isinstance(outcome, Done) else await _delayed(outcome, context)
-            return await _worked(response) if inspect.isgenerator(response) else response
-        if inspect.isgenerator(outcome):
-            outcome = await _worked(outcome)
-        else:
-            assert inspect.iscoroutine(outcome), "all kinds of outcomes"
-            outcome = await _awaited(outcome)
-
-
-async def _awaited(outcome: Coroutine[Any, Any, Any]) -> Any:
-    return await outcome
+    while not isinstance(outcome, (Done, DelayedResponse)):
+        outcome = await (outcome.coroutine if isinstance(outcome, InTask) else _worked(outcome.work))
+    response = outcome.response if isinstance(outcome, Done) else await _delayed(outcome, context)
+    return await _worked(response.work) if isinstance(response, InSlices) else response
 
 
 async def _worked(work: Generator[Any, Any, Any]) -> Any:

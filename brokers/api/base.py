@@ -1,18 +1,19 @@
-"""What a handler is: a plain function from a decoded request and a Context to ``Done`` or ``DelayedResponse``.
+"""What a handler is: a plain function from a decoded request and a Context to an :data:`Outcome`.
 
-Cold admin handlers that must ask another broker or ZooKeeper may be coroutine functions; the dispatcher runs them as
-a delayed task. A handler that may have much to do is a generator, which yields between two rows and returns its
-outcome: the dispatcher resumes it a few milliseconds at a time, and gives it up when the client has gone. What is
-done row by row in a coroutine awaits :meth:`Context.yield_now` between two rows. Handlers never touch a socket or a
-file descriptor.
+The outcome says how the answer comes. ``Done`` has it, a ``DelayedResponse`` waits for it. What may have much to do is
+``InSlices``: a generator that yields between two rows, which the dispatcher resumes a few milliseconds at a time, and
+gives up when the client has gone. Admin work that asks another broker or ZooKeeper is ``InTask``: a coroutine, which
+awaits :meth:`Context.yield_now` between two rows. These two return an outcome, and ``in_slices`` and ``in_task`` make a
+handler of a function that is written as such. Handlers never touch a socket or a file descriptor.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from fleetlog._native.byte_reader import ReplacedText
 from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, Access
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fleetlog.coordination.store import Store
 
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -82,7 +84,7 @@ class Batching:
     """
 
     decode: Callable[[memoryview, int, int, int, int, int], Run | None]
-    execute: Callable[[Sequence[Any], Sequence[Context]], Sequence[Any]]
+    execute: Callable[[Sequence[Any], Sequence[Context]], Sequence[Outcome]]
     keeps: Callable[[Any], Any] | None
     alone: Callable[[Any], bool] | None = None
     batchable: bool = True
@@ -100,7 +102,7 @@ CLOSE = _Close()
 class Done(NamedTuple):
     """The response: a message of ``wire.messages``, an encoded body of ``wire.hot``, None for no answer, or ``CLOSE``.
 
-    A generator, too, which yields between two rows and returns such a message.
+    ``InSlices``, too, whose work returns one of these.
     """
 
     response: Any
@@ -139,8 +141,47 @@ class DelayedResponse(Pending):
         self._callback = self.on_cancel = self.on_deadline = None
 
 
-Outcome = Done | DelayedResponse
+class InSlices:
+    """Work that may be interrupted wherever it yields, and returns the outcome; as a response, the response itself."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Generator[Any, None, Any]) -> None:
+        self.work = work
+
+
+class InTask:
+    """Work that waits for others, and returns the outcome. It keeps what was received."""
+
+    __slots__ = ("coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Outcome]) -> None:
+        self.coroutine = coroutine
+
+
+Outcome = Done | DelayedResponse | InSlices | InTask
 Paced = Generator[Any, None, Outcome]
+
+
+def in_slices(paced: Callable[P, Generator[Any, None, Any]]) -> Callable[P, InSlices]:
+    """A plain function of a generator function."""
+
+    @functools.wraps(paced)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> InSlices:
+        return InSlices(paced(*args, **kwargs))
+
+    return begin
+
+
+def in_task(function: Callable[P, Coroutine[Any, Any, Outcome]]) -> Callable[P, InTask]:
+    """A plain function of a coroutine function."""
+
+    @functools.wraps(function)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> InTask:
+        return InTask(function(*args, **kwargs))
+
+    return begin
+
 
 NAME_BYTES_MAX = 30_000
 """Names go into strings of at most 32,767 bytes, some of them with a UUID behind them."""
@@ -213,7 +254,7 @@ class OpenConnection(Protocol):
 class Auditor(Protocol):
     """Records what clients do (:mod:`brokers.api.audit`)."""
 
-    def audited(self, row: Any) -> Callable[[Any, Context], Any]:
+    def audited(self, row: Any) -> Callable[[Any, Context], Outcome]:
         """The handler of an API's row, with a record of what each of its requests does, if that is wanted."""
 
     def is_broker(self, context: Context) -> bool:

@@ -18,7 +18,7 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE_CONFIGS_CLUSTER,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task, unfit
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
@@ -50,6 +50,7 @@ _TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in
 logger = logging.getLogger(__name__)
 
 
+@in_task
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
     """DescribeClientQuotas v0-v1: the quotas of the entities that all components of the filter match."""
     denied = context.refusal(DESCRIBE_CONFIGS, CLUSTER)
@@ -100,6 +101,7 @@ async def _refresh(context: Context) -> None:
         raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
 
 
+@in_task
 async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context: Context) -> Done:
     """AlterClientQuotas v0-v1: the quotas of each entity are altered together or not at all."""
     denied = context.refusal(ALTER_CONFIGS, CLUSTER)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER, bits
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.coordination.registration import DuplicateBroker, remove_record
@@ -53,6 +53,7 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
     return Done(response(version=version, controller_id=metadata.controller_id, brokers=rows, **fields))
 
 
+@in_task
 async def handle_unregister_broker(request: UnregisterBrokerRequest, context: Context) -> Done:
     """UnregisterBroker v0: the record of a broker that is stopped, and holds no replica, is removed; by any broker."""
     error = context.refusal(ALTER, CLUSTER)

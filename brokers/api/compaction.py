@@ -8,7 +8,7 @@ from typing import Any
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import ALTER, ALTER_TOPIC, DESCRIBE, DESCRIBE_TOPIC, TOPIC
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced, named_once
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, named_once
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
@@ -24,6 +24,7 @@ Asked = list[tuple[TopicPartition, Log | ErrorCode]]
 _UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)
 
 
+@in_slices
 def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Paced:
     """CompactTopics: this broker's copies are cleaned soon, whatever their dirty ratio. Answered before that is done.
 
@@ -50,6 +51,7 @@ def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Pa
     return Done(m.CompactTopicsResponse(version=0, topics=_rows(kind, kind.CompactedPartition, answers)))
 
 
+@in_slices
 def handle_describe_compaction(request: DescribeCompactionRequest, context: Context) -> Paced:
     """DescribeCompaction: how far this broker's copies of the partitions are clean, and what the cleaner does."""
     store = context.services.replicas.logs

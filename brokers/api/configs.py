@@ -31,7 +31,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import brief
 from fleetlog.brokers.api.config_alterations import (
     Alteration,
@@ -125,6 +125,7 @@ def _check_access(operation: AclOperation, kind: int, name: str, context: Contex
 # ---------------------------------------------------------------- describing
 
 
+@in_slices
 def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -> Paced:
     """DescribeConfigs v0-v4: every setting, with its source, synonyms, type and documentation.
 
@@ -247,6 +248,7 @@ def _described(entry: ConfigEntry, request: DescribeConfigsRequest, result: Any,
 # ---------------------------------------------------------------- altering
 
 
+@in_task
 async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -> Done:
     """AlterConfigs v0-v2: the request names all overrides a resource shall have."""
     plans = []
@@ -257,6 +259,7 @@ async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -
     return await _alter(plans, context, api_keys.ALTER_CONFIGS, request.validate_only, keep=False)
 
 
+@in_task
 async def handle_incremental_alter_configs(request: IncrementalAlterConfigsRequest, context: Context) -> Done:
     """IncrementalAlterConfigs v0-v1: set, delete, append to and subtract from single settings."""
     plans = []
@@ -466,6 +469,7 @@ def _defaults(resource: Resource, metadata: MetadataCache) -> dict[str, str]:
 # ---------------------------------------------------------------- listing
 
 
+@in_slices
 def handle_list_config_resources(request: ListConfigResourcesRequest, context: Context) -> Paced:
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
     response = messages.response_class(api_keys.LIST_CONFIG_RESOURCES)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.base import Context, Done, in_slices, in_task
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
@@ -33,6 +33,7 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
+@in_task
 async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -> Done:
     """ElectLeaders v0-v2. Asked for all partitions, the answer has only those where something was to be done."""
     kind = request.election_type if context.api_version >= 1 else ElectionType.PREFERRED
@@ -55,6 +56,7 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
     return Done(_elected(context, ErrorCode.NONE, chosen))
 
 
+@in_slices
 def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
     """The answer, made in slices."""
     response = messages.ElectLeadersResponse

@@ -7,7 +7,7 @@ import logging
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.metadata.features import SAFE_DOWNGRADE, UPGRADE, FeatureOutcome, FeatureUpdate, update_features
@@ -20,6 +20,7 @@ from fleetlog.wire.requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesR
 logger = logging.getLogger(__name__)
 
 
+@in_task
 async def handle_update_features(request: UpdateFeaturesRequest, context: Context) -> Done:
     """UpdateFeatures v0-v2: all updates or none, so the outcome is that of each; validated only if asked so."""
     version = context.api_version

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fleetlog._native.tally import count_fetched
 from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER, READ_TOPIC
 from fleetlog.brokers.api import fetch_answers as answers
-from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
+from fleetlog.brokers.api.base import Batching, Context, DelayedResponse, Done, InSlices, Outcome, Paced, in_slices
 from fleetlog.brokers.api.fetch_answers import (
     encoded_in_slices,
     grouped_by_topic,
@@ -72,7 +72,7 @@ _new = tuple.__new__
 """A named tuple's own constructor is a Python function."""
 
 
-def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -> Outcome | Paced:
+def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -> Outcome:
     """Answer at once with enough bytes, an error, or nothing to wait for; else delay the answer until one of these.
 
     ``whole``: an answer that is given at once has its size and header.
@@ -135,7 +135,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
     return fetch.wait()
 
 
-def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list[Any]:
+def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list[Outcome]:
     """Execute requests that lie where they were received; answers that are given at once are whole frames."""
     if len(runs) == 1:
         return [handle_fetch(runs[0][0], contexts[0], True)]
@@ -515,7 +515,7 @@ class Fetch:
         else:
             self.rest()
 
-    def expired(self) -> Encoded | list[Any] | Generator[None, None, Encoded]:
+    def expired(self) -> Encoded | list[Any] | InSlices:
         """What came meanwhile, though it is less than min_bytes."""
         if self.long:
             return self.answer_in_slices()
@@ -552,6 +552,7 @@ class Fetch:
     # Each partition leaves the dirty ones, and is watched, in the moment in which it is read: what moves later marks it
     # again. While such a fetch waits, only what moves is read, to know when there is enough for an answer.
 
+    @in_slices
     def begin_in_slices(self) -> Paced:
         """Name partitions, read them, and answer or wait."""
         over = False
@@ -593,6 +594,7 @@ class Fetch:
             if not over:
                 self._give_up()
 
+    @in_slices
     def answer_in_slices(self) -> Generator[None, None, Encoded]:
         """The answer of one that has waited: with what there is now."""
         over = False

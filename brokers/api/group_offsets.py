@@ -24,7 +24,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced, named_once
+from fleetlog.brokers.api.base import Context, Done, InSlices, Paced, in_slices, named_once
 from fleetlog.brokers.api.changes import brief, codes_of
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
@@ -44,6 +44,7 @@ TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_
 """From which version on a topic is named by its id alone (KIP-848, KIP-1319)."""
 
 
+@in_slices
 def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context) -> Paced:
     """OffsetCommit: partitions of unknown topics are refused, the others committed together."""
     version = context.api_version
@@ -52,7 +53,7 @@ def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context
         return Done(commit_response(m.OffsetCommitResponse, request, version, refused))
     known, refused = yield from split_partitions(request, context)
 
-    def render(answer: Any) -> Rows:
+    def render(answer: Any) -> InSlices:
         if isinstance(answer, CommandFailed):
             answer = {partition: answer.error for partition, _ in known}
         return commit_response(m.OffsetCommitResponse, request, version, {**refused, **answer})
@@ -151,6 +152,7 @@ def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, E
     return errors
 
 
+@in_slices
 def commit_response(
     response: Any, request: Committing | requests.OffsetDeleteRequest, version: int, errors: Errors
 ) -> Rows:
@@ -181,6 +183,7 @@ class GroupOffsets(NamedTuple):
     offsets: Sequence[FetchedOffset] = ()
 
 
+@in_slices
 def handle_offset_fetch(request: requests.OffsetFetchRequest, context: Context) -> Paced:
     """OffsetFetch: one group before version 8, several from then on. A plain read of committed state."""
     if context.api_version >= 8:
@@ -315,6 +318,7 @@ def _fetched_topics(
     return topics
 
 
+@in_slices
 def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context) -> Paced:
     """OffsetDelete."""
     version = context.api_version

@@ -7,7 +7,7 @@ with a deadline of its own beside the shard's timers, so that a client gets an a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from fleetlog.brokers.acls.access import (
     bits,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, unfit
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
@@ -252,7 +252,8 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
     else:
         leavers = (Leaver(request.member_id, None),)
 
-    def render(answer: Any) -> Any:
+    @in_slices
+    def render(answer: LeaveAnswer | CommandFailed) -> Generator[None, None, m.LeaveGroupResponse]:
         if isinstance(answer, CommandFailed):
             answer = LeaveAnswer(answer.error)
         error = answer.error
@@ -286,6 +287,7 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
 # --- administration ---------------------------------------------------------------------------------------------
 
 
+@in_slices
 def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Context) -> Paced:
     """DescribeGroups: each group once. Before version 6 an unknown group is Dead without an error."""
     version = context.api_version
@@ -334,6 +336,7 @@ def _described_group(
     )
 
 
+@in_slices
 def handle_list_groups(request: requests.ListGroupsRequest, context: Context) -> Paced:
     """ListGroups of the shards this broker leads; a shard still loading makes the list incomplete, which is said."""
     version = context.api_version
@@ -363,6 +366,7 @@ def handle_list_groups(request: requests.ListGroupsRequest, context: Context) ->
     )  # fmt: skip
 
 
+@in_slices
 def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context) -> Paced:
     """DeleteGroups: each group on its own."""
     version = context.api_version
@@ -374,7 +378,8 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
         yield
         pendings.append(context.services.groups.submit(name, _delete(name)))
 
-    def render(answers: list[Any]) -> Any:
+    @in_slices
+    def render(answers: list[Any]) -> Generator[None, None, m.DeleteGroupsResponse]:
         results = []
         by_group = dict.fromkeys(every, CommandFailed(ErrorCode.GROUP_AUTHORIZATION_FAILED))
         by_group.update(zip(names, answers, strict=True))

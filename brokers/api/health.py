@@ -7,7 +7,7 @@ import statistics
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
-from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.base import Context, Done, in_task
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata import znodes
 from fleetlog.coordination.store import StoreError
@@ -20,6 +20,7 @@ READ_TIMEOUT_S = 1.2
 """For all reads together; an answer should come before the patience of those that ask ends."""
 
 
+@in_task
 async def handle_describe_health(request: DescribeHealthRequest, context: Context) -> Done:
     """DescribeHealth v0: the wall clock, how long ZooKeeper takes to answer a read, descriptors, certificates,
     fsyncs, how late the loop runs.

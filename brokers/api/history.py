@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
@@ -13,6 +13,7 @@ from fleetlog.wire.requests import DescribeElectionsRequest
 ROWS_MAX = 500
 
 
+@in_slices
 def handle_describe_elections(request: DescribeElectionsRequest, context: Context) -> Paced:
     """DescribeElections v0: the newest changes of leaders (of one topic, or all), controllers and registrations.
 

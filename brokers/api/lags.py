@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
 from fleetlog.brokers.groups.lag import LogPosition
@@ -17,6 +17,7 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest, LogPositionsTopicsPartitions
 
 
+@in_slices
 def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:
     """LogPositions v0 (ours): ends of the logs led here, and the times of records at offsets."""
     services, kind = context.services, m.LogPositionsResponse
@@ -47,6 +48,7 @@ def _position_row(
     return row
 
 
+@in_slices
 def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     """DescribeLag v0 (ours): groups that this broker coordinates, all of them or those named.
 

@@ -13,7 +13,7 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE_CLUSTER,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
@@ -25,6 +25,7 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 
 
+@in_slices
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
     """DescribeLogDirs v1-v5: every directory, with those of its partitions that were asked for (null: all).
 
@@ -76,6 +77,7 @@ def _topic(response: Any, version: int, name: str, logs: list[tuple[TopicPartiti
     return topic_row(version=version, name=name, partitions=partitions)
 
 
+@in_slices
 def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: Context) -> Paced:
     """AlterReplicaLogDirs v1-v2: a replica stays in the directory that it was created in.
 

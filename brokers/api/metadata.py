@@ -7,7 +7,7 @@ that is allowed; the answer waits a moment for it, which saves the client a roun
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fleetlog.brokers.acls.access import (
@@ -27,7 +27,7 @@ from fleetlog.brokers.acls.access import (
     TRANSACTIONAL_ID,
     mask,
 )
-from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, through
+from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, in_task, through
 from fleetlog.brokers.api.metadata_body import TopicRows, body, error_row, leader_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.controller.requests import check_name
@@ -60,21 +60,20 @@ GROUP_KEY, TRANSACTION_KEY = 0, 1
 
 _ROWS = TopicRows()
 """Kept for the process: rows belong to the very objects of one metadata image, so brokers in one process can't mix."""
-_Answer = Outcome | Coroutine[Any, Any, Paced]
 
 
 # ---------------------------------------------------------------- Metadata
 
 
-def handle_metadata(request: MetadataRequest, context: Context) -> _Answer | Generator[None, None, _Answer]:
+def handle_metadata(request: MetadataRequest, context: Context) -> Outcome:
     """Metadata v0-v13. A topic that is named more than once is answered once, as in Kafka."""
     metadata = context.services.metadata
     assert metadata.ready, "the server listens only once the metadata cache is ready"
     work = _metadata(request, context)
-    return work if len(request.topics or metadata.topics) > FEW_TOPICS else through(work)
+    return InSlices(work) if len(request.topics or metadata.topics) > FEW_TOPICS else through(work)
 
 
-def _metadata(request: MetadataRequest, context: Context) -> Generator[None, None, _Answer]:
+def _metadata(request: MetadataRequest, context: Context) -> Paced:
     if request.topics is None or (context.api_version == 0 and not request.topics):
         topics = context.services.metadata.topics
         denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
@@ -124,13 +123,14 @@ def _to_create(request: MetadataRequest, context: Context) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in topics and check_name(name) is None]
 
 
+@in_task
 async def _create_and_answer(
     missing: Sequence[str],
     later: Sequence[str],
     denied: Mapping[str, ErrorCode],
     request: MetadataRequest,
     context: Context,
-) -> Paced:
+) -> Outcome:
     """``later`` are topics whose creation has not begun: the client gets a retriable error."""
     made = await context.services.controller.auto_create(missing, CREATION_WAIT_MS)
     if context.services.audit is not None:
@@ -138,7 +138,7 @@ async def _create_and_answer(
     errors = {**denied} | dict(made)
     await _led([name for name, error in errors.items() if error is ErrorCode.NONE], context.services.metadata)
     errors |= dict.fromkeys(later, ErrorCode.REQUEST_TIMED_OUT)
-    return _answer_paced(_asked_rows(request, context, errors), request, context)
+    return InSlices(_answer_paced(_asked_rows(request, context, errors), request, context))
 
 
 async def _led(names: Sequence[str], metadata: MetadataCache) -> None:
@@ -210,7 +210,8 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
 # ---------------------------------------------------------------- FindCoordinator
 
 
-async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Paced:
+@in_task
+async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Outcome:
     """FindCoordinator v0-v6; from v4 for several keys at once, each answered by itself and in order."""
     response = messages.FindCoordinatorResponse
     version = context.api_version
@@ -229,6 +230,7 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Cont
             return _no_coordinator(key, AUTHORIZATION_ERRORS[resource], None)
         return _coordinator(kind, topic, key, context)
 
+    @in_slices
     def answer() -> Paced:
         if version >= 4:
             rows = []
@@ -281,6 +283,7 @@ def _no_coordinator(key: str, error: ErrorCode, message: str | None) -> dict[str
 # ---------------------------------------------------------------- DescribeTopicPartitions
 
 
+@in_slices
 def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, context: Context) -> Paced:
     """DescribeTopicPartitions v0 (KIP-966): topics in order of name, a page of partitions at a time."""
     response = messages.DescribeTopicPartitionsResponse

@@ -8,7 +8,7 @@ of Java fail at once either way.
 from __future__ import annotations
 
 from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.wire import api_keys, messages
@@ -16,12 +16,14 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
 
 
+@in_slices
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
     """ConsumerGroupHeartbeat v0-v1: refused."""
     message = "group.protocol=consumer is not served; use classic."
     return _refusal(api_keys.CONSUMER_GROUP_HEARTBEAT, message, request, context)
 
 
+@in_slices
 def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Paced:
     """ShareGroupHeartbeat v1: refused."""
     return _refusal(api_keys.SHARE_GROUP_HEARTBEAT, "Share groups are not served.", request, context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.unpacking import Unpacking
@@ -66,6 +66,7 @@ class Found(NamedTuple):
     leader_epoch: int = -1
 
 
+@in_slices
 def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Paced:
     """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one.
 
@@ -141,6 +142,7 @@ class _Listing:
             partition.when_confirmed(partial(joined.take, index))
         return joined
 
+    @in_slices
     def answer(self) -> Generator[Any, None, Any]:
         """What the logs say now, partition by partition."""
         return (yield from self.paced()).response
@@ -264,9 +266,8 @@ def _search(
         yield from unpacking.share()
 
 
-def handle_delete_records(
-    request: DeleteRecordsRequest, context: Context
-) -> Generator[None, None, Done | Coroutine[Any, Any, Done]]:
+@in_slices
+def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Paced:
     """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
     response = DeleteRecordsResponse(version=context.api_version, topics=[])
     moved: list[tuple[Any, Partition]] = []
@@ -313,6 +314,7 @@ def _behind(moved: list[tuple[Any, Partition]]) -> list[tuple[Any, Partition]]:
     return [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
 
 
+@in_task
 async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_ms: int) -> Done:
     """Wait for the followers' logs to begin where the leader's do; an error after the timeout, as in Kafka."""
     deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
@@ -355,6 +357,7 @@ def _delete_before(partition: Partition, offset: int) -> ErrorCode:
     return ErrorCode.NONE
 
 
+@in_slices
 def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context: Context) -> Paced:
     """Where an epoch ended, so that a client or a follower finds out whether its position was truncated (KIP-320)."""
     consumer = context.api_version < REPLICA_ID_VERSION or request.replica_id == CONSUMER

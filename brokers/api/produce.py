@@ -20,13 +20,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 from fleetlog._native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
 from fleetlog.brokers.acls.access import TOPIC, TRANSACTIONAL_ID, WRITE, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
-from fleetlog.brokers.api.base import CLOSE, Batching, Context, DelayedResponse, Done, Outcome
+from fleetlog.brokers.api.base import (
+    CLOSE,
+    Batching,
+    Context,
+    DelayedResponse,
+    Done,
+    InSlices,
+    InTask,
+    Outcome,
+    Paced,
+    in_slices,
+)
 from fleetlog.brokers.api.fetch_answers import slices_of
 from fleetlog.brokers.api.leaders import current_leader, endpoints_of
 from fleetlog.brokers.api.rows import Cost, Row
@@ -71,7 +82,6 @@ _TERMS = {
 """Of requests of one partition each: whether they have a transactional id, and a version that knows zstd."""
 
 BatchOutcome = Admitted | AppendInfo | ProduceOutcome
-Worked = Generator[None, None, Outcome | Coroutine[Any, Any, Any]]
 
 
 def run_of(request: ProduceRequest, context: Context) -> ProduceRun:
@@ -345,11 +355,11 @@ class ProduceExecution:
 
     # ---- waiting
 
-    def outcome(self) -> Outcome | Coroutine[Any, Any, Any]:
+    def outcome(self) -> Outcome:
         """The answers; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
             self.run = self.run._replace(batches=[])  # a request that waits keeps no view of what was received
-            return self._verified(self._epochs())
+            return InTask(self._verified(self._epochs()))
         acks, plain = self.acks, self.plain
         waits: list[tuple[int, Partition, int]] = []
         for group, partition in enumerate(self.partitions):
@@ -464,9 +474,7 @@ class ProduceExecution:
         return refusal(error, partition.tp, self.context)
 
 
-def execute_produce(
-    runs: Sequence[ProduceRun], contexts: Sequence[Context]
-) -> list[Outcome | Coroutine[Any, Any, Any]]:
+def execute_produce(runs: Sequence[ProduceRun], contexts: Sequence[Context]) -> list[Outcome]:
     """Execute the requests of connections, a run of each: what they have for a partition by one append.
 
     The outcome is that of one connection after the other, and of each one's requests in order, but that the disk takes
@@ -557,7 +565,8 @@ LONG_PARTS = 256
 Answers = list[tuple[ProducePart, ProduceOutcome]]
 
 
-def produce_in_slices(request: ProduceRequest, context: Context) -> Worked:
+@in_slices
+def produce_in_slices(request: ProduceRequest, context: Context) -> Paced:
     """As :func:`handle_produce`, with pauses."""
     work = _SlicedExecution(run_of(request._replace(parts=[]), context), context)
     yield from work.append_in_slices(request, whole=len(request.parts) <= LONG_PARTS)
@@ -615,10 +624,10 @@ class _SlicedExecution(ProduceExecution):
                 self.unverified[first + group] = left
                 stopped.add(self._led(first + group))
 
-    def outcome_in_slices(self) -> Worked:
+    def outcome_in_slices(self) -> Paced:
         """What to answer; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
-            return self._verified_in_slices()
+            return InTask(self._verified_in_slices())
         acks = self.run.acks
         if acks == NONE:
             return Done(self.one_response((yield from self._answers({}))))
@@ -645,20 +654,20 @@ class _SlicedExecution(ProduceExecution):
                     partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
         return delayed
 
-    async def _verified_in_slices(self) -> Worked:
+    async def _verified_in_slices(self) -> Outcome:
         await self._verify()
-        return self.outcome_in_slices()
+        return InSlices(self.outcome_in_slices())
 
     def committed_to(self, group: int, partition: Partition) -> int:
         return self._committed_to.get(group, partition.log.high_watermark)
 
-    def _response(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Encoded]:
+    def _response(self, errors: dict[int, ErrorCode]) -> InSlices:
         """All answers, made and encoded in slices; what is committed is decided now: later another may lead."""
         for group in errors:
             partition = self.partitions[group]
             if partition is not None:
                 self._committed_to[group] = partition.log.high_watermark
-        return self._encoded(errors)
+        return InSlices(self._encoded(errors))
 
     def _encoded(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Encoded]:
         answers = yield from self._answers(errors)
@@ -677,7 +686,7 @@ class _SlicedExecution(ProduceExecution):
         return answers
 
 
-def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Any] | Worked:
+def handle_produce(request: ProduceRequest, context: Context) -> Outcome:
     """Append what can be appended; delayed while acks=all waits for the in-sync replicas."""
     parts = request.parts
     if len(parts) > LONG_PARTS or (

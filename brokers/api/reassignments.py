@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task
 from fleetlog.brokers.api.by_topic import by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Result = tuple[ErrorCode, str | None]
 
 
+@in_task
 async def handle_alter_partition_reassignments(request: AlterPartitionReassignmentsRequest, context: Context) -> Done:
     """AlterPartitionReassignments v0-v1: new replicas for partitions, or null to cancel; each succeeds by itself."""
     if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
@@ -75,6 +76,7 @@ def _factor(state: PartitionState) -> int:
     return len([replica for replica in state.replicas if replica not in state.adding])
 
 
+@in_slices
 def _altered(
     context: Context, request: AlterPartitionReassignmentsRequest, top: Result, results: Mapping[TopicPartition, Result]
 ) -> Generator[None, None, Any]:
@@ -99,6 +101,7 @@ def _altered(
     return response(version=version, **fields)
 
 
+@in_slices
 def handle_list_partition_reassignments(request: ListPartitionReassignmentsRequest, context: Context) -> Paced:
     """ListPartitionReassignments v0: the moves under way, of all topics or of those asked for."""
     response = messages.response_class(api_keys.LIST_PARTITION_REASSIGNMENTS)

@@ -6,11 +6,10 @@ Internal: not advertised, and answered only on the listener that brokers use amo
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
 from typing import Any
 
 from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.model import TopicPartition
@@ -28,7 +27,7 @@ READ_MS = 1_000
 logger = logging.getLogger(__name__)
 
 
-def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done | Coroutine[Any, Any, Done]:
+def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Outcome:
     """ReplicaEnds v0-v1 (ours): how far this broker's replicas reach, and by which leader epoch they act.
 
     From v1 on the leaders among them may be asked to act as without a lease, for a planned move.
@@ -66,6 +65,7 @@ def _answer(
     return Done(ends.response(own.incarnation, own_ends, version))
 
 
+@in_task
 async def _after_reading(asked: dict[Any, list[int]], context: Context, version: int) -> Done:
     """A topic that is unknown here may have been created since: its deletion is not known before its creation is."""
     try:
@@ -77,11 +77,13 @@ async def _after_reading(asked: dict[Any, list[int]], context: Context, version:
     return _answer(asked, context, version, unknown)
 
 
+@in_task
 async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:
     own_ends = await ends.waive(asked, context.services.metadata, context.services.replicas)
     return Done(ends.response(incarnation, own_ends, ends.WAIVE_VERSION))
 
 
+@in_slices
 def handle_accepted_positions(request: AcceptedPositionsRequest, context: Context) -> Paced:
     """AcceptedPositions v0 (ours): what a partition led here had accepted before an offset, for a follower.
 
@@ -106,6 +108,7 @@ def handle_accepted_positions(request: AcceptedPositionsRequest, context: Contex
     return Done(kind(version=0, error_code=int(error), positions=b""))
 
 
+@in_task
 async def handle_controlled_shutdown(request: ControlledShutdownRequest, context: Context) -> Done:
     """ControlledShutdown v3: a broker that is about to stop wants to lead nothing any more."""
     answer = messages.ControlledShutdownResponse

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from fleetlog.brokers import api
 from fleetlog.brokers.acls.access import Need
-from fleetlog.brokers.api.base import Batching, Context
+from fleetlog.brokers.api.base import Batching, Context, Outcome
 from fleetlog.brokers.audit.events import Changes, EventType
 from fleetlog.wire.apis import APIS
 
-Handler = Callable[[Any, Context], Any]
+Handler = Callable[[Any, Context], Outcome]
 
 
 class Cost(Enum):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, unfit
+from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task, unfit
 from fleetlog.brokers.api.changes import DETAILS_MAX, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
@@ -35,6 +35,7 @@ _TOO_MANY: Final = f"more than {USERS_MAX} users in a request; ask in several on
 logger = logging.getLogger(__name__)
 
 
+@in_task
 async def handle_describe_user_scram_credentials(
     request: DescribeUserScramCredentialsRequest, context: Context
 ) -> Done:  # fmt: skip
@@ -67,6 +68,7 @@ def _described(error: ErrorCode, message: str | None, rows: list[Any]) -> Done:
     return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
 
 
+@in_task
 async def handle_alter_user_scram_credentials(request: AlterUserScramCredentialsRequest, context: Context) -> Done:
     """AlterUserScramCredentials v0: each user's changes are done together or not at all."""
     deletions = [Deletion(one.name, one.mechanism) for one in request.deletions]

@@ -20,7 +20,7 @@ from fleetlog.brokers.acls.access import (
 )
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.acls.znodes import TYPE_NAMES
-from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, unfit
+from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, in_slices, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.audit.events import Change, Changes, EventType
@@ -237,6 +237,7 @@ def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
     )
 
 
+@in_slices
 def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Paced:
     """DescribeSinks: the named sinks, or all that this broker coordinates."""
     coordinator = _coordinator(context)

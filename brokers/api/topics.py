@@ -30,7 +30,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.base import Context, Done, in_task
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.config_values import ConfigEntry, topic_entries
 from fleetlog.brokers.api.mutation_charges import (
@@ -59,6 +59,7 @@ from fleetlog.wire.rows import NamedRows
 UNKNOWN = -1
 
 
+@in_task
 async def handle_create_topics(request: CreateTopicsRequest, context: Context) -> Done:
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
     controller = context.services.controller
@@ -172,6 +173,7 @@ def _echo(entry: ConfigEntry, config: Any, version: int) -> Any:
     )
 
 
+@in_task
 async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
     response = messages.DeleteTopicsResponse
@@ -246,6 +248,7 @@ def _deleted(
     return response.DeletableTopicResult(version=version, **fields)
 
 
+@in_task
 async def handle_create_partitions(request: CreatePartitionsRequest, context: Context) -> Done:
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
     new = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
-from fleetlog.brokers.api.base import Context, Done, Paced
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.txn.commands import Now
 from fleetlog.txn.patterns import BadPattern, Pattern
@@ -15,6 +15,7 @@ from fleetlog.wire.requests import DescribeProducersRequest, DescribeTransaction
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
+@in_slices
 def handle_describe_producers(request: DescribeProducersRequest, context: Context) -> Paced:
     """DescribeProducers: the producers of this broker's replicas, with their open transactions as its logs have them.
 
@@ -77,6 +78,7 @@ def _describe_partition(
     )
 
 
+@in_slices
 def handle_describe_transactions(request: DescribeTransactionsRequest, context: Context) -> Paced:
     """DescribeTransactions: the state of ids this broker coordinates."""
     version = context.api_version
@@ -134,6 +136,7 @@ def _describe_transaction(
     )
 
 
+@in_slices
 def handle_list_transactions(request: ListTransactionsRequest, context: Context) -> Paced:
     """ListTransactions: the ids this broker coordinates that pass the filters and that the client may describe."""
     version = context.api_version

@@ -5,7 +5,7 @@ What may happen is decided by the pure shards (``txn.coordinator``); here is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -30,7 +30,18 @@ from fleetlog.brokers.acls.access import (
     WRITE_TOPIC,
     WRITE_TRANSACTIONAL_ID,
 )
-from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, unfit
+from fleetlog.brokers.api.base import (
+    Context,
+    DelayedResponse,
+    Done,
+    InSlices,
+    Outcome,
+    Paced,
+    in_slices,
+    in_task,
+    named_once,
+    unfit,
+)
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
@@ -170,6 +181,7 @@ def _idempotent(when_ready: Callable[[Callable[[int | None], None]], None], rend
 # --- AddPartitionsToTxn, AddOffsetsToTxn ------------------------------------------------------------------------------
 
 
+@in_slices
 def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     """AddPartitionsToTxn: one transaction from a client (v0 to 3), a batch of them from a broker (v4 and up)."""
     if context.api_version >= 4:
@@ -178,6 +190,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     asked = yield from named_once((topic.name, topic.partitions) for topic in request.v3_and_below_topics)
     transactional_id = request.v3_and_below_transactional_id
 
+    @in_slices
     def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, Any]:
         results = yield from _topic_results(errors)
         return m.AddPartitionsToTxnResponse(version=version, throttle_time_ms=0, results_by_topic_v3_and_below=results)
@@ -246,7 +259,8 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
         dict.fromkeys(q.partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE) for q in questions
     ]
 
-    def render(answers: list[dict[TopicPartition, ErrorCode]]) -> Any:
+    @in_slices
+    def render(answers: list[dict[TopicPartition, ErrorCode]]) -> Generator[None, None, Any]:
         kind = m.AddPartitionsToTxnResponse
         results = []
         for asked, errors in zip(questions, answers, strict=True):
@@ -347,6 +361,7 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
 
 
+@in_slices
 def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) -> Paced:
     """WriteTxnMarkers: a coordinator (or an operator) ends transactions on partitions led here.
 
@@ -379,7 +394,7 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
 
     late = [ErrorCode.REQUEST_TIMED_OUT] * len(places)
 
-    def render(written: list[list[ErrorCode]]) -> Any:
+    def render(written: list[list[ErrorCode]]) -> InSlices:
         errors = list(late)
         for indexes, codes in zip(runs.found, written, strict=True):
             for index, error in zip(indexes, codes, strict=True):
@@ -407,6 +422,7 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
     return joined.outcome()
 
 
+@in_slices
 def _markers_response(
     request: WriteTxnMarkersRequest, version: int, places: list[tuple[int, TopicPartition]], errors: list[ErrorCode]
 ) -> Generator[None, None, Any]:
@@ -433,9 +449,8 @@ def _markers_response(
 # --- TxnOffsetCommit --------------------------------------------------------------------------------------------------
 
 
-def handle_txn_offset_commit(
-    request: TxnOffsetCommitRequest, context: Context
-) -> Generator[None, None, Done | Coroutine[Any, Any, Outcome]]:
+@in_slices
+def handle_txn_offset_commit(request: TxnOffsetCommitRequest, context: Context) -> Paced:
     """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending.
 
     Of a partition that stands in the request twice the last offset counts.
@@ -455,7 +470,7 @@ def handle_txn_offset_commit(
         knows_missing_groups=version >= 6,
     )
 
-    def render(answer: Any) -> Generator[None, None, Any]:
+    def render(answer: Any) -> InSlices:
         if isinstance(answer, CommandFailed):
             answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
         return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
@@ -467,6 +482,7 @@ def handle_txn_offset_commit(
     return _commit_in_transaction(request, context, commit, errors, render)
 
 
+@in_task
 async def _commit_in_transaction(
     request: TxnOffsetCommitRequest,
     context: Context,

@@ -4,29 +4,38 @@ Whatever a peer sends ends in one of three ways: an answer, an answer that says 
 a line in the log that says why. Whatever a handler does wrong ends in an answer too, or a closed connection, and a
 stack trace.
 
-Long work is executed a slice of a few milliseconds at a time, with everything else in between. A handler that may have
-much to do is a generator: it yields wherever it may be interrupted, and returns its outcome. Most are through in their
-first slice and cost nothing. The others take turns: one slice of one of them in each turn of the loop, however many
-there are. Work whose connection has closed is given up where it stands.
+Long work is executed a slice of a few milliseconds at a time, with everything else in between (``InSlices``). Most of
+it is through in its first slice and costs nothing. The others take turns: one slice of one of them in each turn of the
+loop, however many there are. Work whose connection has closed is given up where it stands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.errors import LooseMessage
-from fleetlog.brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
-from fleetlog.brokers.api.rows import Cost, Row, api_table
+from fleetlog.brokers.api.base import (
+    CLOSE,
+    Batching,
+    ClientGone,
+    Context,
+    DelayedResponse,
+    Done,
+    InSlices,
+    InTask,
+    Outcome,
+    Run,
+    Services,
+)
+from fleetlog.brokers.api.rows import Cost, Handler, Row, api_table
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.quotas.metering import Meter, TimedCoroutine, client_id_in, timed_work
 from fleetlog.brokers.server.connection import Connection
@@ -144,7 +153,7 @@ class Route:
     api: Api
     lowest: int
     highest: int
-    handler: Callable[[Any, Context], Any]
+    handler: Handler
     decode: Callable[[int, memoryview], Any]
     since: Callable[[float, int], None]
     """Counts so many requests that began then, and are answered now."""
@@ -168,7 +177,7 @@ class Dispatcher:
         purgatory: Purgatory,
         budget: ByteBudget,
         quiet: QuietLog,
-        handlers: dict[int, Callable[[Any, Context], Any]] | None = None,
+        handlers: dict[int, Handler] | None = None,
         now: Callable[[], float] = time.perf_counter,
         gate: LoginGate | None = None,
     ) -> None:
@@ -186,7 +195,7 @@ class Dispatcher:
         self._routes = {key: self._route(row, handlers) for key, row in api_table().items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
-    def _route(self, row: Row, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
+    def _route(self, row: Row, handlers: dict[int, Handler] | None) -> Route:
         api = APIS[row.key]
         if handlers is not None:
             row = row._replace(handler=handlers.get(api.key, _unserved), batching=None)
@@ -410,12 +419,12 @@ class Dispatcher:
         route: Route,
         connection: Connection,
         context: Context,
-        outcome: Any,
+        outcome: Outcome,
         count: int,
         reserved: int,
         started: float,
     ) -> None:
-        """Answer so many requests that were executed together, now or later; a coroutine keeps what was reserved."""
+        """Answer so many requests that were executed together, now or later; a task keeps what was reserved."""
         try:
             if type(outcome) is Done and type(outcome[0]) is list:
                 connection.deliver(route.api.key, outcome[0])
@@ -423,7 +432,7 @@ class Dispatcher:
                     route.since(started, count)
                 return
             reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=count)
-            if reserved and inspect.iscoroutine(outcome):
+            if reserved and type(outcome) is InTask:
                 reply.slot.cost += reserved
                 reserved = 0
             self._settle(outcome, reply)
@@ -434,7 +443,7 @@ class Dispatcher:
             if reserved:
                 self._budget.release(reserved)
 
-    def _settle(self, outcome: Any, reply: Reply) -> None:
+    def _settle(self, outcome: Outcome | object, reply: Reply) -> None:
         if isinstance(outcome, Done):
             reply.send(outcome.response)
         elif isinstance(outcome, DelayedResponse):
@@ -442,17 +451,17 @@ class Dispatcher:
             reply.delayed_s = time.perf_counter()
             self._purgatory.delay(outcome, reply.slot, reply.send, reply.failed)
             reply.connection.pump()  # a request that may run beside this one has perhaps arrived already
-        elif inspect.isgenerator(outcome):
-            self._pace(outcome, reply)
-        elif inspect.iscoroutine(outcome):
-            task = self._services.loop.create_task(self._await(outcome, reply))
+        elif isinstance(outcome, InSlices):
+            self._pace(outcome.work, reply)
+        elif isinstance(outcome, InTask):
+            task = self._services.loop.create_task(self._await(outcome.coroutine, reply))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             logger.error("the handler of %s returned %r", reply.route.api.name, type(outcome))
             reply.refuse()
 
-    def _pace(self, work: Any, reply: Reply) -> None:
+    def _pace(self, work: Work, reply: Reply) -> None:
         """Not within :meth:`_settle`, which every request passes: a closure's variables would make it dearer."""
         meter = reply.connection.meter
         if meter is not None and not reply.context.exempted:
@@ -460,18 +469,18 @@ class Dispatcher:
         if reply.route.api.large:
             self._pace_to_its_end(work, reply)
         else:
-            self._pacing.start(work, reply.gone, lambda found: self._settle(found, reply), reply.failed)
+            self._pacing.start(work, reply.gone, lambda outcome: self._settle(outcome, reply), reply.failed)
 
-    def _pace_to_its_end(self, work: Any, reply: Reply) -> None:
+    def _pace_to_its_end(self, work: Work, reply: Reply) -> None:
         """The records of a request are appended though its client has gone, and those of the requests behind it."""
         connection = reply.connection
         connection.lasting = True
         cost, reply.slot.cost = reply.slot.cost, 0  # also when the connection has closed, the frame is held until then
 
-        def done(found: Any) -> None:
+        def done(outcome: Outcome) -> None:
             connection.lasting = False
             self._budget.release(cost)
-            self._settle(found, reply)
+            self._settle(outcome, reply)
 
         def failed() -> None:
             connection.lasting = False
@@ -480,7 +489,7 @@ class Dispatcher:
 
         self._pacing.start(work, lambda: False, done, failed)
 
-    async def _await(self, coroutine: Any, reply: Reply) -> None:
+    async def _await(self, coroutine: Coroutine[Any, Any, Outcome], reply: Reply) -> None:
         meter = reply.connection.meter
         if meter is not None and not reply.context.exempted:
             coroutine = TimedCoroutine(coroutine, functools.partial(reply.spent, meter), time.perf_counter)
@@ -523,7 +532,7 @@ class Dispatcher:
         connection.close(text)
 
     def close(self) -> None:
-        """Cancel the coroutines that still run."""
+        """Cancel the tasks that still run."""
         self._pacing.close()
         for task in list(self._tasks):
             task.cancel()
@@ -590,8 +599,8 @@ class Reply:
             return
         if type(response) in _SHORT:  # every Produce and Fetch
             self._give(response)
-        elif type(response) is GeneratorType:
-            self.route.pacing.start(response, self.gone, self._encode, self.failed)
+        elif type(response) is InSlices:
+            self.route.pacing.start(response.work, self.gone, self._encode, self.failed)
         else:
             self._encode(response)
 
@@ -687,5 +696,5 @@ def _library_decoder(key: int) -> Callable[[int, memoryview], Any]:
     return decode
 
 
-def _unserved(request: object, context: Context) -> Any:
+def _unserved(request: object, context: Context) -> Outcome:
     raise NotImplementedError(f"no handler for API key {context.api_key}")

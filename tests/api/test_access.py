@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from fleetlog.brokers.acls.access import (
 )
 from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
 from fleetlog.brokers.acls.rules import Question
-from fleetlog.brokers.api.base import Context
+from fleetlog.brokers.api.base import Context, InSlices, InTask
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.controller.requests import TopicOutcome
@@ -278,12 +277,12 @@ def test_rights_on_many_names_are_asked_in_slices(tmp_path: Path, key: int, some
         rules.questions = 0
         ticking = asyncio.create_task(turns())
         outcome = api_table()[key].handler(request, broker.context(key, version))
-        while inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
-            if inspect.iscoroutine(outcome):
-                outcome = await outcome
+        while isinstance(outcome, InSlices | InTask):
+            if isinstance(outcome, InTask):
+                outcome = await outcome.coroutine
                 continue
             try:
-                next(outcome)
+                next(outcome.work)
             except StopIteration as ended:
                 outcome = ended.value
             await turn()
@@ -578,9 +577,9 @@ def test_a_name_costs_no_more_than_its_budget(tmp_path: Path, name: str, allowed
         request = counter.of(lambda: m.decode_request(key, version, body))
 
         def made(paced: Any) -> Any:
-            while inspect.isgenerator(paced):
+            while isinstance(paced, InSlices):
                 try:
-                    counter.of(partial(next, paced))
+                    counter.of(partial(next, paced.work))
                 except StopIteration as ended:
                     paced = ended.value
             return paced

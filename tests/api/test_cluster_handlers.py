@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,16 @@ import pytest
 
 from fleetlog.brokers.acls.access import NOT_ASKED, Access
 from fleetlog.brokers.api import cluster, configs, elections, log_dirs, metadata, metadata_body, reassignments, topics
-from fleetlog.brokers.api.base import ROWS_PER_YIELD, ClientConnection, Context, Done, Services, through
+from fleetlog.brokers.api.base import (
+    ROWS_PER_YIELD,
+    ClientConnection,
+    Context,
+    Done,
+    InSlices,
+    InTask,
+    Services,
+    through,
+)
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from fleetlog.brokers.controller.requests import TopicOutcome
@@ -141,13 +149,13 @@ def ask(services: Services, key: int, version: int, request: Any, handler: Any, 
 
     async def run() -> Any:
         outcome = handler(decoded, context)
-        while inspect.isgenerator(outcome) or inspect.isawaitable(outcome):
-            outcome = through(outcome) if inspect.isgenerator(outcome) else await outcome
+        while isinstance(outcome, InSlices | InTask):
+            outcome = through(outcome.work) if isinstance(outcome, InSlices) else await outcome.coroutine
         return outcome
 
     done = asyncio.run(run())
-    if inspect.isgenerator(done.response):
-        done = Done(through(done.response))
+    if isinstance(done.response, InSlices):
+        done = Done(through(done.response.work))
     if isinstance(done.response, Encoded):
         raw = b"".join(done.response.chunks)
         decoded = messages.decode_response(key, version, raw)
@@ -554,7 +562,7 @@ def test_thousands_of_reassignments_let_the_loop_turn(services: Services) -> Non
     rows = [topic.ReassignablePartition(version=1, partition_index=n, replicas=[2]) for n in range(1_600)]
     asked = request(version=1, timeout_ms=1000, topics=[topic(version=1, name="a", partitions=rows)])
     context = Context(services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), 45, 1, 1, "test")
-    work = reassignments.handle_alter_partition_reassignments(asked, context)
+    work = reassignments.handle_alter_partition_reassignments(asked, context).coroutine
     turns = 0
     try:
         while True:
@@ -563,7 +571,7 @@ def test_thousands_of_reassignments_let_the_loop_turn(services: Services) -> Non
     except StopIteration as ended:
         done = ended.value
     assert turns >= 2 * 1_600 // ROWS_PER_YIELD
-    assert sum(1 for _ in done.response) >= 1_600
+    assert sum(1 for _ in done.response.work) >= 1_600
 
 
 def test_a_reassignment_may_keep_the_factor_only(services: Services) -> None:

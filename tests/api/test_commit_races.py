@@ -70,7 +70,7 @@ def test_while_it_waits_for_the_others(stage: Stage, make: Callable[[Stage], byt
 def test_between_two_slices(stage: Stage, again: bool) -> None:
     stage.services.unpacking.spend(BYTES_PER_TURN - 1)
     work: Any = handle_produce(request(("t", 0, packed(stage)), ("u", 0, packed(stage))), stage.context(0, VERSION))
-    next(work)
+    next(work.work)
     assert [stage.partition(topic).log.log_end_offset for topic in "tu"] == [1, 0]
     another_leads_for_a_while(stage)
     if again:

@@ -123,7 +123,8 @@ def test_a_client_that_goes_in_between_leaves_nothing_behind(tmp_path: Path, ses
         stage.topic("t", PARTITIONS)
         stage.append("t")
         asked = request(*everything(), session_epoch=session_epoch, max_wait_ms=500, min_bytes=1 << 20)
-        work: Any = handle_fetch(asked, stage.context(1, VERSION))
+        outcome: Any = handle_fetch(asked, stage.context(1, VERSION))
+        work = outcome.work
         over = False
         for _ in range(place):
             over = next(work, None) is None and work.gi_frame is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api import offsets
-from fleetlog.brokers.api.base import DelayedResponse, Done, through
+from fleetlog.brokers.api.base import DelayedResponse, Done, InSlices, through
 from fleetlog.brokers.log.disk.checkpoints import LOG_START_CHECKPOINT
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -47,8 +46,8 @@ def ask_offsets(
 
 
 def offsets_of(response: Any, version: int = 11) -> Any:
-    if inspect.isgenerator(response):  # paced, as the server does it
-        response = through(response)
+    if isinstance(response, InSlices):  # as the server does it
+        response = through(response.work)
     body = m.encode_response(response, 2, version)
     return m.decode_response(2, version, body).topics[0].partitions[0]
 
@@ -381,8 +380,8 @@ def test_a_deletion_is_answered_once_the_followers_have_deleted(stage: Stage) ->
     client.fetch(part(topic.id, 3))
 
     async def deleted_late() -> tuple[int, int]:
-        outcome: Any = through(offsets.handle_delete_records(deletion("t", 2, 60_000), stage.context(21, 2)))
-        waiting = asyncio.ensure_future(outcome)
+        outcome = offsets.handle_delete_records(deletion("t", 2, 60_000), stage.context(21, 2))
+        waiting = asyncio.ensure_future(through(outcome.work).coroutine)
         await asyncio.sleep(0.1)
         assert not waiting.done()
         client.fetch(part(topic.id, 3, log_start_offset=2))
@@ -410,8 +409,8 @@ def test_a_deletion_is_not_acknowledged_by_a_leader_that_gives_up_meanwhile(stag
     client.fetch(part(topic.id, 3))
 
     async def deleted() -> tuple[int, int]:
-        outcome: Any = offsets.handle_delete_records(deletion("t", 2, 60_000), stage.context(21, 2))
-        waiting = asyncio.ensure_future(outcome)
+        outcome = offsets.handle_delete_records(deletion("t", 2, 60_000), stage.context(21, 2))
+        waiting = asyncio.ensure_future(through(outcome.work).coroutine)
         await asyncio.sleep(0)
         stage.topic("t", replicas=BOTH, leader=OTHER, epoch=1)
         return outcome_of_deletion(await waiting)

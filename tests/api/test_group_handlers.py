@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import uuid
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api import groups as handlers
-from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, InSlices
 from fleetlog.brokers.api.group_offsets import of_present_topics, split_partitions
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.groups.records import CommittedOffset
@@ -329,8 +328,8 @@ def test_what_names_many_partitions_may_be_interrupted_between_them(api: Api, ke
         request = m.OffsetDeleteRequest(version=version, group_id="g", topics=[kind(name="t", partitions=parts)])
     context = Context(api.services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), key, version, 1, "client")
     places, outcome = 0, api_table()[key].handler(request, context)
-    while inspect.isgenerator(outcome):
-        places, outcome = places + ROWS, drained(outcome, ROWS)
+    while isinstance(outcome, InSlices):
+        places, outcome = places + ROWS, drained(outcome.work, ROWS)
         outcome = outcome.response if isinstance(outcome, Done | DelayedResponse) else outcome
     assert places >= ROWS
     assert key == outcome.API_KEY

@@ -62,7 +62,7 @@ def test_a_request_that_times_out_answers_by_what_was_committed_then(tmp_path: P
     outcome.expire()
     (work,) = answers
     for _ in range(5):
-        next(work)
+        next(work.work)
     stage.topic("t", leader=OTHER, replicas=(ME, OTHER), epoch=2)
     log = stage.partition("t").log
     log.truncation.truncate_to(0)

@@ -421,7 +421,7 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
             version=2, state_filters=[], producer_id_filters=[], transactional_id_pattern=r"\pL" * 333
         )
         handler = handle_list_transactions(asked, broker.context(66, 2))
-        assert next(handler) is PAUSE, "one pattern is compiled in a turn of the loop"
+        assert next(handler.work) is PAUSE, "one pattern is compiled in a turn of the loop"
 
         kind = m.DescribeProducersRequest
         request = kind(version=0, topics=[kind.TopicRequest(name="t", partition_indexes=[0, 1, 7])])

@@ -13,7 +13,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import Access
-from fleetlog.brokers.api.base import ClientConnection, Context
+from fleetlog.brokers.api.base import ClientConnection, Context, Done, InTask
 from fleetlog.brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
 from fleetlog.brokers.controller.elections import RECOVERING, released
 from fleetlog.brokers.controller.leader_commands import imbalanced
@@ -47,6 +47,12 @@ async def three(nodes: Nodes, topic: NewTopic) -> Node:
     assert made.ok, made
     await nodes.agree(lambda node: topic.name in node.metadata.topics)
     return boss
+
+
+async def answered(outcome: InTask) -> Any:
+    done = await outcome.coroutine
+    assert isinstance(done, Done)
+    return done.response
 
 
 def topic(*replicas: int, name: str = "t", **configs: str) -> NewTopic:
@@ -334,7 +340,7 @@ async def test_a_broker_that_is_about_to_stop_leads_nothing_any_more(connect: st
         )
         context = Context(services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), 7, 3, 1, "broker-2")
         request = m.ControlledShutdownRequest(version=3, broker_id=2, broker_epoch=epoch)
-        response = (await handle_controlled_shutdown(request, context)).response
+        response = await answered(handle_controlled_shutdown(request, context))
         assert (response.error_code, response.remaining_partitions) == (0, [])
         await nodes.agree(lambda node: node.leaders("t").count(2) == 0)
         assert boss.leaders("single") == [2], "no other replica has it"
@@ -346,10 +352,11 @@ async def test_a_broker_that_is_about_to_stop_leads_nothing_any_more(connect: st
         assert error is ErrorCode.NONE
         assert remaining == [TopicPartition(GROUP_METADATA_TOPIC, 0)], "broker 2 is leaving as well"
         outside = Context(services, ClientConnection(1, "OTHER", "127.0.0.1"), 7, 3, 1, "stranger")
-        refused = (await handle_controlled_shutdown(request, outside)).response
+        refused = await answered(handle_controlled_shutdown(request, outside))
         assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        ends_refused = handle_replica_ends(m.ReplicaEndsRequest(version=0, topics=[]), outside).response
-        assert ends_refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        ends_refused = handle_replica_ends(m.ReplicaEndsRequest(version=0, topics=[]), outside)
+        assert isinstance(ends_refused, Done)
+        assert ends_refused.response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @on_loop

@@ -178,7 +178,7 @@ async def alter_without_zookeeper(key: int, resources: Sequence[tuple[int, str, 
         "client",
     )
     handle = handle_incremental_alter_configs if key == 44 else handle_alter_configs
-    done = await handle(request(resources=rows, validate_only=False), context)
+    done: Any = await handle(request(resources=rows, validate_only=False), context).coroutine
     return [ErrorCode(row.error_code) for row in done.response.responses]
 
 
@@ -299,7 +299,7 @@ async def alter_topics(node: Node, names: Sequence[str], key: int = 44) -> dict[
     ]
     services: Any = SimpleNamespace(metadata=node.metadata, store=node.store, access=Access())
     context = Context(services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), key, 1, 1, "client")
-    done = await handle(request(resources=rows, validate_only=False), context)
+    done: Any = await handle(request(resources=rows, validate_only=False), context).coroutine
     return {row.resource_name: ErrorCode(row.error_code) for row in done.response.responses}
 
 

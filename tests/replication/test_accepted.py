@@ -41,7 +41,7 @@ class Line:
         work = handle_accepted_positions(request, self.stage.context(api_key, version))
         while True:
             try:
-                next(work)
+                next(work.work)
             except StopIteration as end:
                 answer = m.decode_response(api_key, version, m.encode_response(end.value.response, api_key, version))
                 self.twist(answer)

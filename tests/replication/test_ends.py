@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import fleetlog.wire.messages as m
+from fleetlog.brokers.api.base import InTask
 from fleetlog.brokers.api.replicas import handle_replica_ends
 from fleetlog.brokers.log import DiskFailed
 from fleetlog.brokers.model import BrokerId, LogEnd
@@ -38,8 +38,8 @@ class Line:
         request = m.decode_request(api_key, version, memoryview(message.encode(version=version)))
         self.requests.append(request)
         outcome = handle_replica_ends(request, self.stage.context(api_key, version))
-        response = (await outcome if inspect.isawaitable(outcome) else outcome).response
-        answer = m.decode_response(api_key, version, m.encode_response(response, api_key, version))
+        done: Any = await outcome.coroutine if isinstance(outcome, InTask) else outcome
+        answer = m.decode_response(api_key, version, m.encode_response(done.response, api_key, version))
         self.twist(answer)
         return answer
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.base import Context, Done
+from fleetlog.brokers.api.base import Context, Done, Outcome, in_slices
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.server.dispatch import FIRST_SLICE_S, SLICE_S, Pacing, Reply
 from fleetlog.brokers.server.framing import Blocks, FrameError, Framer
@@ -159,6 +159,7 @@ def test_others_are_answered_between_the_rows_of_a_long_answer() -> None:
     """A handler that yields, and an answer of many rows: another client's heartbeats come in between."""
     turns: list[str] = []
 
+    @in_slices
     def slow(request: Any, context: Context) -> Generator[None, None, Done]:
         try:
             while request.timeout_ms == 1 and "beat" not in turns:
@@ -198,13 +199,14 @@ def test_records_are_appended_though_their_client_has_gone() -> None:
     appended: list[int] = []
     gate = threading.Event()
 
-    def append(request: Any, context: Context) -> Done | Generator[None, None, Done]:
+    def append(request: Any, context: Context) -> Outcome:
         if request.timeout_ms == 1:
-            return in_slices()
+            return first()
         appended.append(2)
         return Done(None)
 
-    def in_slices() -> Generator[None, None, Done]:
+    @in_slices
+    def first() -> Generator[None, None, Done]:
         while not gate.is_set():
             yield
         appended.append(1)

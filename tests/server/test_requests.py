@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.base import CLOSE, DelayedResponse, Done
+from fleetlog.brokers.api.base import CLOSE, DelayedResponse, Done, in_task
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from tests.support.harness import RunningServer
@@ -112,6 +112,7 @@ def test_a_produce_that_was_verified_first_lets_the_next_one_run_once_it_has_app
     delayed: list[DelayedResponse] = []
     gates: list[asyncio.Future[None]] = []
 
+    @in_task
     async def verify(context: Any) -> DelayedResponse:
         gates.append(context.services.loop.create_future())
         await gates[-1]
@@ -153,6 +154,7 @@ def test_a_client_that_goes_away_drops_its_delayed_request() -> None:
 
 
 def test_a_coroutine_handler_is_awaited_and_may_fail() -> None:
+    @in_task
     async def handler(request: Any, context: Any) -> Done:
         await asyncio.sleep(0.01)
         if request.group_id == "bad":

@@ -6,8 +6,6 @@ The answers about ACLs and SASL were compared with a Kafka 4.1.1 that has PLAINT
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import Access
-from fleetlog.brokers.api.base import ClientConnection, Context, through
+from fleetlog.brokers.api.base import ClientConnection, Context, InSlices, InTask, through
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -29,9 +27,9 @@ def ask(name: str, version: int, request: dict[str, Any]) -> Any:
     sent = m.request_class(api.key)(version=version, **request)
     decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))
     outcome = api_table()[api.key].handler(decoded, context)
-    if inspect.iscoroutine(outcome):
-        outcome = asyncio.run(outcome)
-    answer = (through(outcome) if isinstance(outcome, Generator) else outcome).response
+    if isinstance(outcome, InTask):
+        outcome = asyncio.run(outcome.coroutine)
+    answer = (through(outcome.work) if isinstance(outcome, InSlices) else outcome).response
     return m.decode_response(api.key, version, m.encode_response(answer, api.key, version))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.base import DelayedResponse, Done, through
+from fleetlog.brokers.api.base import DelayedResponse, Done, InSlices, InTask, through
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
@@ -115,15 +114,15 @@ class Broker(Stage):
 
     async def outcome(self, key: int, version: int, request: Any) -> Any:
         found = api_table()[key].handler(request, self.context(key, version))
-        while inspect.isgenerator(found) or inspect.iscoroutine(found):
-            found = through(found) if inspect.isgenerator(found) else await found
+        while isinstance(found, InSlices | InTask):
+            found = through(found.work) if isinstance(found, InSlices) else await found.coroutine
         if isinstance(found, Done):
-            return through(found.response) if inspect.isgenerator(found.response) else found.response
+            return through(found.response.work) if isinstance(found.response, InSlices) else found.response
         assert isinstance(found, DelayedResponse)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         found.on_done(lambda response: future.done() or future.set_result(response))
         response = await asyncio.wait_for(future, 10)
-        return through(response) if inspect.isgenerator(response) else response
+        return through(response.work) if isinstance(response, InSlices) else response
 
     async def init(
         self, name: str | None = "x", version: int = 4, expected: Any = (-1, -1), timeout: int = 60_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import Access
-from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, InSlices, through
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.wire.errors import ErrorCode
@@ -50,16 +49,16 @@ class Api:
         connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
         context = Context(self.services, connection, key, version, 1, "client")
         outcome = api_table()[key].handler(decoded, context)
-        if inspect.isgenerator(outcome):
-            outcome = through(outcome)
+        if isinstance(outcome, InSlices):
+            outcome = through(outcome.work)
         if isinstance(outcome, DelayedResponse):
             return self.wire(key, version, outcome.response) if outcome.done else outcome
         return self.wire(key, version, outcome)
 
     def wire(self, key: int, version: int, outcome: Done | Any) -> Any:
         response = outcome.response if isinstance(outcome, Done) else outcome
-        if inspect.isgenerator(response):
-            response = through(response)
+        if isinstance(response, InSlices):
+            response = through(response.work)
         return m.decode_response(key, version, m.encode_response(response, key, version))
 
     def join(self, version: int, member_id: str = "", **kw: Any) -> Any:

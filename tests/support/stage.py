@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from fleetlog._native.batch import Record, control_batch, encode_batch, scan
 from fleetlog.brokers.acls.access import Access
-from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
+from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, InSlices, InTask, through
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
 from fleetlog.brokers.api.fetch_wakes import Wakes
@@ -220,17 +219,17 @@ class Stage:
 
     def start(self, handler: Any, key: int, version: int, request: Any) -> Done | DelayedResponse:
         outcome = handler(request, self.context(key, version))
-        while inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
-            outcome = self.made(outcome) if inspect.isgenerator(outcome) else asyncio.run(outcome)  # type: ignore[arg-type]
+        while isinstance(outcome, InSlices | InTask):
+            outcome = self.made(outcome) if isinstance(outcome, InSlices) else asyncio.run(outcome.coroutine)
         assert isinstance(outcome, Done | DelayedResponse)
         return outcome
 
     def made(self, response: Any) -> Any:
         """What paced work returns; ``between`` is called wherever it may be interrupted. Anything else as it is."""
-        while inspect.isgenerator(response):
+        while isinstance(response, InSlices):
             try:
                 while True:
-                    next(response)
+                    next(response.work)
                     self.between()
             except StopIteration as ended:
                 response = ended.value
@@ -265,8 +264,8 @@ class Stage:
 
 def body_of(response: Any) -> bytes:
     """An encoded answer, made in slices or at once, with its file slices read in, and let go."""
-    if inspect.isgenerator(response):
-        response = through(response)
+    if isinstance(response, InSlices):
+        response = through(response.work)
     data = b"".join(chunk if isinstance(chunk, bytes) else chunk.read() for chunk in response.chunks)
     response.release()
     return data
