@@ -17,12 +17,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
-
-_ADDS_FROM = {api_keys.PRODUCE: 12, api_keys.TXN_OFFSET_COMMIT: 5}
-_ABORTABLE_FROM = {api_keys.PRODUCE: 11, api_keys.TXN_OFFSET_COMMIT: 4}
 
 
 class Ask(Enum):
@@ -30,6 +26,13 @@ class Ask(Enum):
 
     VERIFY = "verify"
     ADD = "add"
+
+
+class VerifiedFrom(NamedTuple):
+    """A request that may need a question: from which versions on it adds partitions, and its client knows error 120."""
+
+    adding: int
+    abortable: int
 
 
 class Question(NamedTuple):
@@ -44,20 +47,20 @@ class Question(NamedTuple):
 
 
 def question(
-    api_key: int,
+    verified: VerifiedFrom,
     api_version: int,
     transactional_id: str,
     producer: tuple[int, int],
     partitions: Iterable[TopicPartition],
 ) -> Question:
-    """The question for a Produce or TxnOffsetCommit of that version."""
+    """The question for a request of that version."""
     return Question(
         transactional_id,
         producer[0],
         producer[1],
         tuple(sorted(set(partitions))),
-        Ask.ADD if api_version >= _ADDS_FROM[api_key] else Ask.VERIFY,
-        api_version >= _ABORTABLE_FROM[api_key],
+        Ask.ADD if api_version >= verified.adding else Ask.VERIFY,
+        api_version >= verified.abortable,
     )
 
 

@@ -18,7 +18,7 @@ from fleetlog.brokers.audit.settings import BATCH_BYTES
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.model import AUDIT_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -165,9 +165,8 @@ class AuditWriter:
 
     async def _send(self, leader: int, tp: TopicPartition, batch: bytearray) -> ErrorCode:
         try:
-            response = await self._peers.call(
-                leader, api_keys.PRODUCE, PRODUCE_VERSION, _produce(tp, bytes(batch)), 2 * WRITE_TIMEOUT_MS
-            )
+            request = _produce(tp, bytes(batch))
+            response = await self._peers.call(leader, request.API_KEY, PRODUCE_VERSION, request, 2 * WRITE_TIMEOUT_MS)
         except PeerUnavailable as problem:
             logger.debug("audit events for broker %d: %s", leader, problem)
             return ErrorCode.NETWORK_EXCEPTION

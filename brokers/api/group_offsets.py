@@ -1,4 +1,4 @@
-"""Handlers of the groups' offsets (keys 8, 9, 47): OffsetCommit, OffsetFetch, OffsetDelete.
+"""Handlers of the groups' offsets (keys 8, 9, 28, 47): OffsetCommit, OffsetFetch, TxnOffsetCommit, OffsetDelete.
 
 A request may name ten thousand partitions. What is done with each of them before and after the shard's command is done
 in slices (``brokers.server.long_work``); the command itself, and a read of one group, are done in one go: nothing comes
@@ -7,8 +7,8 @@ between two partitions of a request.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -22,23 +22,32 @@ from fleetlog.brokers.acls.access import (
     READ_GROUP,
     READ_TOPIC,
     TOPIC,
+    TRANSACTIONAL_ID,
+    WRITE,
+    WRITE_TRANSACTIONAL_ID,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, InSlices, Paced, in_slices, named_once
+from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, in_task, named_once, unfit
 from fleetlog.brokers.api.changes import brief, codes_of
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.audit.events import Change, Changes, EventType
+from fleetlog.brokers.coordinators.transactions.verification import admit
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
-from fleetlog.txn.commands import CommandFailed
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.verification import TRY_AGAIN, Ask, Question, VerifiedFrom, client_error, question
 from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
 Errors = dict[TopicPartition, ErrorCode]
 Rows = Generator[None, None, Any]
+OFFSETS_TIMEOUT_MS = 5_000
+VERIFIED = VerifiedFrom(adding=5, abortable=4)
 Committing = requests.OffsetCommitRequest | requests.TxnOffsetCommitRequest
 TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_keys.TXN_OFFSET_COMMIT: 6}
 """From which version on a topic is named by its id alone (KIP-848, KIP-1319)."""
@@ -174,6 +183,91 @@ def commit_response(
         named = {"topic_id": topic.topic_id} if version >= first_by_id else {"name": topic.name}
         topics.append(topic_class(version=version, partitions=partitions, **named))
     return response(version=version, throttle_time_ms=0, topics=topics)
+
+
+@in_slices
+def handle_txn_offset_commit(request: requests.TxnOffsetCommitRequest, context: Context) -> Paced:
+    """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending.
+
+    Of a partition that stands in the request twice the last offset counts.
+    """
+    version = context.api_version
+    if (refusal := not_committer(request, context)) is not ErrorCode.NONE:
+        refused = yield from everywhere(request, refusal)
+        return Done(commit_response(m.TxnOffsetCommitResponse, request, version, refused))
+    known, errors = yield from split_partitions(request, context, leader_epochs=version >= 2)
+    member = version >= 3
+    commit = OffsetCommitRequest(
+        group_id=request.group_id,
+        generation=request.generation_id_or_member_epoch if member else -1,
+        member_id=request.member_id if member else "",
+        instance_id=request.group_instance_id if member else None,
+        offsets=tuple(dict(known).items()),
+        knows_missing_groups=version >= 6,
+    )
+
+    def render(answer: Any) -> InSlices:
+        if isinstance(answer, CommandFailed):
+            answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
+        return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
+
+    if unfit(request.group_id, request.transactional_id):
+        return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
+    if not commit.offsets:
+        return Done(render({}))
+    return _commit_in_transaction(request, context, commit, errors, render)
+
+
+@in_task
+async def _commit_in_transaction(
+    request: requests.TxnOffsetCommitRequest,
+    context: Context,
+    commit: OffsetCommitRequest,
+    errors: Errors,
+    render: Callable[[Any], Any],
+) -> Outcome:
+    """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
+    groups = context.services.groups
+    producer = (request.producer_id, request.producer_epoch)
+    place = TopicPartition(GROUP_METADATA_TOPIC, groups.partition_for(request.group_id))
+    error, host = groups.host_for(request.group_id)
+    if host is None:
+        return Done(render(CommandFailed(error)))
+    asked = question(VERIFIED, context.api_version, request.transactional_id, producer, [place])
+    admitted = await admit(
+        context.services,
+        asked.transactional_id,
+        producer,
+        {place: (cast(Any, host.partition.log).producers, -1)},
+        add=asked.ask is Ask.ADD,
+    )
+    error, guard = admitted[place]
+    error = _offsets_error(asked, error)
+    if error is not ErrorCode.NONE:
+        return Done(render(CommandFailed(error)))
+    present = commit._replace(offsets=of_present_topics(commit.offsets, errors, context))
+
+    def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
+        return shard.commit_transactional(present, producer, now, ticket)
+
+    pending = groups.submit(request.group_id, command, guard=guard)
+    return when_done(pending, render, OFFSETS_TIMEOUT_MS)
+
+
+def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:
+    """As for a produce; but what passes by itself has a name every committer retries at the same broker."""
+    error = client_error(asked, answer)
+    if answer in TRY_AGAIN and error is not ErrorCode.CONCURRENT_TRANSACTIONS:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return error
+
+
+def not_committer(
+    request: requests.AddOffsetsToTxnRequest | requests.TxnOffsetCommitRequest, context: Context
+) -> ErrorCode:
+    """NONE if the client may commit offsets of the group in the transaction, but for the topics."""
+    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, request.transactional_id)
+    return refusal if refusal is not ErrorCode.NONE else context.refusal(READ, GROUP, request.group_id)
 
 
 class GroupOffsets(NamedTuple):
@@ -363,6 +457,13 @@ def _delete_offsets(request: requests.OffsetDeleteRequest, response: m.OffsetDel
 
 API = (
     Row(api_keys.OFFSET_COMMIT, handle_offset_commit, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(
+        api_keys.TXN_OFFSET_COMMIT,
+        handle_txn_offset_commit,
+        (WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC),
+        EventType.PRODUCE,
+        cost=Cost.CHEAP,
+    ),
     Row(api_keys.OFFSET_FETCH, handle_offset_fetch, (DESCRIBE_GROUP, DESCRIBE_TOPIC), cost=Cost.CHEAP),
     Row(api_keys.OFFSET_DELETE, handle_offset_delete, (DELETE_GROUP, READ_TOPIC), Recorded(_delete_offsets)),
 )

@@ -48,6 +48,7 @@ from fleetlog.brokers.log.producers.rejected import Place
 from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
+from fleetlog.txn.verification import Ask, VerifiedFrom, client_error, client_message, question
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import (
@@ -67,6 +68,7 @@ from fleetlog.wire.topic_pieces import produce_response_pieces
 
 ALL, LEADER, NONE = -1, 1, 0
 ZSTD_VERSION = 7
+VERIFIED = VerifiedFrom(adding=12, abortable=11)
 VERIFIED_PER_YIELD = 32
 
 _TRANSACTIONAL = 0x10
@@ -272,14 +274,13 @@ class ProduceExecution:
     async def _verify(self) -> None:
         """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
         from fleetlog.brokers.coordinators.transactions import verification
-        from fleetlog.txn.verification import Ask, client_error, client_message, question
 
         context, run, unverified = self.context, self.run, self.unverified
         assert run.transactional_id is not None, "else no batch is verified"
         guards: dict[int, dict[int, Any]] = {group: {} for group in unverified}
         refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]] = {}
         for producer, groups in self._producers(unverified).items():
-            asked = question(api_keys.PRODUCE, context.api_version, run.transactional_id, producer, ())
+            asked = question(VERIFIED, context.api_version, run.transactional_id, producer, ())
             admitted = await verification.admit(
                 context.services,
                 run.transactional_id,

@@ -49,7 +49,8 @@ class Row(NamedTuple):
     """One API. ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
 
     ``brokers_from``: from that version on only brokers ask it, and it is no client's time or bytes. ``brokers_too``:
-    they ask it on their own account as well.
+    they ask it on their own account as well. ``unserved``: the frame that answers a version that is not served, by the
+    request's correlation id; without it the connection is closed.
     """
 
     key: int
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     batching: Batching | None = None
     brokers_from: int | None = None
     brokers_too: bool = False
+    unserved: Callable[[int], list[Any]] | None = None
 
     @property
     def kind(self) -> EventType:

@@ -1,4 +1,4 @@
-"""Handlers of the transaction APIs (keys 22, 24 to 28): from messages to commands and back.
+"""Handlers of the transaction APIs (keys 22, 24 to 27): from messages to commands and back.
 
 What may happen is decided by the pure shards (``txn.coordinator``); here is the mapping of versions and error codes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -18,10 +18,8 @@ from fleetlog.brokers.acls.access import (
     CLUSTER_ACTION_CLUSTER,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
-    GROUP,
     IDEMPOTENT_WRITE,
     IDEMPOTENT_WRITE_CLUSTER,
-    READ,
     READ_GROUP,
     READ_TOPIC,
     TOPIC,
@@ -38,12 +36,11 @@ from fleetlog.brokers.api.base import (
     Outcome,
     Paced,
     in_slices,
-    in_task,
     named_once,
     unfit,
 )
 from fleetlog.brokers.api.changes import changes_of_brokers
-from fleetlog.brokers.api.group_offsets import Errors, commit_response, everywhere, of_present_topics, split_partitions
+from fleetlog.brokers.api.group_offsets import not_committer
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.transaction_lists import (
     handle_describe_producers,
@@ -55,9 +52,7 @@ from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.ports import TransactionMarker
 from fleetlog.brokers.coordinators.transactions.coordinator import MarkerRuns, TransactionCoordinator
-from fleetlog.brokers.coordinators.transactions.verification import admit, command_for, errors_of
-from fleetlog.brokers.groups.requests import OffsetCommitRequest
-from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.coordinators.transactions.verification import command_for, errors_of
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.txn.coordinator import (
@@ -69,7 +64,7 @@ from fleetlog.txn.coordinator import (
     TransactionShard,
 )
 from fleetlog.txn.markers import SentBy
-from fleetlog.txn.verification import TRY_AGAIN, Ask, Question, client_error, question
+from fleetlog.txn.verification import Ask, Question
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import (
@@ -77,7 +72,6 @@ from fleetlog.wire.requests import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
@@ -90,12 +84,10 @@ __all__ = [
     "handle_end_txn",
     "handle_init_producer_id",
     "handle_list_transactions",
-    "handle_txn_offset_commit",
     "handle_write_txn_markers",
 ]
 
 ANSWER_TIMEOUT_MS = 30_000
-OFFSETS_TIMEOUT_MS = 5_000
 MARKERS_TIMEOUT_MS = 5_000
 
 
@@ -313,19 +305,13 @@ def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context)
             version=version, throttle_time_ms=0, error_code=_known_to(_error_of(answer), version, 2)
         )
 
-    if (refusal := _not_committer(request, context)) is not ErrorCode.NONE:
+    if (refusal := not_committer(request, context)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(refusal)))
     if unfit(request.transactional_id, request.group_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
     partition = TopicPartition(GROUP_METADATA_TOPIC, context.services.groups.partition_for(request.group_id))
     pending = _submit_add(context, request.transactional_id, request.producer_id, request.producer_epoch, [partition])
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
-
-
-def _not_committer(request: AddOffsetsToTxnRequest | TxnOffsetCommitRequest, context: Context) -> ErrorCode:
-    """NONE if the client may commit offsets of the group in the transaction, but for the topics."""
-    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, request.transactional_id)
-    return refusal if refusal is not ErrorCode.NONE else context.refusal(READ, GROUP, request.group_id)
 
 
 # --- EndTxn -----------------------------------------------------------------------------------------------------------
@@ -446,86 +432,6 @@ def _markers_response(
     return m.WriteTxnMarkersResponse(version=version, markers=rows)
 
 
-# --- TxnOffsetCommit --------------------------------------------------------------------------------------------------
-
-
-@in_slices
-def handle_txn_offset_commit(request: TxnOffsetCommitRequest, context: Context) -> Paced:
-    """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending.
-
-    Of a partition that stands in the request twice the last offset counts.
-    """
-    version = context.api_version
-    if (refusal := _not_committer(request, context)) is not ErrorCode.NONE:
-        refused = yield from everywhere(request, refusal)
-        return Done(commit_response(m.TxnOffsetCommitResponse, request, version, refused))
-    known, errors = yield from split_partitions(request, context, leader_epochs=version >= 2)
-    member = version >= 3
-    commit = OffsetCommitRequest(
-        group_id=request.group_id,
-        generation=request.generation_id_or_member_epoch if member else -1,
-        member_id=request.member_id if member else "",
-        instance_id=request.group_instance_id if member else None,
-        offsets=tuple(dict(known).items()),
-        knows_missing_groups=version >= 6,
-    )
-
-    def render(answer: Any) -> InSlices:
-        if isinstance(answer, CommandFailed):
-            answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
-        return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
-
-    if unfit(request.group_id, request.transactional_id):
-        return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
-    if not commit.offsets:
-        return Done(render({}))
-    return _commit_in_transaction(request, context, commit, errors, render)
-
-
-@in_task
-async def _commit_in_transaction(
-    request: TxnOffsetCommitRequest,
-    context: Context,
-    commit: OffsetCommitRequest,
-    errors: Errors,
-    render: Callable[[Any], Any],
-) -> Outcome:
-    """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
-    groups = context.services.groups
-    producer = (request.producer_id, request.producer_epoch)
-    place = TopicPartition(GROUP_METADATA_TOPIC, groups.partition_for(request.group_id))
-    error, host = groups.host_for(request.group_id)
-    if host is None:
-        return Done(render(CommandFailed(error)))
-    asked = question(api_keys.TXN_OFFSET_COMMIT, context.api_version, request.transactional_id, producer, [place])
-    admitted = await admit(
-        context.services,
-        asked.transactional_id,
-        producer,
-        {place: (cast(Any, host.partition.log).producers, -1)},
-        add=asked.ask is Ask.ADD,
-    )
-    error, guard = admitted[place]
-    error = _offsets_error(asked, error)
-    if error is not ErrorCode.NONE:
-        return Done(render(CommandFailed(error)))
-    present = commit._replace(offsets=of_present_topics(commit.offsets, errors, context))
-
-    def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
-        return shard.commit_transactional(present, producer, now, ticket)
-
-    pending = groups.submit(request.group_id, command, guard=guard)
-    return when_done(pending, render, OFFSETS_TIMEOUT_MS)
-
-
-def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:
-    """As for a produce; but what passes by itself has a name every committer retries at the same broker."""
-    error = client_error(asked, answer)
-    if answer in TRY_AGAIN and error is not ErrorCode.CONCURRENT_TRANSACTIONS:
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    return error
-
-
 API = (
     # without an id: one of both
     Row(
@@ -560,13 +466,6 @@ API = (
         Recorded(changes_of_brokers),
         cost=Cost.CHEAP,
         brokers_from=0,
-    ),
-    Row(
-        api_keys.TXN_OFFSET_COMMIT,
-        handle_txn_offset_commit,
-        (WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC),
-        EventType.PRODUCE,
-        cost=Cost.CHEAP,
     ),
     Row(api_keys.DESCRIBE_PRODUCERS, handle_describe_producers, (READ_TOPIC,)),
     Row(api_keys.DESCRIBE_TRANSACTIONS, handle_describe_transactions, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),

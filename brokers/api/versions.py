@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Cost, Row
@@ -10,7 +11,8 @@ from fleetlog.brokers.metadata.features import SUPPORTED
 from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import ApiVersionsResponse
+from fleetlog.wire.hot import framed
+from fleetlog.wire.messages import ApiVersionsResponse, encode_response, encode_response_header
 from fleetlog.wire.requests import ApiVersionsRequest
 
 FEATURES_WITH_ZERO_VERSION = 4
@@ -58,6 +60,15 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
     return Done(response)
 
 
+def answer_to_unserved(correlation_id: int) -> list[Any]:
+    """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
+    kind = ApiVersionsResponse
+    api = APIS[kind.API_KEY]
+    known = kind.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+    body = encode_response(kind(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known]), api.key, 0)
+    return framed(encode_response_header(api.key, 0, correlation_id), [body])
+
+
 def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     if (request.cluster_id is None) != (request.node_id == -1):
         return ErrorCode.INVALID_REQUEST  # both, or neither
@@ -69,4 +80,4 @@ def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     return ErrorCode.REBOOTSTRAP_REQUIRED
 
 
-API = (Row(api_keys.API_VERSIONS, handle_api_versions, cost=Cost.CHEAP),)
+API = (Row(api_keys.API_VERSIONS, handle_api_versions, cost=Cost.CHEAP, unserved=answer_to_unserved),)

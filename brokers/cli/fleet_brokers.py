@@ -16,7 +16,6 @@ from fleetlog.brokers.cli.options import BROKER_ID, pairs
 from fleetlog.brokers.cli.output import CliError, Output, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from fleetlog.brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
-from fleetlog.wire import api_keys
 
 if TYPE_CHECKING:
     from fleetlog.brokers.cli.admin_client import AdminClient
@@ -119,10 +118,10 @@ def unregister_broker(target: Target, out: Output, broker_id: int) -> None:
 
     It must be stopped, and hold no replica: drain it first.
     """
-    from fleetlog.wire.messages import request_class
+    from fleetlog.wire.messages import UnregisterBrokerRequest
 
     with admin(target, f"broker {broker_id}") as client:
-        answer = client.ask_any(request_class(api_keys.UNREGISTER_BROKER)(version=0, broker_id=broker_id))
+        answer = client.ask_any(UnregisterBrokerRequest(version=0, broker_id=broker_id))
     raise_for_code(f"broker {broker_id} stays registered", answer.error_code, answer.error_message)
     out.done(f"broker {broker_id} is no longer registered", {"broker": broker_id, "registered": False})
 

@@ -333,7 +333,7 @@ def delete_groups(target: Target, out: Output, names: tuple[str, ...], wanted: l
 
 
 def _delete_group(client: Any, name: str) -> None:
-    from kafka.protocol.admin import DeleteGroupsRequest
+    from fleetlog.wire.messages import DeleteGroupsRequest
 
     async def send() -> Any:
         coordinator = await client._find_coordinator_id(name)

@@ -43,7 +43,7 @@ from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
 from fleetlog.brokers.server.login import LoginGate
 from fleetlog.brokers.server.purgatory import Purgatory, Slot
-from fleetlog.wire import api_keys, hot, messages, pieces
+from fleetlog.wire import hot, messages, pieces
 from fleetlog.wire.answered_errors import answered_errors, error_response
 from fleetlog.wire.apis import APIS, Api
 from fleetlog.wire.errors import ErrorCode
@@ -166,6 +166,7 @@ class Route:
     large: bool
     counting: bool
     """Whether some page shows what is counted."""
+    unserved: Callable[[int], list[Chunk]] | None
 
 
 class Dispatcher:
@@ -215,6 +216,7 @@ class Dispatcher:
             sys.maxsize if row.brokers_from is None else row.brokers_from,
             api.large,
             metrics.counting,
+            row.unserved,
         )
 
     # -- a request ------------------------------------------------------------------------------------------------
@@ -242,8 +244,8 @@ class Dispatcher:
             return
         api, version = route.api, header.api_version
         if not route.lowest <= version <= api.max_version:
-            if api.key == api_keys.API_VERSIONS:
-                self._unsupported_api_versions(slot, header.correlation_id)
+            if route.unserved is not None:
+                slot.answer(route.unserved(header.correlation_id))
             else:
                 self._close(connection, "version", f"{api.name} version {version} is not served")
             return
@@ -504,16 +506,6 @@ class Dispatcher:
             reply.failed()
             return
         self._settle(outcome, reply)
-
-    def _unsupported_api_versions(self, slot: Slot, correlation_id: int) -> None:
-        """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
-        api = APIS[api_keys.API_VERSIONS]
-        known = messages.ApiVersionsResponse.ApiVersion(
-            api_key=api_keys.API_VERSIONS, min_version=api.min_version, max_version=api.max_version
-        )
-        body = messages.ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known])
-        payload = messages.encode_response(body, api_keys.API_VERSIONS, 0)
-        slot.answer(hot.framed(messages.encode_response_header(api_keys.API_VERSIONS, 0, correlation_id), [payload]))
 
     def _served(self, connection: Connection, what: str, loose: LooseMessage) -> Any:
         """What such bytes say; logged once for each client software."""

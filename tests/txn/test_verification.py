@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlog.txn.verification import Ask, client_error, client_message, question
-from fleetlog.wire import api_keys
+from fleetlog.brokers.api import group_offsets, produce
+from fleetlog.txn.verification import Ask, VerifiedFrom, client_error, client_message, question
 from fleetlog.wire.errors import ErrorCode as E
 from fleetlog.wire.types import TopicPartition
 
@@ -13,21 +13,21 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 
 
 @pytest.mark.parametrize(
-    ("key", "version", "ask", "abortable"),
+    ("verified", "version", "ask", "abortable"),
     [
-        (api_keys.PRODUCE, 3, Ask.VERIFY, False),
-        (api_keys.PRODUCE, 10, Ask.VERIFY, False),
-        (api_keys.PRODUCE, 11, Ask.VERIFY, True),
-        (api_keys.PRODUCE, 12, Ask.ADD, True),
-        (api_keys.TXN_OFFSET_COMMIT, 3, Ask.VERIFY, False),
-        (api_keys.TXN_OFFSET_COMMIT, 4, Ask.VERIFY, True),
-        (api_keys.TXN_OFFSET_COMMIT, 5, Ask.ADD, True),
+        (produce.VERIFIED, 3, Ask.VERIFY, False),
+        (produce.VERIFIED, 10, Ask.VERIFY, False),
+        (produce.VERIFIED, 11, Ask.VERIFY, True),
+        (produce.VERIFIED, 12, Ask.ADD, True),
+        (group_offsets.VERIFIED, 3, Ask.VERIFY, False),
+        (group_offsets.VERIFIED, 4, Ask.VERIFY, True),
+        (group_offsets.VERIFIED, 5, Ask.ADD, True),
     ],
 )
 def test_the_version_decides_whether_partitions_are_verified_or_added(
-    key: int, version: int, ask: Ask, abortable: bool
+    verified: VerifiedFrom, version: int, ask: Ask, abortable: bool
 ) -> None:
-    asked = question(key, version, "x", (7, 1), [B, A, B])
+    asked = question(verified, version, "x", (7, 1), [B, A, B])
     assert (asked.ask, asked.abortable, asked.partitions) == (ask, abortable, (A, B))
 
 
@@ -50,7 +50,7 @@ def test_the_version_decides_whether_partitions_are_verified_or_added(
     ],
 )
 def test_an_answer_becomes_an_error_that_the_version_knows(version: int, answer: E, told: E) -> None:
-    asked = question(api_keys.PRODUCE, version, "x", (7, 1), [A])
+    asked = question(produce.VERIFIED, version, "x", (7, 1), [A])
     assert client_error(asked, answer) is told
     if told is E.NOT_ENOUGH_REPLICAS:
         assert "replicas are not to blame" in (client_message(asked, answer) or "")

@@ -37,7 +37,6 @@ from fleetlog.txn.coordinator import Producer, TransactionSettings, TransactionS
 from fleetlog.txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, Senders, SentBy, fate
 from fleetlog.txn.producer_ids import Block, BlockError, Exhausted, ProducerIds, decode_block, encode_block, next_block
 from fleetlog.txn.sinks import EnlistAnswer, enlist_members
-from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
@@ -207,11 +206,12 @@ class MarkerSender:
         self._write_here(markers, done)
 
     async def _send(self, broker: int, entries: Sequence[MarkerToSend]) -> None:
-        version = APIS[api_keys.WRITE_TXN_MARKERS].max_version
+        key = m.WriteTxnMarkersResponse.API_KEY
+        version = APIS[key].max_version
         sender = SentBy(self._broker_id, self._incarnation(), next(self._numbers))
         try:
             response = await self._peers.call(
-                broker, api_keys.WRITE_TXN_MARKERS, version, encode_markers(entries, version, sender), CALL_TIMEOUT_MS
+                broker, key, version, encode_markers(entries, version, sender), CALL_TIMEOUT_MS
             )
             errors = decode_markers(entries, response)
         except asyncio.CancelledError:
@@ -252,7 +252,7 @@ def combined(
 
 def encode_markers(entries: Sequence[MarkerToSend], version: int, sender: SentBy) -> Any:
     """A WriteTxnMarkers request. Other brokers than ours pass over its sender."""
-    kind = m.request_class(api_keys.WRITE_TXN_MARKERS)
+    kind = m.WriteTxnMarkersRequest
     markers = []
     for entry in entries:
         topics: dict[str, list[int]] = {}
