@@ -59,7 +59,7 @@ def _in_force(name: str) -> int:
     return logging.root.level
 
 
-def check_broker(name: str, broker_id: BrokerId | int) -> None:
+def check_named_broker(name: str, broker_id: BrokerId | int) -> None:
     """Whether a resource's name is that of this broker: levels are its process's own. Raises WrongLoggerRequest."""
     if not name:
         raise WrongLoggerRequest("Broker id must not be empty")

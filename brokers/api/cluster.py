@@ -65,7 +65,7 @@ async def handle_unregister_broker(request: UnregisterBrokerRequest, context: Co
         except (StoreError, TimeoutError) as problem:
             logger.warning("broker %d cannot be unregistered: %s", request.broker_id, problem)
             error, message = ErrorCode.REQUEST_TIMED_OUT, UNANSWERED
-    response = messages.response_class(api_keys.UNREGISTER_BROKER)
+    response = messages.UnregisterBrokerResponse
     return Done(response(version=0, error_code=int(error), error_message=message))
 
 
@@ -90,7 +90,7 @@ async def _unregister(broker_id: int, context: Context) -> tuple[ErrorCode, str 
     return ErrorCode.NONE, None
 
 
-def _unregister_broker(request: UnregisterBrokerRequest, response: Any) -> Changes:
+def _unregister_broker(request: UnregisterBrokerRequest, response: messages.UnregisterBrokerResponse) -> Changes:
     detail = f"unregister broker {request.broker_id}"
     yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(response.error_code), detail)
 

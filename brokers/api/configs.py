@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from fleetlog.brokers.acls.access import (
     ALTER_CONFIGS,
@@ -80,7 +80,18 @@ from fleetlog.wire.requests import (
     ListConfigResourcesRequest,
 )
 
+if TYPE_CHECKING:
+    _Answer = TypeVar("_Answer", type[messages.AlterConfigsResponse], type[messages.IncrementalAlterConfigsResponse])
+    _Altered = (
+        messages.AlterConfigsResponse.AlterConfigsResourceResponse
+        | messages.IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+    )
+    _Described = messages.DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+    _Made = dict[tuple[object, ...], list[_Described]]
+
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C")
 
 MAX_ALTERATIONS = 1_000
 """Settings of one resource that a request may alter; there are not half as many."""
@@ -132,7 +143,7 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
     A resource that is named again with the same keys is answered once. Thousands of topics have a handful of
     configurations: the entries of each are made once.
     """
-    response = messages.response_class(api_keys.DESCRIBE_CONFIGS)
+    response = messages.DescribeConfigsResponse
     version = context.api_version
     results = []
     made: _Made = {}
@@ -143,31 +154,25 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
         asked.setdefault((resource.resource_type, resource.resource_name, keys), resource)
     for (_, _, keys), resource in asked.items():
         yield
-        fields: dict[str, Any] = {
-            "resource_type": resource.resource_type,
-            "resource_name": resource.resource_name,
-            "error_code": 0,
-            "error_message": None,
-            "configs": [],
-        }
+        kind, name = resource.resource_type, resource.resource_name
+        row = response.DescribeConfigsResult(
+            version=version, resource_type=kind, resource_name=name, error_code=0, error_message=None, configs=[]
+        )
         try:
-            _check_access(DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name, context)
-            fields["configs"] = _configs(resource, keys, request, context, made)
+            _check_access(DESCRIBE_CONFIGS, kind, name, context)
+            row.configs = _configs(kind, name, keys, request, context, made)
         except Refused as refused:
-            fields["error_code"], fields["error_message"] = int(refused.error), refused.message
-        results.append(response.DescribeConfigsResult(version=version, **fields))
+            row.error_code, row.error_message = int(refused.error), refused.message
+        results.append(row)
     return Done(response(version=version, results=results))
 
 
-_Made = dict[tuple[Any, ...], list[Any]]
-
-
 def _configs(
-    resource: Any, wanted: frozenset[str], request: DescribeConfigsRequest, context: Context, made: _Made
-) -> list[Any]:
+    kind: int, name: str, wanted: frozenset[str], request: DescribeConfigsRequest, context: Context, made: _Made
+) -> list[_Described]:
     """The entries of a resource; ``made`` keeps it for those that have the same overrides."""
-    metadata, kind, name = context.services.metadata, resource.resource_type, resource.resource_name
-    same: tuple[Any, ...] = (kind, name, wanted)
+    metadata = context.services.metadata
+    same: tuple[object, ...] = (kind, name, wanted)
     if kind == Resource.TOPIC:
         same = (kind, frozenset(_topic(name, metadata).items()), wanted)
     elif kind == Resource.GROUP:
@@ -175,9 +180,9 @@ def _configs(
         same = (kind, frozenset(metadata.dynamic_config(znodes.CONFIG_GROUPS, name).items()), wanted)
     described = made.get(same)
     if described is None:
-        result = messages.response_class(api_keys.DESCRIBE_CONFIGS).DescribeConfigsResult
         entries = [entry for entry in _entries(kind, name, metadata) if not wanted or entry.name in wanted]
-        described = [_described(entry, request, result, context.api_version) for entry in entries]
+        row = messages.DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+        described = [_described(entry, request, row, context.api_version) for entry in entries]
         if len(made) < MAX_KEPT_CONFIGS:
             made[same] = described
     return described
@@ -223,26 +228,23 @@ def _check_group(name: str) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, "This group's name can't carry a configuration.")
 
 
-def _described(entry: ConfigEntry, request: DescribeConfigsRequest, result: Any, version: int) -> Any:
-    config = result.DescribeConfigsResourceResult
-    fields: dict[str, Any] = {
-        "name": entry.name,
-        "value": entry.value,
-        "read_only": entry.read_only,
-        "is_sensitive": entry.sensitive,
-    }
-    if version == 0:
-        return config(version=version, is_default=entry.source is Source.DEFAULT_CONFIG, **fields)
-    fields |= {"config_source": int(entry.source), "synonyms": []}
-    if request.include_synonyms:
-        fields["synonyms"] = [
-            config.DescribeConfigsSynonym(version=version, name=one.name, value=one.value, source=int(one.source))
-            for one in entry.synonyms
-        ]
-    if version >= 3:
-        fields["config_type"] = int(entry.type)
-        fields["documentation"] = entry.doc if request.include_documentation else None
-    return config(version=version, **fields)
+def _described(entry: ConfigEntry, request: DescribeConfigsRequest, row: type[_Described], version: int) -> _Described:
+    synonyms = entry.synonyms if version >= 1 and request.include_synonyms else ()
+    return row(
+        version=version,
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        is_default=entry.source is Source.DEFAULT_CONFIG,
+        is_sensitive=entry.sensitive,
+        config_source=int(entry.source),
+        synonyms=[
+            row.DescribeConfigsSynonym(version=version, name=one.name, value=one.value, source=int(one.source))
+            for one in synonyms
+        ],
+        config_type=int(entry.type),
+        documentation=entry.doc if request.include_documentation else None,
+    )
 
 
 # ---------------------------------------------------------------- altering
@@ -256,7 +258,7 @@ async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -
         await context.yield_now()
         wanted = [Alteration(c.name, Operation.SET, c.value) for c in _bounded(one.configs)]
         plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, api_keys.ALTER_CONFIGS, request.validate_only, keep=False)
+    return await _alter(plans, context, messages.AlterConfigsResponse, request.validate_only, keep=False)
 
 
 @in_task
@@ -267,15 +269,16 @@ async def handle_incremental_alter_configs(request: IncrementalAlterConfigsReque
         await context.yield_now()
         wanted = [Alteration(c.name, c.config_operation, c.value) for c in _bounded(one.configs)]
         plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, api_keys.INCREMENTAL_ALTER_CONFIGS, request.validate_only, keep=True)
+    return await _alter(plans, context, messages.IncrementalAlterConfigsResponse, request.validate_only, keep=True)
 
 
-def _bounded(configs: Sequence[Any]) -> Sequence[Any]:
+def _bounded(configs: Sequence[C]) -> Sequence[C]:
     return configs if len(configs) <= MAX_ALTERATIONS else ()
 
 
-async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, validate_only: bool, *, keep: bool) -> Done:
-    response = messages.response_class(key)
+async def _alter(
+    plans: Sequence[ConfigPlan], context: Context, response: _Answer, validate_only: bool, *, keep: bool
+) -> Done:
     version = context.api_version
     seen = Counter((plan.kind, plan.name) for plan in plans)
     topics = _Topics(context.services.metadata)
@@ -472,7 +475,7 @@ def _defaults(resource: Resource, metadata: MetadataCache) -> dict[str, str]:
 @in_slices
 def handle_list_config_resources(request: ListConfigResourcesRequest, context: Context) -> Paced:
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
-    response = messages.response_class(api_keys.LIST_CONFIG_RESOURCES)
+    response = messages.ListConfigResourcesResponse
     version = context.api_version
     if (denied := context.refusal(DESCRIBE_CONFIGS, CLUSTER)) is not ErrorCode.NONE:
         return Done(response(version=version, error_code=int(denied), config_resources=[]))
@@ -491,10 +494,7 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     for kind in asked or list(names):
         for name in names[Resource(kind)]:
             yield
-            fields: dict[str, Any] = {"resource_name": name}
-            if version >= 1:
-                fields["resource_type"] = int(kind)
-            resources.append(response.ConfigResource(version=version, **fields))
+            resources.append(response.ConfigResource(version=version, resource_name=name, resource_type=int(kind)))
     return Done(response(version=version, error_code=0, config_resources=resources))
 
 
@@ -502,9 +502,13 @@ _CONFIG_KINDS: Final = {2: "Topic", 4: "Broker", 8: "BrokerLogger", 16: "ClientM
 _CONFIG_VERBS: Final = {0: "set", 1: "delete", 2: "append to", 3: "subtract from"}
 
 
-def _alter_configs(request: AlterConfigsRequest | IncrementalAlterConfigsRequest, response: Any) -> Changes:
+def _alter_configs(
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    response: messages.AlterConfigsResponse | messages.IncrementalAlterConfigsResponse,
+) -> Changes:
     resources: Sequence[AlterConfigsResources | IncrementalAlterConfigsResources] = request.resources
-    for resource, row in zip(resources, response.responses, strict=True):
+    rows: Sequence[_Altered] = response.responses
+    for resource, row in zip(resources, rows, strict=True):
         kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
         verbs: dict[str, list[str]] = {}
         for one in resource.configs:

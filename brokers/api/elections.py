@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from enum import IntEnum
-from typing import Any
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
@@ -57,7 +56,9 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
 
 
 @in_slices
-def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
+def _elected(
+    context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]
+) -> Generator[None, None, messages.ElectLeadersResponse]:
     """The answer, made in slices."""
     response = messages.ElectLeadersResponse
     version = context.api_version
@@ -73,8 +74,7 @@ def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, 
                 )
             )
         rows.append(topic_row(version=version, topic=name, partition_result=partitions))
-    fields = {"error_code": int(top)} if version >= 1 else {}
-    return response(version=version, replica_election_results=rows, **fields)
+    return response(version=version, error_code=int(top), replica_election_results=rows)
 
 
 def _elect_leaders(request: ElectLeadersRequest, response: messages.ElectLeadersResponse) -> Changes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fleetlog.brokers.acls.access import (
     ALTER,
     ALTER_CLUSTER,
@@ -32,10 +30,10 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     Logs that were put aside (-stray) are not among them, as in Kafka. From v2 on a tagged field of ours, for ``cluster
     describe`` and the doctor, names them and what the process lacks. No directory is cordoned (v5, KIP-1066).
     """
-    response = messages.response_class(api_keys.DESCRIBE_LOG_DIRS)
+    response = messages.DescribeLogDirsResponse
     version = context.api_version
     if not context.acts_as_broker() and (refusal := context.refusal(DESCRIBE, CLUSTER)):
-        return Done(response(version=version, results=[], **({"error_code": int(refusal)} if version >= 3 else {})))
+        return Done(response(version=version, error_code=int(refusal), results=[]))
     asked = None
     if request.topics is not None:
         asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -44,26 +42,29 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         logs = [] if directory.offline else directory.logs
         wanted = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
         error = ErrorCode.KAFKA_STORAGE_ERROR if directory.offline else ErrorCode.NONE
-        fields: dict[str, Any] = {"error_code": int(error), "log_dir": directory.path}
-        if version >= 4:
-            fields |= {"total_bytes": directory.total_bytes, "usable_bytes": directory.usable_bytes}
         topic_rows = []
         for name, those in by_topic(wanted):
             yield
-            topic_rows.append(_topic(response, version, name, those))
-        rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
-    top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
+            topic_rows.append(_topic(version, name, those))
+        rows.append(
+            response.DescribeLogDirsResult(
+                version=version, error_code=int(error), log_dir=directory.path, topics=topic_rows,
+                total_bytes=directory.total_bytes, usable_bytes=directory.usable_bytes,
+            )
+        )  # fmt: skip
     services = context.services
     store = services.replicas.logs
     troubles = services.process_troubles() + store.verify.troubles() + services.replicas.faults()
     troubles += [text for one in store.directories if (text := one.strays_text()) is not None]
     if troubles and version >= 2:
-        top["troubles"] = troubles
-    return Done(response(version=version, results=rows, **top))
+        return Done(response(version=version, error_code=0, results=rows, troubles=troubles))
+    return Done(response(version=version, error_code=0, results=rows))
 
 
-def _topic(response: Any, version: int, name: str, logs: list[tuple[TopicPartition, Log]]) -> Any:
-    topic_row = response.DescribeLogDirsResult.DescribeLogDirsTopic
+def _topic(
+    version: int, name: str, logs: list[tuple[TopicPartition, Log]]
+) -> messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic:
+    topic_row = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
     partitions = [
         topic_row.DescribeLogDirsPartition(
             version=version,
@@ -84,7 +85,7 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     Asking for the directory it is in succeeds; for another one it is UNSUPPORTED_VERSION: move the replica to another
     broker, or to this one again.
     """
-    response = messages.response_class(api_keys.ALTER_REPLICA_LOG_DIRS)
+    response = messages.AlterReplicaLogDirsResponse
     version = context.api_version
     refusal = context.refusal(ALTER, CLUSTER)
     directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}
@@ -123,7 +124,7 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     return Done(response(version=version, results=rows))
 
 
-def _move_directories(request: AlterReplicaLogDirsRequest, response: Any) -> Changes:
+def _move_directories(request: AlterReplicaLogDirsRequest, response: messages.AlterReplicaLogDirsResponse) -> Changes:
     names = ((topic.name, brief("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
     return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "topic_name"))
 

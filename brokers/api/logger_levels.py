@@ -17,8 +17,8 @@ from fleetlog.brokers.log_levels import (
     NotALevel,
     WrongLoggerRequest,
     change,
-    check_broker,
     check_delete,
+    check_named_broker,
     check_set,
     loggers,
 )
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def logger_entries(name: str, broker_id: int) -> list[ConfigEntry]:
     """All loggers of the broker with the levels in force, sorted by name; raises Refused for another broker's."""
     try:
-        check_broker(name, broker_id)
+        check_named_broker(name, broker_id)
     except WrongLoggerRequest as problem:
         raise Refused(ErrorCode.INVALID_REQUEST, str(problem)) from problem
     doc = "The level from which this logger writes."
@@ -46,7 +46,7 @@ def alter_levels(name: str, alterations: Sequence[Alteration], context: Context,
     """Change levels as an incremental request says. Raises Refused before anything is changed."""
     broker_id = context.services.config.broker_id
     try:
-        check_broker(name, broker_id)
+        check_named_broker(name, broker_id)
         levels = [(one.name, _level(one)) for one in alterations]
     except NotALevel as problem:
         raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem

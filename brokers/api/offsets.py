@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Generator, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog.brokers.acls.access import (
     CLUSTER,
@@ -24,7 +24,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task
+from fleetlog.brokers.api.base import Context, Done, InSlices, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.unpacking import Unpacking
@@ -39,7 +39,16 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
-from fleetlog.wire.requests import DeleteRecordsRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+from fleetlog.wire.requests import (
+    DeleteRecordsRequest,
+    ListOffsetsRequest,
+    ListOffsetsTopicsPartitions,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochTopicsPartitions,
+)
+
+if TYPE_CHECKING:
+    _Moved = tuple[DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult, Partition]
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +138,7 @@ class _Listing:
         timeout_ms = self._request.timeout_ms if self._context.api_version >= 10 else 0
         wait_ms = min(timeout_ms, CONFIRM_MAX_MS) if timeout_ms > 0 else CONFIRM_MS
 
-        def render(errors: list[ErrorCode]) -> Any:
+        def render(errors: list[ErrorCode]) -> InSlices:
             for (tp, partition), error in zip(partitions.items(), errors, strict=True):
                 if error is ErrorCode.NONE:
                     self._confirmed[tp] = _view(partition, self._request)
@@ -169,7 +178,7 @@ class _Listing:
             topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return Done(ListOffsetsResponse(version=self._context.api_version, topics=topics))
 
-    def _find(self, tp: TopicPartition, part: Any) -> Generator[object, None, Found]:
+    def _find(self, tp: TopicPartition, part: ListOffsetsTopicsPartitions) -> Generator[object, None, Found]:
         version = self._context.api_version
         if tp.topic in self._denied:
             return Found(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -270,7 +279,7 @@ def _search(
 def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Paced:
     """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
     response = DeleteRecordsResponse(version=context.api_version, topics=[])
-    moved: list[tuple[Any, Partition]] = []
+    moved: list[_Moved] = []
     denied = yield from context.denied_in_turns(DELETE, TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         result = DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=[])
@@ -287,7 +296,7 @@ def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Pa
                 moved.append((answer, deleted))
             result.partitions.append(answer)
         response.topics.append(result)
-    behind = []
+    behind: list[_Moved] = []
     for one in moved:
         yield
         if _saved(*one):
@@ -295,7 +304,9 @@ def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Pa
     return _followed(behind, response, request.timeout_ms) if behind else Done(response)
 
 
-def _saved(answer: Any, partition: Partition) -> bool:
+def _saved(
+    answer: DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult, partition: Partition
+) -> bool:
     """Whether a killed process would find the log's new start again; otherwise the answer says so."""
     if partition.deleted:
         answer.error_code, answer.low_watermark = ErrorCode.NOT_LEADER_OR_FOLLOWER, -1
@@ -309,13 +320,13 @@ def _saved(answer: Any, partition: Partition) -> bool:
     return True
 
 
-def _behind(moved: list[tuple[Any, Partition]]) -> list[tuple[Any, Partition]]:
+def _behind(moved: list[_Moved]) -> list[_Moved]:
     """Those of which a replica that counts begins below the answer's low watermark."""
     return [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
 
 
 @in_task
-async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_ms: int) -> Done:
+async def _followed(behind: list[_Moved], response: DeleteRecordsResponse, timeout_ms: int) -> Done:
     """Wait for the followers' logs to begin where the leader's do; an error after the timeout, as in Kafka."""
     deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
     while any(partition.is_leader for _, partition in behind) and asyncio.get_running_loop().time() < deadline:
@@ -385,7 +396,9 @@ def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context
     return Done(OffsetForLeaderEpochResponse(version=context.api_version, topics=topics))
 
 
-def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) -> tuple[ErrorCode, int, int]:
+def _epoch_end(
+    tp: TopicPartition, part: OffsetForLeaderEpochTopicsPartitions, consumer: bool, context: Context
+) -> tuple[ErrorCode, int, int]:
     partition, error = context.services.replicas.leader(tp, part.current_leader_epoch)
     if partition is None:
         return error, -1, -1
@@ -403,7 +416,7 @@ def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) 
     return ErrorCode.NONE, epoch, log.high_watermark
 
 
-def _delete_records(request: DeleteRecordsRequest, response: Any) -> Changes:
+def _delete_records(request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)

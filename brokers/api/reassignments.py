@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
@@ -21,7 +21,11 @@ from fleetlog.brokers.controller.requests import NOT_CONTROLLER_TEXT
 from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
+from fleetlog.wire.requests import (
+    AlterPartitionReassignmentsRequest,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
 
 if TYPE_CHECKING:
     from fleetlog.brokers.metadata.cache import MetadataCache
@@ -79,9 +83,9 @@ def _factor(state: PartitionState) -> int:
 @in_slices
 def _altered(
     context: Context, request: AlterPartitionReassignmentsRequest, top: Result, results: Mapping[TopicPartition, Result]
-) -> Generator[None, None, Any]:
+) -> Generator[None, None, messages.AlterPartitionReassignmentsResponse]:
     """The answer, made in slices: once the moves stand in ZooKeeper, they are not given up with their client."""
-    response = messages.response_class(api_keys.ALTER_PARTITION_REASSIGNMENTS)
+    response = messages.AlterPartitionReassignmentsResponse
     version = context.api_version
     topic_row = response.ReassignableTopicResponse
     rows = []
@@ -95,16 +99,19 @@ def _altered(
                 )
             )
         rows.append(topic_row(version=version, name=name, partitions=partitions))
-    fields = {"error_code": int(top[0]), "error_message": top[1], "responses": rows}
-    if version >= 1:
-        fields["allow_replication_factor_change"] = request.allow_replication_factor_change
-    return response(version=version, **fields)
+    return response(
+        version=version,
+        error_code=int(top[0]),
+        error_message=top[1],
+        responses=rows,
+        allow_replication_factor_change=request.allow_replication_factor_change,
+    )
 
 
 @in_slices
 def handle_list_partition_reassignments(request: ListPartitionReassignmentsRequest, context: Context) -> Paced:
     """ListPartitionReassignments v0: the moves under way, of all topics or of those asked for."""
-    response = messages.response_class(api_keys.LIST_PARTITION_REASSIGNMENTS)
+    response = messages.ListPartitionReassignmentsResponse
     version = context.api_version
     metadata = context.services.metadata
     if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
@@ -142,14 +149,16 @@ def _all(metadata: MetadataCache) -> Iterator[TopicPartition]:
             yield TopicPartition(name, index)
 
 
-def _named(topics: Iterable[Any]) -> Iterator[TopicPartition]:
+def _named(topics: Iterable[ListPartitionReassignmentsTopics]) -> Iterator[TopicPartition]:
     """The partitions of a request, as often as they are named."""
     for topic in topics:
         for index in topic.partition_indexes:
             yield TopicPartition(topic.name, index)
 
 
-def _reassign(request: AlterPartitionReassignmentsRequest, response: Any) -> Changes:
+def _reassign(
+    request: AlterPartitionReassignmentsRequest, response: messages.AlterPartitionReassignmentsResponse
+) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (

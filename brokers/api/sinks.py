@@ -24,7 +24,6 @@ from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, P
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.audit.events import Change, Changes, EventType
-from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from fleetlog.txn import sinks
 from fleetlog.txn.batches import BatchFence, members_of
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
@@ -57,10 +56,6 @@ _TEXTS = {
 }
 
 
-def _coordinator(context: Context) -> TransactionCoordinator:
-    return context.services.transactions
-
-
 def _fields(error: ErrorCode, message: str = "") -> dict[str, Any]:
     text = message or _TEXTS.get(error, "")
     return {"version": 0, "throttle_time_ms": 0, "error_code": error, "error_message": text or None}
@@ -87,10 +82,10 @@ def _producer(
 def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
     """BeginBatch: fence earlier drivers of the sink, and answer with the fence."""
     sink_id, timeout_ms = request.sink_id, request.timeout_ms
-    coordinator = _coordinator(context)
+    coordinator = context.services.transactions
     ids = coordinator.producer_ids
 
-    def render(answer: Any) -> Any:
+    def render(answer: BeginAnswer | CommandFailed) -> m.BeginBatchResponse:
         result = answer if isinstance(answer, BeginAnswer) else BeginAnswer(answer.error)
         given = result.error is ErrorCode.NONE
         return m.BeginBatchResponse(
@@ -123,7 +118,7 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
 def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> Outcome:
     """EnlistProducer: producers of their own for the tasks of a batch."""
 
-    def render(answer: EnlistAnswer) -> Any:
+    def render(answer: EnlistAnswer) -> m.EnlistProducerResponse:
         kind = m.EnlistProducerResponse
         return kind(
             **_fields(answer.error),
@@ -138,7 +133,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
     if unfit(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
         return Done(render(EnlistAnswer(ErrorCode.INVALID_REQUEST)))
     delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
-    _coordinator(context).enlisting.enlist(
+    context.services.transactions.enlisting.enlist(
         request.sink_id, _producer(request), request.count, lambda answer: delayed.complete(render(answer))
     )
     return Done(delayed.response) if delayed.done else delayed
@@ -147,7 +142,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
 def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     """CommitBatch: the winners' records count, and the fence names the batch, in one record."""
 
-    def render(answer: Any) -> Any:
+    def render(answer: CommitAnswer | CommandFailed) -> m.CommitBatchResponse:
         result = answer if isinstance(answer, CommitAnswer) else CommitAnswer(answer.error)
         kind = m.CommitBatchResponse
         return kind(
@@ -171,7 +166,7 @@ def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return sinks.commit_batch(shard, sink_id, producer, asked, now)
 
-    return when_done(_coordinator(context).submit(sink_id, command), render, ANSWER_TIMEOUT_MS)
+    return when_done(context.services.transactions.submit(sink_id, command), render, ANSWER_TIMEOUT_MS)
 
 
 def _sink_command(
@@ -199,7 +194,7 @@ def _sink_command(
         return Done(render(SinkAnswer(refusal)))
     if unfit(sink_id, *names):
         return Done(render(SinkAnswer(ErrorCode.INVALID_REQUEST)))
-    pending = _coordinator(context).submit(sink_id, lambda shard, now, _ticket: command(shard, now))
+    pending = context.services.transactions.submit(sink_id, lambda shard, now, _ticket: command(shard, now))
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
@@ -240,7 +235,7 @@ def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
 @in_slices
 def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Paced:
     """DescribeSinks: the named sinks, or all that this broker coordinates."""
-    coordinator = _coordinator(context)
+    coordinator = context.services.transactions
     error = ErrorCode.NONE
     described: list[m.DescribeSinksResponse.DescribedSink] = []
     if request.sink_ids is None:
@@ -261,7 +256,7 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
 
 
 def _look_up(sink_id: str, context: Context) -> m.DescribeSinksResponse.DescribedSink:
-    error, shard = _coordinator(context).shard_for(sink_id)
+    error, shard = context.services.transactions.shard_for(sink_id)
     if shard is None:
         return _undescribed(sink_id, error)
     t = shard.describe(sink_id)

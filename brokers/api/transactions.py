@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -51,7 +51,7 @@ from fleetlog.brokers.api.waiting import JoinedResponse, when_done
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.ports import TransactionMarker
-from fleetlog.brokers.coordinators.transactions.coordinator import MarkerRuns, TransactionCoordinator
+from fleetlog.brokers.coordinators.transactions.coordinator import MarkerRuns
 from fleetlog.brokers.coordinators.transactions.verification import command_for, errors_of
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
@@ -87,17 +87,18 @@ __all__ = [
     "handle_write_txn_markers",
 ]
 
+if TYPE_CHECKING:
+    _AddedPartition = m.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult
+    _MarkerRow = (
+        m.WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
+    )
+
 ANSWER_TIMEOUT_MS = 30_000
 MARKERS_TIMEOUT_MS = 5_000
 
 
-def _coordinator(context: Context) -> TransactionCoordinator:
-    return context.services.transactions
-
-
-def _error_of(answer: Any) -> ErrorCode:
-    assert isinstance(answer, (InitAnswer, AddPartitionsAnswer, EndAnswer, CommandFailed)), answer
-    return answer.error
+Answer = InitAnswer | AddPartitionsAnswer | EndAnswer | CommandFailed
+"""What a coordinator says to a command here."""
 
 
 def _known_to(error: ErrorCode, version: int, fenced_from: int) -> ErrorCode:
@@ -114,8 +115,8 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     """InitProducerId: an id for an idempotent producer, or the next epoch of a transactional one."""
     version = context.api_version
 
-    def render(answer: Any) -> Any:
-        error = _known_to(_error_of(answer), version, 4)
+    def render(answer: Answer) -> m.InitProducerIdResponse:
+        error = _known_to(answer.error, version, 4)
         given = answer if isinstance(answer, InitAnswer) and error is ErrorCode.NONE else InitAnswer(error)
         return m.InitProducerIdResponse(
             version=version,
@@ -125,7 +126,7 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
         )
 
     transactional_id = request.transactional_id
-    ids = _coordinator(context).producer_ids
+    ids = context.services.transactions.producer_ids
     if transactional_id is None:
         if not (context.services.access.allows_any(context, WRITE, TOPIC) or context.allows(IDEMPOTENT_WRITE, CLUSTER)):
             return Done(render(InitAnswer(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
@@ -143,14 +144,14 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.init_producer_id(transactional_id, timeout_ms, named, ids.take, now)
 
-    def late() -> Any:
+    def late() -> m.InitProducerIdResponse:
         return render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     delayed = DelayedResponse(ANSWER_TIMEOUT_MS, late)
 
     def begin() -> None:
         if not delayed.done:
-            pending = _coordinator(context).submit_patiently(transactional_id, command)
+            pending = context.services.transactions.submit_patiently(transactional_id, command)
             delayed.on_cancel = pending.cancel
             pending.on_done(lambda answer: delayed.complete(render(answer)))
 
@@ -158,7 +159,9 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     return Done(delayed.response) if delayed.done else delayed
 
 
-def _idempotent(when_ready: Callable[[Callable[[int | None], None]], None], render: Callable[[Any], Any]) -> Outcome:
+def _idempotent(
+    when_ready: Callable[[Callable[[int | None], None]], None], render: Callable[[Answer], m.InitProducerIdResponse]
+) -> Outcome:
     """Without a transactional id every request gets a new producer id, whatever else it says."""
     none_left = InitAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(none_left))
@@ -183,7 +186,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     transactional_id = request.v3_and_below_transactional_id
 
     @in_slices
-    def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, Any]:
+    def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, m.AddPartitionsToTxnResponse]:
         results = yield from _topic_results(errors)
         return m.AddPartitionsToTxnResponse(version=version, throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
@@ -209,7 +212,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     )
     return when_done(
         pending,
-        lambda answer: render(dict.fromkeys(asked, _known_to(_error_of(answer), version, 2))),
+        lambda answer: render(dict.fromkeys(asked, _known_to(answer.error, version, 2))),
         ANSWER_TIMEOUT_MS,
     )
 
@@ -222,7 +225,7 @@ def _submit_add(
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.add_partitions(transactional_id, producer, partitions, 0, now)
 
-    return _coordinator(context).submit_patiently(transactional_id, command)
+    return context.services.transactions.submit_patiently(transactional_id, command)
 
 
 def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
@@ -252,7 +255,7 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
     ]
 
     @in_slices
-    def render(answers: list[dict[TopicPartition, ErrorCode]]) -> Generator[None, None, Any]:
+    def render(answers: list[dict[TopicPartition, ErrorCode]]) -> Generator[None, None, m.AddPartitionsToTxnResponse]:
         kind = m.AddPartitionsToTxnResponse
         results = []
         for asked, errors in zip(questions, answers, strict=True):
@@ -268,7 +271,7 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
 
     joined = JoinedResponse(answers, render, ANSWER_TIMEOUT_MS)
 
-    def take(index: int, response: Any) -> None:
+    def take(index: int, response: object) -> None:
         joined.take(index, errors_of(questions[index], response))
 
     for index, asked in enumerate(questions):
@@ -282,8 +285,9 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
 
 
 def _topic_results(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, list[Any]]:
+    """Rows of one transaction, or of the one in a batch."""
     kind = m.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-    by_topic: dict[str, list[Any]] = {}
+    by_topic: dict[str, list[_AddedPartition]] = {}
     for (topic, index), error in errors.items():
         yield
         by_topic.setdefault(topic, []).append(
@@ -300,9 +304,9 @@ def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context)
     """AddOffsetsToTxn: the group's partition of __consumer_offsets joins the transaction."""
     version = context.api_version
 
-    def render(answer: Any) -> Any:
+    def render(answer: Answer) -> m.AddOffsetsToTxnResponse:
         return m.AddOffsetsToTxnResponse(
-            version=version, throttle_time_ms=0, error_code=_known_to(_error_of(answer), version, 2)
+            version=version, throttle_time_ms=0, error_code=_known_to(answer.error, version, 2)
         )
 
     if (refusal := not_committer(request, context)) is not ErrorCode.NONE:
@@ -321,12 +325,12 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
     """EndTxn: commit or abort; from v5 on (transaction version 2) with the epoch of the next transaction."""
     version = context.api_version
     end = End(bool(request.committed), 2 if version >= 5 else 0)
-    ids = _coordinator(context).producer_ids
+    ids = context.services.transactions.producer_ids
     transactional_id = request.transactional_id
     producer = Producer(request.producer_id, request.producer_epoch)
 
-    def render(answer: Any) -> Any:
-        error = _known_to(_error_of(answer), version, 2)
+    def render(answer: Answer) -> m.EndTxnResponse:
+        error = _known_to(answer.error, version, 2)
         response = m.EndTxnResponse(version=version, throttle_time_ms=0, error_code=error)
         if version >= 5 and isinstance(answer, EndAnswer):
             response.producer_id = answer.producer_id
@@ -341,7 +345,9 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.end_transaction(transactional_id, producer, end, ids.take, now)
 
-    return when_done(_coordinator(context).submit_patiently(transactional_id, command), render, ANSWER_TIMEOUT_MS)
+    return when_done(
+        context.services.transactions.submit_patiently(transactional_id, command), render, ANSWER_TIMEOUT_MS
+    )
 
 
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
@@ -396,7 +402,7 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
     joined = JoinedResponse(
         [[]] * len(runs.found), render, MARKERS_TIMEOUT_MS, lambda: _markers_response(request, version, places, late)
     )
-    coordinator = _coordinator(context)
+    coordinator = context.services.transactions
     sender = SentBy(request.sender_id, request.sender_incarnation, request.sender_number)
     for number, indexes in enumerate(runs.found):
         yield
@@ -411,11 +417,11 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
 @in_slices
 def _markers_response(
     request: WriteTxnMarkersRequest, version: int, places: list[tuple[int, TopicPartition]], errors: list[ErrorCode]
-) -> Generator[None, None, Any]:
+) -> Generator[None, None, m.WriteTxnMarkersResponse]:
     kind = m.WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_kind = kind.WritableTxnMarkerTopicResult
     partition_kind = topic_kind.WritableTxnMarkerPartitionResult
-    results: list[dict[str, list[Any]]] = [{} for _ in request.markers]
+    results: list[dict[str, list[_MarkerRow]]] = [{} for _ in request.markers]
     for (number, tp), error in zip(places, errors, strict=True):
         yield
         results[number].setdefault(tp.topic, []).append(
