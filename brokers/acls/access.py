@@ -43,8 +43,6 @@ AUTHORIZATION_ERRORS = {
     TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _NONE_DENIED: frozenset[str] = frozenset()
-_NONE = ErrorCode.NONE
-"""Looking a member up in its enum runs a Python function each time."""
 
 ALTER_CLUSTER, ALTER_TOPIC = Need(ALTER, CLUSTER), Need(ALTER, TOPIC)
 ALTER_CONFIGS_CLUSTER, ALTER_CONFIGS_TOPIC = Need(ALTER_CONFIGS, CLUSTER), Need(ALTER_CONFIGS, TOPIC)
@@ -148,10 +146,6 @@ class Access:
         return authorizer is None or authorizer.allows_any(
             login.principal, host_as_acls_have_it(login.peer_host), operation, resource
         )
-
-    def refusal(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
-        """NONE, or the authorization error of that type of resource."""
-        return _NONE if self.allows(client, operation, resource, name) else AUTHORIZATION_ERRORS[resource]
 
     def denied(
         self,

@@ -207,7 +207,7 @@ class Dispatcher:
             api.lowest,
             api.max_version,
             handler,
-            hot.DECODERS.get(api.key) or _library_decoder(api.key),
+            hot.DECODERS.get(api.key) or functools.partial(messages.decode_request, api.key),
             metrics.request_seconds.labels(api.name).since,
             metrics.delayed.labels(api.name).observe,
             self._pacing,
@@ -283,7 +283,7 @@ class Dispatcher:
             reply.measure()
 
     def _execute(self, request: object, reply: Reply) -> None:
-        if reply.gone():
+        if reply.connection.closed:
             return
         try:
             outcome = reply.route.handler(request, reply.context)
@@ -597,14 +597,15 @@ class Reply:
             self._encode(response)
 
     def _encode(self, response: Any) -> None:
-        metrics = self.context.services.metrics
-        if metrics.enabled and type(response) not in _SHORT:
-            for error in answered_errors(response, self.context.api_version):
-                metrics.failed(self.route.api.name, error)
-        if _is_long(response, self.context.api_version):
-            self.route.pacing.start(self._pieces(response), self.gone, self.slot.answer, self._cannot_encode)
-        else:
-            self._give(response)
+        if type(response) not in _SHORT:
+            version, metrics = self.context.api_version, self.context.services.metrics
+            if metrics.enabled:
+                for error in answered_errors(response, version):
+                    metrics.failed(self.route.api.name, error)
+            if pieces.is_long(response, version):
+                self.route.pacing.start(self._pieces(response), self.gone, self.slot.answer, self._cannot_encode)
+                return
+        self._give(response)
 
     def _give(self, response: Any) -> None:
         try:
@@ -675,17 +676,6 @@ def throttle(key: int, version: int, chunks: list[Chunk], connection: Connection
 
 
 _SHORT = (list, hot.Encoded, bytes, type(None))
-
-
-def _is_long(response: Any, version: int) -> bool:
-    return type(response) not in _SHORT and pieces.is_long(response, version)
-
-
-def _library_decoder(key: int) -> Callable[[int, memoryview], Any]:
-    def decode(version: int, body: memoryview) -> Any:
-        return messages.decode_request(key, version, body)
-
-    return decode
 
 
 def _unserved(request: object, context: Context) -> Outcome:
