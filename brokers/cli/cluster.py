@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fleetlog.brokers.cli.client import Target, admin, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.diagnosis import FleetHealth
-from fleetlog.brokers.cli.moves import moves_to
-from fleetlog.brokers.cli.options import config_file_argument, numbers, override_option
+from fleetlog.brokers.cli.options import (
+    at_once_option,
+    config_file_argument,
+    numbers,
+    override_option,
+    throttle_option,
+    yes_option,
+)
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, table
 from fleetlog.brokers.cli.overview import (
     BrokerOverview,
@@ -22,9 +27,10 @@ from fleetlog.brokers.cli.overview import (
     read_domains,
     read_incarnations,
 )
-from fleetlog.brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
-from fleetlog.brokers.controller.balance import propose
 from fleetlog.brokers.model import BrokerId
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.cli.diagnosis import FleetHealth
 
 PROBLEMS_SHOWN = 50
 
@@ -88,6 +94,10 @@ def rebalance_cluster(
       fleetlog cluster rebalance --execute --throttle 20MB
       fleetlog cluster rebalance --execute --brokers 1,2,3      # before broker 4 leaves
     """
+    from fleetlog.brokers.cli.moves import moves_to  # late: what describes moves nothing
+    from fleetlog.brokers.cli.reassign import execute
+    from fleetlog.brokers.controller.balance import propose
+
     if how is None:
         raise click.UsageError("give --plan or --execute")
     with admin(target) as client:
@@ -230,10 +240,11 @@ def _print(overview: Overview, health: FleetHealth) -> None:
         table(["topic", "partition", "problem", "leader", "replicas", "isr", "elr"], rows)
         if len(troubled) > PROBLEMS_SHOWN:
             click.echo(f"... and {len(troubled) - PROBLEMS_SHOWN} more; --json lists them all")
-    moves = describe_moves(overview)
-    if moves:
+    if overview.moving():
+        from fleetlog.brokers.cli.reassign import describe_moves
+
         click.echo()
-        table(["topic", "partition", "adding", "removing", "copied"], moves)
+        table(["topic", "partition", "adding", "removing", "copied"], describe_moves(overview))
 
 
 def _print_brokers(overview: Overview) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -339,7 +338,7 @@ def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
         compared, clocks = "the other brokers", [*walls.values(), *([facts.now_ms] if len(walls) == 2 else [])]
     else:
         compared, clocks = "this machine's clock", [facts.now_ms]
-    reference = statistics.median_low(clocks)
+    reference = sorted(clocks)[(len(clocks) - 1) // 2]
     for broker_id, wall_ms in sorted(walls.items()):
         off_ms = wall_ms - reference
         if abs(off_ms) > limits.clock_ms:

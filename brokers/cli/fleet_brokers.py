@@ -12,10 +12,10 @@ from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from fleetlog.brokers.cli.moves import moves_to
-from fleetlog.brokers.cli.options import BROKER_ID, pairs
+from fleetlog.brokers.cli.options import BROKER_ID, at_once_option, pairs, throttle_option, yes_option
 from fleetlog.brokers.cli.output import CliError, Output, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
-from fleetlog.brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
+from fleetlog.brokers.cli.reassign import execute
 
 if TYPE_CHECKING:
     from fleetlog.brokers.cli.admin_client import AdminClient

@@ -97,3 +97,13 @@ override_option = click.option(
 log_level_option = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
+throttle_option = click.option(
+    "--throttle",
+    callback=rate,
+    metavar="BYTES/S",
+    help="Bytes per second that each broker may copy, such as 20MB; at a rate below the producers' a move never ends.",
+)
+at_once_option = click.option(
+    "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
+)
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")

@@ -31,7 +31,7 @@ from fleetlog.brokers.cli.moving import (
     request_elections,
     wait_for_reassignments,
 )
-from fleetlog.brokers.cli.options import numbers, rate
+from fleetlog.brokers.cli.options import at_once_option, numbers, throttle_option, yes_option
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
 from fleetlog.brokers.cli.throttling import clear_throttles, throttled
@@ -40,17 +40,6 @@ from fleetlog.wire.errors import ErrorCode
 
 EXIT_MOVING = 3
 EXIT_INTERRUPTED = 130
-
-throttle_option = click.option(
-    "--throttle",
-    callback=rate,
-    metavar="BYTES/S",
-    help="Bytes per second that each broker may copy, such as 20MB; at a rate below the producers' a move never ends.",
-)
-at_once_option = click.option(
-    "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
-)
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 @click.command()

@@ -17,9 +17,14 @@ pytestmark = pytest.mark.zookeeper
 OTHERS = (
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "crc32c", "kafka.consumer", "kafka.producer",
     "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce", "kafka.protocol.admin.acl",
-    "kafka.protocol.admin.users", "fleetlog._native.batch",
+    "kafka.protocol.admin.users", "fleetlog._native.batch", "fleetlog._native.wire", "fleetlog._native.wire_py",
+    "fleetlog._native.wire_cy",
     "fleetlog.brokers.app", "fleetlog.brokers.server", "fleetlog.brokers.api", "fleetlog.brokers.log",
     "fleetlog.brokers.metadata", "fleetlog.brokers.coordinators",
+)  # fmt: skip
+OF_MOVES = (
+    "statistics", "fleetlog.brokers.cli.moves", "fleetlog.brokers.cli.moving", "fleetlog.brokers.cli.reassign",
+    "fleetlog.brokers.controller.balance",
 )  # fmt: skip
 OWN_MESSAGES = (
     "fleetlog.wire.messages", "fleetlog._native", "re2",
@@ -58,7 +63,7 @@ def loaded(fleet: Fleet, *words: str) -> set[str]:
         ("groups list", OTHERS + OWN_MESSAGES),
         ("groups describe g", OTHERS + OWN_MESSAGES),
         ("groups lag", OTHERS),
-        ("cluster describe", OTHERS),
+        ("cluster describe", (*OTHERS, *OF_MOVES)),
     ],
 )
 def test_a_command_loads_nothing_that_it_does_not_use(fleet: Fleet, command: str, unused: tuple[str, ...]) -> None:
