@@ -208,7 +208,8 @@ def test_what_alters_a_broker_is_checked_together_as_by_kafka(classpath: str) ->
     """Of settings that a start takes, those that are dynamic are altered: the start's rules hold then, too."""
     chance = random.Random(36)
     live = sorted(name for name in RELATED if BROKER_SETTINGS[name].live and name != "log.cleaner.dedupe.buffer.size")
-    asked, ours = [], []
+    asked: list[dict[str, str]] = []
+    ours: list[str] = []
     while len(asked) < 1500:
         static = {name: chance.choice(RELATED[name]) for name in chance.sample(sorted(RELATED), chance.randint(0, 3))}
         wanted = {name: chance.choice(RELATED[name]) for name in chance.sample(live, chance.randint(1, 3))}

@@ -86,6 +86,7 @@ def start(spark: Any, given: dict[str, Any], way: str) -> Any:
         checkpoint_location=str(Path(given["directory"]) / way),
         trigger={"availableNow": True} if given["once"] else {"processingTime": "0 seconds"},
         by_format=way == "format",
+        query_name=given["targets"][way] if way == "format" else None,  # Spark makes it one of the format's options
         options=options.get(way, {}),
     )
 
