@@ -83,7 +83,7 @@ def columns_to_arrow(columns: Columns) -> dict[str, Any]:
     return arrays
 
 
-def _runs_of(array: Any) -> Runs:
+def runs_of(array: Any) -> Runs:
     """An Arrow binary or string array as the columns kernel reads it, without a copy of its data."""
     import pyarrow as pa
 
@@ -128,7 +128,7 @@ def _headers_of(array: Any) -> Headers:
     if array.null_count:
         validity = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype("int32").tobytes() if len(array) else bytes(4)
-    return Headers(validity, offsets, _runs_of(names), _runs_of(values))
+    return Headers(validity, offsets, runs_of(names), runs_of(values))
 
 
 def partitions_for_keys(keys: Any, partitions: int) -> Any:
@@ -137,7 +137,7 @@ def partitions_for_keys(keys: Any, partitions: int) -> Any:
 
     if partitions <= 0:
         raise ValueError(f"a topic has at least one partition, not {partitions}")
-    hashed = hash_runs(_runs_of(keys), len(keys), partitions)
+    hashed = hash_runs(runs_of(keys), len(keys), partitions)
     return pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(hashed)])
 
 
@@ -173,8 +173,8 @@ def encode_arrow(
     wanted = times if chosen is None else times[_numbers(chosen)[first:last]]
     base_timestamp = int(wanted[0])
     frame = encode_columns(
-        None if keys is None else _runs_of(keys),
-        _runs_of(values),
+        None if keys is None else runs_of(keys),
+        runs_of(values),
         times,
         first,
         last,

@@ -79,7 +79,7 @@ class AclCache:
         self._on_change = on_change
         self._seen = dict.fromkeys(_ROOTS, -1)
         self._listed: dict[str, list[int]] = {root: [] for root in _ROOTS}
-        self._watcher = ZnodeWatcher(store, "ACLs", self._read, ACL_PARENTS, whole_after_reconnect=True)
+        self.watcher = ZnodeWatcher(store, "ACLs", self._read, ACL_PARENTS, whole_after_reconnect=True)
 
     @property
     def image(self) -> AclImage:
@@ -94,16 +94,16 @@ class AclCache:
 
     async def start(self) -> None:
         """Read all ACLs and follow their changes; returns when they are read, however long that takes."""
-        await self._watcher.start()
+        await self.watcher.start()
 
     async def stop(self) -> None:
         """Stop following; the authorizer decides by the last image."""
-        await self._watcher.stop()
+        await self.watcher.stop()
 
     async def refresh(self) -> None:
         """Take over everything that was written before this call. Raises StoreError."""
         await self._store.sync(LITERAL_CHANGES)
-        await self._watcher.read_now()
+        await self.watcher.read_now()
 
     async def _read(self, whole: bool) -> None:
         listed = {root: await self._list(root) for root in _ROOTS}
@@ -113,11 +113,11 @@ class AclCache:
         self._seen = {root: sequences[-1] if sequences else -1 for root, sequences in listed.items()}
         if image is not None:
             self.rules.replace(image)
-        if image is not None or not self._watcher.has_read:
+        if image is not None or not self.watcher.has_read:
             self._on_change()
 
     async def _list(self, root: str) -> list[int]:
-        names = await children_or_none(self._store, root, self._watcher.watch)
+        names = await children_or_none(self._store, root, self.watcher.watch)
         return sorted(sequence for sequence in map(_sequence_of, names) if sequence >= 0)
 
     def _has_gap(self, listed: dict[str, list[int]]) -> bool:

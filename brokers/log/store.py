@@ -126,7 +126,7 @@ class Upkeep:
         self._directories = directories
         self._cleaner = cleaner
         self._verify = verify
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._end_syncs = end_syncs
         self._retention_queue: deque[Log] = deque()
         self._next_retention_ms = -1
@@ -173,10 +173,10 @@ class Upkeep:
             self._next_relaxation_ms = now_ms + _RELAXATION_MS
             self._disk.relax()
         self._end_syncs()
-        self._checkpoints.resume()
+        self.checkpoints.resume()
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
-            self._checkpoints.begin()
+            self.checkpoints.begin()
 
     def resume_cleaning(self, now_ms: int) -> bool:
         """Between two ticks, as often as one likes: a pass of compaction continues as far as its budget allows.
@@ -352,11 +352,11 @@ class LogStore:
         self.verify = BackgroundVerify(disk, self._logs, lambda: self.broker_config().log_verify_bytes_per_second)
         self._deletions = 0
         progress = self.cleaner.progress
-        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, progress, self._failed, clock)
-        self.checkpoint_times = self._checkpoints.times
+        self.checkpoints = Checkpoints(disk, self.directories, self._logs_of, progress, self._failed, clock)
+        self.checkpoint_times = self.checkpoints.times
         self._upkeep = Upkeep(
             config, disk, self._logs, self.directories, cleaner=self.cleaner, verify=self.verify,
-            checkpoints=self._checkpoints, end_syncs=self._end_syncs,
+            checkpoints=self.checkpoints, end_syncs=self._end_syncs,
         )  # fmt: skip
 
     # ---- start and stop
@@ -411,7 +411,7 @@ class LogStore:
         self._remove_clean_stop(directory)
         absent = {*recovery_points, *starts, *watermarks, *(cleaned or ())}
         shorter = False
-        checkpoint = partial(self._checkpoints.write_points, directory)
+        checkpoint = partial(self.checkpoints.write_points, directory)
         topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
         partitions: dict[str, TopicPartition] = {}
@@ -448,11 +448,11 @@ class LogStore:
                 if cleaned is None or tp in cleaned:
                     self.cleaner.restore({tp: min(clean_to, log.log_end_offset)})
             progress.loaded(child)
-        self._checkpoints.outlived |= absent
+        self.checkpoints.outlived |= absent
         if left is None:
             self._gone |= absent
         if shorter:
-            self._checkpoints.lower(directory)
+            self.checkpoints.lower(directory)
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
 
@@ -557,7 +557,7 @@ class LogStore:
         if data is None and fresh:
             self._disk.replace(path, checkpoints.encode_offsets({}))
             return {}
-        self._checkpoints.had_cleaner_file(directory)
+        self.checkpoints.had_cleaner_file(directory)
         if data is None:
             unknown = any(PARTITION_DIRECTORY.fullmatch(name) for name in self._disk.names(directory.path))
             return None if unknown else {}
@@ -576,7 +576,7 @@ class LogStore:
 
     def _note_cleaned(self, tp: TopicPartition) -> PendingSync:
         directory = self._homes[tp]
-        sync = self._checkpoints.write_cleaned(directory)
+        sync = self.checkpoints.write_cleaned(directory)
         directory.syncs.append(sync)
         return sync
 
@@ -617,7 +617,7 @@ class LogStore:
             log.abandon()
         if not clean:
             return
-        self._checkpoints.write(directory)
+        self.checkpoints.write(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
         stop = CleanStop(broker_epoch)
         if live_broker is not None:
@@ -663,10 +663,10 @@ class LogStore:
         online = [directory for directory in self.directories if not directory.offline]
         if not online:
             raise DiskFailed(str(tp), "all log directories are offline")
-        if tp in self._checkpoints.outlived:
+        if tp in self.checkpoints.outlived:
             # the recovery point of the log before would say that a beginning of the new one is safe on disk, its high
             # watermark that it is committed, and its start would hide that beginning
-            self._checkpoints.forget_outlived(online)
+            self.checkpoints.forget_outlived(online)
         full: DiskFull | None = None
         for directory in sorted(online, key=attrgetter("logs")):
             try:
@@ -690,7 +690,7 @@ class LogStore:
             log = Log.open(
                 self._disk, path, tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                checkpoint=partial(self._checkpoints.write_points, directory),
+                checkpoint=partial(self.checkpoints.write_points, directory),
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)
@@ -716,7 +716,7 @@ class LogStore:
         log.calls.on_full = self._no_room
         log.calls.on_cut = lambda log, offset: self.cleaner.was_cut(log.topic_partition, offset)
         log.calls.on_hole = self.cleaner.may_have_holes
-        log.calls.save_starts = partial(self._checkpoints.write_starts, directory)
+        log.calls.save_starts = partial(self.checkpoints.write_starts, directory)
 
     def delete(self, tp: TopicPartition) -> None:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
@@ -764,7 +764,7 @@ class LogStore:
         directory.logs -= 1
         directory.room.crowded.pop(tp, None)
         if not directory.offline:
-            self._checkpoints.outlived.add(tp)
+            self.checkpoints.outlived.add(tp)
             log.abandon()
 
     def _removed_at_once(self, log: Log, directory: LogDirectory) -> None:
@@ -800,7 +800,7 @@ class LogStore:
         if directory.offline:
             return
         directory.offline = True
-        self._checkpoints.give_up(directory)
+        self.checkpoints.give_up(directory)
         logger.critical(
             "log directory %s is offline, with %d partition(s)", directory.path, len(self._logs_of(directory))
         )
@@ -852,7 +852,7 @@ class LogStore:
 
     def checkpoint(self) -> None:
         """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories now."""
-        self._checkpoints.write_all()
+        self.checkpoints.write_all()
 
     def tick(self, now_ms: int, late_ms: float = 0) -> None:
         """A little upkeep, see :meth:`Upkeep.tick`; call it about every second."""

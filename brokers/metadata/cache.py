@@ -128,7 +128,7 @@ class MetadataCache:
         self._deletions: dict[uuid.UUID, None] = {}
         self._listeners: list[Listener] = []
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._watcher = ZnodeWatcher(store, "metadata", self._read)
+        self.watcher = ZnodeWatcher(store, "metadata", self._read)
         self._topic_configs: dict[str, TopicConfig] = {}
         self.cluster_id = ""
         self.controller_id = NO_CONTROLLER
@@ -280,14 +280,14 @@ class MetadataCache:
 
         Raises BadZnode, also if foreign brokers use the tree.
         """
-        await self._watcher.start()
+        await self.watcher.start()
 
     async def stop(self) -> None:
         """Stop following; the content stays."""
-        await self._watcher.stop()
+        await self.watcher.stop()
 
     async def _read(self, whole: bool) -> None:
-        sequences = await list_changes(self._store, self._watcher.watch)
+        sequences = await list_changes(self._store, self.watcher.watch)
         self._foreign = []
         brokers = await self._read_brokers()
         controller_id = await self._read_controller()
@@ -368,7 +368,7 @@ class MetadataCache:
         self._sequence = sequence
 
     async def _read_brokers(self) -> dict[int, BrokerInfo]:
-        ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self._watcher.watch)]
+        ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self.watcher.watch)]
         brokers = await gather_bounded(sorted(ids), self._read_broker)
         return {broker.id: broker for broker in brokers if broker is not None}
 
@@ -390,10 +390,10 @@ class MetadataCache:
 
     async def _read_controller(self) -> int:
         try:
-            data, _stat = await self._store.get(znodes.CONTROLLER, self._watcher.watch)
+            data, _stat = await self._store.get(znodes.CONTROLLER, self.watcher.watch)
         except NoNode:
-            if await self._store.exists(znodes.CONTROLLER, self._watcher.watch) is not None:
-                self._watcher.read_soon()
+            if await self._store.exists(znodes.CONTROLLER, self.watcher.watch) is not None:
+                self.watcher.read_soon()
             return NO_CONTROLLER
         wrong = foreign_controller(data)
         if wrong is not None:

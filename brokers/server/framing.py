@@ -52,7 +52,7 @@ class Blocks:
     def __init__(self, size: int = RECEIVE_BYTES) -> None:
         self._size = size
         self._common: list[bytearray] = []
-        self._large: list[bytearray] = []
+        self.large_blocks: list[bytearray] = []
 
     def common(self) -> memoryview:
         """A block for what is used up in a turn of the loop, whole: the same one, unless it is still read."""
@@ -76,7 +76,7 @@ class Blocks:
         """A block for one large frame. A few are kept: fresh memory costs the system more than receiving into it."""
         if size < LARGE_STEP:
             return memoryview(bytearray(size))
-        return memoryview(self._free(self._large, -(-size // LARGE_STEP) * LARGE_STEP, LARGE_KEPT))[:size]
+        return memoryview(self._free(self.large_blocks, -(-size // LARGE_STEP) * LARGE_STEP, LARGE_KEPT))[:size]
 
 
 class Framer:

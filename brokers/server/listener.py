@@ -404,7 +404,7 @@ class Server:
         self.connections: dict[int, Connection] = {}
         self._numbers = 0
         self._sweeper: Timer | None = None
-        self._caps = ConnectionCaps(
+        self.caps = ConnectionCaps(
             config.max_connections, config.max_connections_per_ip, config.max_connections_per_ip_overrides
         )
         self.budget = ByteBudget(config.queued_max_request_bytes)
@@ -611,7 +611,7 @@ class Server:
         number = self._numbers
         if self._services is not None:
             config = self._services.metadata.effective  # the caps are dynamic
-            self._caps.limit(
+            self.caps.limit(
                 config.max_connections, config.max_connections_per_ip, config.max_connections_per_ip_overrides
             )
         verdict = self._creation(endpoint, sock, host)
@@ -619,7 +619,7 @@ class Server:
             self.metrics.throttled.labels(CREATED).inc()
             self._look_for_broker(number, endpoint, sock, host, verdict.refused)
             return 0
-        cap = self._caps.admit(host) if self._counted(endpoint.listener) else None
+        cap = self.caps.admit(host) if self._counted(endpoint.listener) else None
         if cap is None:
             self._begin(number, endpoint, sock, host)
             return verdict.wait_ms
@@ -731,7 +731,7 @@ class Server:
 
     def _left(self, peer: ClientConnection) -> None:
         if not self._reserve.leave(peer.id) and self._counted(peer.listener):
-            self._caps.leave(peer.peer_host)
+            self.caps.leave(peer.peer_host)
 
     def meter(self, peer: ClientConnection) -> Meter | None:
         """What measures a connection of that peer; None if no quota can govern it."""

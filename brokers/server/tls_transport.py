@@ -466,7 +466,7 @@ class Handshakes:
         self._metrics = metrics
         self._audit = audit
         self._under_way_max = UNDER_WAY_MAX
-        self._all: set[Handshake] = set()
+        self.all: set[Handshake] = set()
         self._new: list[Handshake] = []
         self._engines = 0
         self._idle: dict[Handshake, int] = {}  # with an engine, since when the peer's next bytes are waited for
@@ -476,11 +476,11 @@ class Handshakes:
         self.workers = ThreadPoolExecutor(WORKERS, "fleetlog-tls")
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.all)
 
     def begin(self, handshake: Handshake) -> None:
         """Look for the client's first record in the loop's next turn, and wait for it; its socket does not block."""
-        self._all.add(handshake)
+        self.all.add(handshake)
         if not self._new:
             self._loop.call_soon(self._look_at_new)
         self._new.append(handshake)
@@ -498,7 +498,7 @@ class Handshakes:
     def close(self) -> None:
         """Drop all, and wait for the workers."""
         self._queue.clear()
-        for handshake in list(self._all):
+        for handshake in list(self.all):
             self.drop(handshake)
         if self._room_timer is not None:
             self._room_timer.cancel()
@@ -713,7 +713,7 @@ class Handshakes:
 
     def _leave(self, handshake: Handshake) -> None:
         handshake.closed = True
-        self._all.discard(handshake)
+        self.all.discard(handshake)
         self._idle.pop(handshake, None)
         self._pause(handshake)
         if handshake.writing:

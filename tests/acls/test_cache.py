@@ -274,8 +274,8 @@ async def test_a_change_is_told_when_this_broker_decides_by_it_not_before(
                 await refresh()
 
             monkeypatch.setattr(broker, "refresh", failing_twice)
-            monkeypatch.setattr(broker._watcher, "read_soon", lambda: None)
-            monkeypatch.setattr(broker._watcher, "watch", lambda _event: None)
+            monkeypatch.setattr(broker.watcher, "read_soon", lambda: None)
+            monkeypatch.setattr(broker.watcher, "watch", lambda _event: None)
             await edit_acls(port, broker, {ORDERS: adding(entry())})
             assert broker.image.entries[ORDERS] == {entry()}
             assert len(failed) == 2

@@ -45,7 +45,7 @@ def test_a_checkpoint_under_way_does_not_miss_the_file_of_one_that_found_no_room
     append(log, batch(5))
     append(other, batch(5))
     store.cleaner.restore({TP: 0})
-    store._checkpoints.begin()
+    store.checkpoints.begin()
     once.path, once.code = name, errno.ENOSPC
     if name == LOG_START_CHECKPOINT:
         log.truncation.delete_records_before(3)

@@ -530,11 +530,11 @@ def test_deleted_partitions_are_forgotten_once_no_checkpoint_has_them(tmp_path):
     store.delete(A)
     _tick_until_checkpointed(store, NOW + 60_000)
     assert "a.b_c-d" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
-    assert store._checkpoints.outlived == {A}, "the checkpoint that was under way still had it"
+    assert store.checkpoints.outlived == {A}, "the checkpoint that was under way still had it"
     store.tick(NOW + 120_000)
     _tick_until_checkpointed(store, NOW + 120_000)
     assert "a.b_c-d" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
-    assert store._checkpoints.outlived == set()
+    assert store.checkpoints.outlived == set()
     store.close()
 
 

@@ -139,7 +139,7 @@ async def test_a_controller_that_is_elected_between_two_looks_is_looked_for_agai
     config = BrokerConfig(broker_id=1, zookeeper_connect="none:1")
     found = MetadataCache(cast("Store", _ElectedBetween()), config, running_timers())
     assert await found._read_controller() == cache.NO_CONTROLLER
-    assert found._watcher._wanted.is_set()
+    assert found.watcher._wanted.is_set()
 
 
 @on_loop
@@ -231,7 +231,7 @@ async def test_the_cache_keeps_its_content_while_zookeeper_is_away(connect: str)
         await boss.controller.create_topics([NewTopic("t")])
         before = dict(boss.metadata.topics)
         await boss.real.close()
-        boss.metadata._watcher.read_soon()
+        boss.metadata.watcher.read_soon()
         await boss.metadata.wait_until(lambda: False, 500)
         assert boss.metadata.ready
         assert boss.metadata.topics == before

@@ -340,7 +340,7 @@ async def test_a_topic_that_another_broker_has_just_created_can_be_altered(
             await lagging.wait()
             await read(whole)
 
-        monkeypatch.setattr(other.metadata._watcher, "_read", late)
+        monkeypatch.setattr(other.metadata.watcher, "_read", late)
         await boss.controller.create_topics([NewTopic("new")])
         await eventually_async(lambda: "new" in boss.metadata.topics, "the topic is known")
         assert "new" not in other.metadata.topics

@@ -72,7 +72,7 @@ def test_twins_hash_alike(key: bytes, partitions: int) -> None:
 def test_a_column_of_keys(keys: list[bytes | None], partitions: int) -> None:
     found = facade.partitions_for_keys(pa.array(keys, pa.binary()), partitions).to_pylist()
     assert found == [-1 if key is None else pure_twin.partition_for_key(key, partitions) for key in keys]
-    runs = facade._runs_of(pa.array(keys, pa.binary()))
+    runs = facade.runs_of(pa.array(keys, pa.binary()))
     both("hash_runs", runs, len(keys), 0)
     both("hash_runs", runs, len(keys), partitions)
 
@@ -126,8 +126,8 @@ def test_twins_agree_on_mutated_payloads(records: list[Record], data: st.DataObj
 def test_columns_become_records(records: list[Record], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(records)))
     last = data.draw(st.integers(first, len(records)))
-    keys = facade._runs_of(pa.array([r.key for r in records], pa.binary()))
-    values = facade._runs_of(pa.array([r.value for r in records], pa.binary()))
+    keys = facade.runs_of(pa.array([r.key for r in records], pa.binary()))
+    values = facade.runs_of(pa.array([r.value for r in records], pa.binary()))
     times = array("q", [r.timestamp for r in records]).tobytes()
     _, payload = both("encode_columns", keys, values, times, first, last, 1000)
     plain = [Record(n, r.timestamp, r.key, r.value) for n, r in enumerate(records[first:last])]
@@ -159,7 +159,7 @@ def test_rows_of_a_partition_become_a_batch_where_they_stand(
                 r._replace(offset=n) for n, r in enumerate(expected)
             ]
     times = array("q", [r.timestamp for r in records]).tobytes()
-    values = facade._runs_of(columns[1])
+    values = facade.runs_of(columns[1])
     both("encode_columns", values, values, times, 0, len(records), 5, None, order, 7)
 
 
@@ -192,7 +192,7 @@ def test_headers_become_records(records: list[Record], data: st.DataObject) -> N
     ]
     assert decode_records(raw[61:], validate_batch(raw)) == expected
     headers = facade._headers_of(pa.array(lists, HEADERS))
-    values = facade._runs_of(pa.array([r.value for r in records], pa.binary()))
+    values = facade.runs_of(pa.array([r.value for r in records], pa.binary()))
     times = array("q", [r.timestamp for r in records]).tobytes()
     both("encode_columns", None, values, times, first, len(records), 5, headers)
 

@@ -118,15 +118,15 @@ def test_a_block_is_used_again_only_without_readers() -> None:
     assert id(blocks.large(100_000).obj) != address
     del rest
     assert id(blocks.large(120_000).obj) == address
-    assert len(blocks._large) == 2
+    assert len(blocks.large_blocks) == 2
 
 
 def test_large_blocks_are_kept_in_bounds() -> None:
     blocks = Blocks(1000)
     held = [blocks.large(size) for size in (LARGE_MOST, LARGE_MOST + 1, *[70_000] * 10)]
     assert all(len(metadata) for metadata in held)
-    assert len(blocks._large) == LARGE_KEPT
-    assert all(len(block) <= LARGE_MOST for block in blocks._large)
+    assert len(blocks.large_blocks) == LARGE_KEPT
+    assert all(len(block) <= LARGE_MOST for block in blocks.large_blocks)
 
 
 def test_a_large_frame_is_received_where_it_lies() -> None:

@@ -379,7 +379,7 @@ def test_other_brokers_have_room_beside_the_caps(cap: str) -> None:
         again.raw(named("replica-2"))
         assert again.frame()[:4] == b"\0\0\0\x05"
         idle.pop().close()
-        server.until(lambda: server.server._caps.count == 1, "room for a client")
+        server.until(lambda: server.server.caps.count == 1, "room for a client")
         assert server.client().ask(heartbeat(), 4).error_code == 0
 
 

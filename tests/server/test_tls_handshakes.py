@@ -132,7 +132,7 @@ def test_accepted_connections_have_the_options_of_their_listener(server: Running
     """They inherit them: TCP_NODELAY, so that answers do not wait, and SO_KEEPALIVE, so that dead peers are noticed."""
     with raw(server):
         server.until(lambda: waiting(server) == 1, "the connection")
-        (handshake,) = handshakes(server)._all
+        (handshake,) = handshakes(server).all
         assert handshake.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert handshake.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
@@ -296,7 +296,7 @@ def test_caps_count_handshakes_and_are_given_back(certificates: Certificates) ->
         assert is_served(server, certificates)
         assert is_served(server, certificates)
         silent[2].close()
-        server.until(lambda: server.server._caps.count == 0, "all places")
+        server.until(lambda: server.server.caps.count == 0, "all places")
 
 
 def test_logins_by_certificate_are_audited(certificates: Certificates) -> None:
@@ -370,7 +370,7 @@ def test_other_brokers_have_room_beside_the_caps(certificates: Certificates) -> 
         for link in links:
             link.close()
         server.until(lambda: len(server.server) == 1, "the close")
-        assert server.call(lambda: server.server._caps.count) == 1
+        assert server.call(lambda: server.server.caps.count) == 1
         again = server.client("SSL", context)
         again.raw(named("replica-3"))
         assert again.frame()[:4] == b"\0\0\0\x05"
@@ -396,7 +396,7 @@ def test_memory_of_silent_and_half_open_peers(server: RunningServer, certificate
         before = rss_mib(os.getpid())
         socks = [raw(server, data) for _ in range(300)]
         server.until(lambda: waiting(server) == 300, "the handshakes")
-        server.until(lambda: not any(one.working for one in handshakes(server)._all), "the workers")
+        server.until(lambda: not any(one.working for one in handshakes(server).all), "the workers")
         each = (rss_mib(os.getpid()) - before) * 1024 / 300
         print(f"{kind}: {each:.1f} KiB each, with the client's socket")
         assert each < limit_kib

@@ -291,7 +291,7 @@ class Cleaner:
         self._settings = settings
         self._note = note
         self._cleaned: dict[TopicPartition, int] = {}
-        self._job: CleaningJob | None = None
+        self.job: CleaningJob | None = None
         self._scan_at_ms = -1
         self._due: deque[TopicPartition] = deque()
         """What else was worth a pass when all logs were looked at last, the dirtiest first."""
@@ -352,7 +352,7 @@ class Cleaner:
 
     def is_cleaning(self, tp: TopicPartition) -> bool:
         """Whether a pass over it is under way: its old segments are not to be deleted now."""
-        return self._job is not None and self._job.log.topic_partition == tp
+        return self.job is not None and self.job.log.topic_partition == tp
 
     def ask_for(self, tp: TopicPartition, *, young: bool = False) -> None:
         """Clean the partition soon, however little of it is dirty. Its active segment is closed for that.
@@ -385,7 +385,7 @@ class Cleaner:
 
     def close(self) -> None:
         """Stop; returns when the worker does nothing more."""
-        job = self._job
+        job = self.job
         if job is not None and (job.pending is None or job.pending.done):
             PendingWork(job.steps.close).run()
         stopping = self._stop()
@@ -393,7 +393,7 @@ class Cleaner:
             logger.warning("a pass of compaction does not stop")
 
     def _stop(self) -> PendingWork | None:
-        job, self._job = self._job, None
+        job, self.job = self.job, None
         if job is None:
             return None
         job.compaction.stopped = True
@@ -412,7 +412,7 @@ class Cleaner:
         self._left_bytes = min(0, self._left_bytes) + self._paced(late_ms) if budget_bytes < 0 else budget_bytes
         self._due.clear()
         self.figures.looked_ms = now_ms
-        if self._job is None and not self._begin(now_ms):
+        if self.job is None and not self._begin(now_ms):
             return False
         self.resume(now_ms)
         return True
@@ -420,7 +420,7 @@ class Cleaner:
     @property
     def goes_on(self) -> bool:
         """Whether :meth:`resume` may have something to do before the next step."""
-        job = self._job
+        job = self.job
         if job is None:
             return self._left_bytes > 0 and bool(self._due)
         return self._left_bytes > 0 or job.pending is not None or job.ready is not None
@@ -430,7 +430,7 @@ class Cleaner:
 
         Returns whether anything could be done; if not, the disk's thread is at work. Raises as :meth:`step`.
         """
-        job = self._job
+        job = self.job
         if job is None:
             return self._left_bytes > 0 and self._begin_next(now_ms)
         overtaken = job.log.offline or job.log.cuts != job.cuts or not is_cleaned(job.log)
@@ -585,7 +585,7 @@ class Cleaner:
         if self._work_disk is None:
             self._work_disk = self._disk.for_work()
         compaction = Compaction(self._work_disk, self._plan(log, part, now_ms))
-        self._job = CleaningJob(log, compaction, noted, now_ms, self._asked.get(tp))
+        self.job = CleaningJob(log, compaction, noted, now_ms, self._asked.get(tp))
 
     def _is_left_alone(self, log: Log) -> bool:
         tp = log.topic_partition

@@ -60,7 +60,7 @@ def test_the_disks_thread_works_in_slices(tmp_path, monkeypatch):
     monkeypatch.setattr("fleetlog.brokers.log.compaction.cleaner.SLICE_BYTES", 1000)
     assert cleaner.step(NOW)
     while cleaner.goes_on:
-        slices.append(cleaner._job.handled_bytes if cleaner._job is not None else 0)
+        slices.append(cleaner.job.handled_bytes if cleaner.job is not None else 0)
         cleaner.resume(NOW)
     assert cleaner.figures.passes == 1
     assert max(slices) < 3000, "until a slice's bytes are passed, at a segment's end here"

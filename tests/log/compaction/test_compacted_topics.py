@@ -177,7 +177,7 @@ def test_a_pass_that_stops_removes_what_it_began_before_the_next_one_begins(tmp_
     begun = tmp_path / str(TP) / f"{0:020d}.log.cleaned"
     while not begun.exists():
         assert cleaner.step(NOW, 1)
-    job = cleaner._job
+    job = cleaner.job
     if how == "deleted":
         cleaner.forget(TP)
     elif how == "cut":
@@ -200,7 +200,7 @@ def test_the_map_goes_with_the_pass(tmp_path, how):
     fill(log)
     cleaner = cleaner_of(QuickDisk(), log)
     cleaner.step(NOW, 1)
-    compaction = cleaner._job.compaction
+    compaction = cleaner.job.compaction
     assert hasattr(compaction, "_keys")
     gone = weakref.ref(compaction)
     gc.disable()
