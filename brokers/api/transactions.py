@@ -50,7 +50,7 @@ from fleetlog.brokers.api.transaction_lists import (
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
-from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import TransactionMarker
 from fleetlog.brokers.coordinators.transactions.coordinator import MarkerRuns
 from fleetlog.brokers.coordinators.transactions.verification import command_for, errors_of
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS

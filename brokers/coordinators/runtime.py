@@ -13,8 +13,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fleetlog.brokers.coordinators.pending import PendingAnswer
-from fleetlog.brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
-from fleetlog.brokers.coordinators.shard_host import ShardHost, ShardState
+from fleetlog.brokers.coordinators.shard_host import ShardHost, ShardState, TransactionMarker
 from fleetlog.brokers.model import Clock
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.timers import Timers
@@ -23,6 +22,9 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from fleetlog.brokers.replication.partition import Partition
     from fleetlog.brokers.replication.replicas import ReplicaManager
 
 __all__ = ["CoordinatorRuntime", "PendingAnswer", "java_string_hash"]
@@ -70,7 +72,7 @@ class CoordinatorRuntime(Generic[S]):
         make_shard: Callable[[int], S],
         *,
         partition_count: Callable[[], int],
-        loop: LoopPort,
+        loop: asyncio.AbstractEventLoop,
         timers: Timers,
         clock: Clock,
         origin: Any,
@@ -92,7 +94,7 @@ class CoordinatorRuntime(Generic[S]):
 
     # ---- leadership ------------------------------------------------------------------------------------------------
 
-    def partition_elected(self, partition: PartitionPort) -> None:
+    def partition_elected(self, partition: Partition) -> None:
         """Load the partition's shard: this broker was elected, in a new epoch."""
         if partition.tp.topic != self.topic or self._closed:
             return

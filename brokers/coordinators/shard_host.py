@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from fleetlog._native.batch import (
     BatchHeader,
@@ -35,7 +35,6 @@ from fleetlog._native.batch import (
     validate_batch,
 )
 from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
-from fleetlog.brokers.coordinators.ports import LogPort, LoopPort, PartitionPort, TransactionMarker
 from fleetlog.brokers.model import Clock
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import (
@@ -56,6 +55,12 @@ from fleetlog.txn.commands import (
 from fleetlog.wire.compression import decompress
 from fleetlog.wire.errors import ErrorCode
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from fleetlog.brokers.log import Log
+    from fleetlog.brokers.replication.partition import Partition
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,14 +72,28 @@ _CONTROL_KEY = struct.Struct(">hh")
 _ABORT, _COMMIT = 0, 1
 
 
+class TransactionMarker(NamedTuple):
+    """One end-of-transaction marker of a WriteTxnMarkers request.
+
+    ``run_remaining`` further markers of the same batch transaction follow; each partition appends them together.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    transaction_version: int = 0
+    run_remaining: int = 0
+
+
 class Loader:
     """Reads a log from its start to its end at election. Calls ``on_done(None)`` or ``on_done(error)`` at the end."""
 
     def __init__(
         self,
-        log: LogPort,
+        log: Log,
         shard: Shard,
-        loop: LoopPort,
+        loop: asyncio.AbstractEventLoop,
         clock: Clock,
         on_done: Callable[[Exception | None], None],
     ) -> None:
@@ -327,10 +346,10 @@ class ShardHost(Generic[S]):
 
     def __init__(
         self,
-        partition: PartitionPort,
+        partition: Partition,
         shard: S,
         *,
-        loop: LoopPort,
+        loop: asyncio.AbstractEventLoop,
         timers: Timers,
         clock: Clock,
         origin: Any,

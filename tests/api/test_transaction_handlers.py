@@ -14,7 +14,7 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.api.transaction_lists import handle_list_transactions
 from fleetlog.brokers.api.transactions import handle_describe_producers
 from fleetlog.brokers.api.unpacking import PAUSE
-from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import TransactionMarker
 from fleetlog.brokers.log import RealDisk
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from fleetlog.brokers.replication import isr

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.coordinators.ports import TransactionMarker
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
-from fleetlog.brokers.coordinators.shard_host import LONG_WRITE
+from fleetlog.brokers.coordinators.shard_host import LONG_WRITE, TransactionMarker
 from fleetlog.txn.commands import (
     DEFERRED,
     Answer,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import TransactionMarker
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.producers.markers import encode_marker_run
 from fleetlog.brokers.model import BrokerId

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.coordinators.ports import TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import TransactionMarker
 from fleetlog.brokers.coordinators.transactions import coordinator, verification
 from fleetlog.brokers.coordinators.transactions.coordinator import MarkerSender
 from fleetlog.brokers.coordinators.transactions.verification import Verifier

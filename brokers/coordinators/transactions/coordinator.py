@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.coordinators.pending import PendingAnswer
-from fleetlog.brokers.coordinators.ports import PartitionPort, TransactionMarker
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
-from fleetlog.brokers.coordinators.shard_host import ShardHost
+from fleetlog.brokers.coordinators.shard_host import ShardHost, TransactionMarker
 from fleetlog.brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.producers.markers import encode_marker_run
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.groups.shard import GroupShard
     from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
     from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.partition import Partition
     from fleetlog.brokers.replication.replicas import ReplicaManager
     from fleetlog.brokers.timers import Timer
     from fleetlog.coordination.store import Store
@@ -674,7 +674,7 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
                 self._append_run(tp, run, take(indexes))
 
     @staticmethod
-    def _await_commit(partition: PartitionPort, offset: int, done: Callable[[ErrorCode], None]) -> None:
+    def _await_commit(partition: Partition, offset: int, done: Callable[[ErrorCode], None]) -> None:
         partition.wait_for(offset, done, gives_up=True)  # it is sent again, and others must not wait
 
     def _append_run(
