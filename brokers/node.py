@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from fleetlog.brokers.api.audit import Audit, started_audit
 from fleetlog.brokers.api.audit_writer import AuditWriter
@@ -56,6 +56,7 @@ from fleetlog.brokers.replication.proposals import Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
 from fleetlog.brokers.timers import Timers
+from fleetlog.coordination.previous_session import PreviousSession
 from fleetlog.coordination.registration import (
     Advertisement,
     DuplicateBroker,
@@ -82,19 +83,6 @@ class StartError(Exception):
     """The broker cannot start; the message says what to change."""
 
 
-class PreviousSessionPort(Protocol):
-    """Storage of the ZooKeeper session's credentials for the broker's next start."""
-
-    def load(self) -> tuple[int, bytes] | None:
-        """Session id and password of the previous session, if they are certainly this broker's."""
-
-    def keep(self, session_id: int, password: bytes) -> None:
-        """Store the present credentials."""
-
-    def forget(self) -> None:
-        """Delete the credentials: the session was closed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The ports of a broker. ``connect_peers`` makes a client for the other brokers, one per purpose.
@@ -107,7 +95,7 @@ class Ports:
     clock: Clock
     disk: DiskPort
     store: SessionStore
-    previous_session: PreviousSessionPort
+    previous_session: PreviousSession
     connect_peers: Callable[[MetadataCache, Timers, str], PeersPort]
     new_cluster_id: Callable[[], str]
     new_id: Callable[[], uuid.UUID] = uuid.uuid4

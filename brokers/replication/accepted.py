@@ -10,9 +10,8 @@ to know, wherever floors stood meanwhile.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import crc32c
 from fleetlog._native.errors import CorruptBatch
@@ -35,6 +34,7 @@ from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from fleetlog.brokers.peers.calls import PeersPort
+    from fleetlog.brokers.replication.fetch_plan import LackingReplica
     from fleetlog.brokers.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -145,22 +145,6 @@ PART_BYTES = 4 * 1024 * 1024
 ASK_MS = 10_000
 
 
-class Lacking(Protocol):
-    """A replica that lacks what was accepted before ``offset``."""
-
-    @property
-    def key(self) -> tuple[uuid.UUID, int]:
-        """Topic id and index."""
-
-    @property
-    def leader_epoch(self) -> int:
-        """In which it follows."""
-
-    @property
-    def offset(self) -> int:
-        """Where its log begins."""
-
-
 class ToldPart(NamedTuple):
     """A part of the positions, from the byte on that was asked for; size and checksum are those of all of them."""
 
@@ -183,7 +167,9 @@ def own_accepted(
     return ToldPart(body[position : position + PART_BYTES], len(body), crc32c(body))
 
 
-async def ask_accepted(peers: PeersPort, broker_id: int, lacking: Lacking, now_ms: int) -> memoryview | ErrorCode:
+async def ask_accepted(
+    peers: PeersPort, broker_id: int, lacking: LackingReplica, now_ms: int
+) -> memoryview | ErrorCode:
     """The leader's positions, or why there are none now. Raises PeerUnavailable."""
     received = bytearray()
     size = checksum = -1
@@ -203,7 +189,7 @@ async def ask_accepted(peers: PeersPort, broker_id: int, lacking: Lacking, now_m
 _CODES = frozenset(map(int, ErrorCode))
 
 
-async def _ask(peers: PeersPort, broker_id: int, lacking: Lacking, position: int, now_ms: int) -> Any:
+async def _ask(peers: PeersPort, broker_id: int, lacking: LackingReplica, position: int, now_ms: int) -> Any:
     topic_id, index = lacking.key
     request = messages.AcceptedPositionsRequest(
         version=0, topic_id=topic_id, partition_index=index, current_leader_epoch=lacking.leader_epoch,

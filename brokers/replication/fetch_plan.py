@@ -21,12 +21,16 @@ import itertools
 import logging
 import uuid
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlog.brokers.metrics.exposition import LONG_SLICE, in_slices
-from fleetlog.brokers.model import PartitionState, TopicPartition
+from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.throttles import ReplicationThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -55,58 +59,6 @@ _WAITS_FOR_METADATA = (
     ErrorCode.STALE_BROKER_EPOCH,
 )
 """Leader and follower know different states. A metadata update resolves it; until then the fetch is retried."""
-
-
-class FollowedLog(Protocol):
-    """How the plan moves a partition's log; see ``brokers.replication.follower_role``."""
-
-    def fetch_position(self) -> tuple[int, int, int]:
-        """Fetch offset, epoch of the record before it, log start offset."""
-
-    def replicate(
-        self, leader_epoch: int, records: memoryview, high_watermark: int, log_start_offset: int, now_ms: int, /
-    ) -> ErrorCode:
-        """Append, then apply the leader's high watermark and log start."""
-
-    def diverged(self, leader_epoch: int, epoch: int, end_offset: int, /) -> ErrorCode:
-        """Truncate the records that the leader does not have."""
-
-    def out_of_range(self, leader_epoch: int, leader_start: int, leader_end: int, /) -> ErrorCode:
-        """Move the position into the leader's log."""
-
-    @property
-    def positions_from(self) -> int | None:
-        """The offset before which the log lacks accepted positions; None if it lacks nothing."""
-
-    def take_positions(self, leader_epoch: int, body: memoryview | None, /) -> ErrorCode:
-        """Take the leader's accepted positions; None if it cannot tell."""
-
-
-class Followed(Protocol):
-    """What the plan needs of a partition."""
-
-    tp: TopicPartition
-    topic_id: uuid.UUID
-    state: PartitionState
-    leader_epoch: int
-    log: Any
-
-    @property
-    def follower_role(self) -> FollowedLog:
-        """What appends to its log, and truncates it."""
-
-
-class Throttle(Protocol):
-    """The follower's side of ``brokers.replication.throttles``."""
-
-    def applies(self, tp: TopicPartition) -> bool:
-        """Whether the topic's setting names the replica."""
-
-    def record(self, size: int, now_ms: int) -> None:
-        """Count received bytes of a throttled replica."""
-
-    def wait_ms(self, now_ms: int) -> int:
-        """The pause of throttled replicas; 0 for none."""
 
 
 class Counts:
@@ -163,7 +115,7 @@ class _Asked(NamedTuple):
 class _Entry:
     __slots__ = ("asked", "due_ms", "failures", "high_watermark", "partition")
 
-    def __init__(self, partition: Followed) -> None:
+    def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.asked: _Asked | None = None  # None: a response in flight is ignored
         self.due_ms: int | None = None  # the end of its pause
@@ -182,7 +134,12 @@ class FetchPlan:
     """
 
     def __init__(
-        self, broker_id: int, leader_id: int, limits: Limits, counts: Counts, throttle: Throttle | None = None
+        self,
+        broker_id: int,
+        leader_id: int,
+        limits: Limits,
+        counts: Counts,
+        throttle: ReplicationThrottle | None = None,
     ) -> None:
         self.leader_id = leader_id
         self._broker_id = broker_id
@@ -212,7 +169,7 @@ class FetchPlan:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def follow(self, partition: Followed) -> None:
+    def follow(self, partition: Partition) -> None:
         """Fetch this partition, with fresh state."""
         key = (partition.topic_id, partition.tp.partition)
         entry = self._entries[key] = _Entry(partition)

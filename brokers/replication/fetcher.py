@@ -23,11 +23,9 @@ from fleetlog.brokers.replication.fetch_plan import (
     SESSION_ERRORS,
     Counts,
     FetchPlan,
-    Followed,
     Key,
     Limits,
     Request,
-    Throttle,
 )
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, decode_fetch_response, encode_fetch_request
@@ -36,6 +34,8 @@ from fleetlog.wire.messages import ListOffsetsRequest
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.metrics.registry import Metrics
+    from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.throttles import ReplicationThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ReplicaFetchers:
         *,
         broker_epoch: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
-        throttle: Throttle | None = None,
+        throttle: ReplicationThrottle | None = None,
         tells_positions: Callable[[int], bool] = lambda broker_id: True,
     ) -> None:
         """``tells_positions``: whether that broker knows AcceptedPositions (``BrokerInfo.tells_positions``)."""
@@ -80,7 +80,7 @@ class ReplicaFetchers:
         self._followed: dict[TopicPartition, tuple[_Fetcher, Key]] = {}
         self._closed = False
 
-    def follow(self, partition: Followed) -> None:
+    def follow(self, partition: Partition) -> None:
         """Fetch the partition from the leader that its state names, and from no other broker."""
         self.unfollow(partition.tp)
         leader = partition.state.leader

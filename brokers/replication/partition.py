@@ -121,20 +121,13 @@ def call(callback: Callable[..., None], *args: Any) -> None:
         logger.exception("partition: a callback failed")
 
 
-class ConfirmedReplica(Protocol):
-    """What the confirmations need of their partition."""
-
-    log: Log
-    is_leader: bool
-
-
 class Confirmations:
     """See the module, and :class:`~brokers.replication.serving.LeaderLease` for what needs them."""
 
     __slots__ = ("_clock", "_followers", "_in_sync", "_lease", "_replica", "_waits")
 
     def __init__(
-        self, replica: ConfirmedReplica, followers: Followers, in_sync: InSyncSet, lease: LeaderLease, clock: Clock
+        self, replica: Partition, followers: Followers, in_sync: InSyncSet, lease: LeaderLease, clock: Clock
     ) -> None:
         self._replica = replica
         self._followers = followers
@@ -198,27 +191,12 @@ class Position(NamedTuple):
     log_start_offset: int
 
 
-class FollowingReplica(Protocol):
-    """What the role needs of its partition."""
-
-    tp: TopicPartition
-    log: Log
-    state: PartitionState
-    is_leader: bool
-    leader_epoch: int
-    deleted: bool
-    figures: TopicFigures | None
-
-    def committed(self) -> None:
-        """The high watermark or the log start moved."""
-
-
 class FollowerRole:
     """See the module. It acts only while its replica follows in the epoch of the call."""
 
     __slots__ = ("_clock", "_replica", "_stopped", "lost_commits")
 
-    def __init__(self, replica: FollowingReplica, clock: Clock, stopped: dict[TopicPartition, str]) -> None:
+    def __init__(self, replica: Partition, clock: Clock, stopped: dict[TopicPartition, str]) -> None:
         """``stopped``: why replicas of this broker do not follow their leaders, kept by their roles."""
         self._replica = replica
         self._clock = clock

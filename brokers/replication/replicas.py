@@ -11,7 +11,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog.brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from fleetlog.brokers.log.producers.rejected import BeforeLeading
@@ -29,6 +29,7 @@ from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.proposals import IsrWriter
 from fleetlog.brokers.replication.serving import BrokerLease
 from fleetlog.brokers.replication.unopened import UnopenedReplica, step_aside, why_lost
+from fleetlog.brokers.timers import Handle
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -44,14 +45,7 @@ PER_TURN = 32
 """At most so many in one turn: about 10 ms."""
 
 
-class ScheduledCall(Protocol):
-    """A call in the loop's next turn."""
-
-    def cancel(self) -> object:
-        """Don't call."""
-
-
-CallSoon = Callable[[Callable[[], None]], ScheduledCall]
+CallSoon = Callable[[Callable[[], None]], Handle]
 """The loop's ``call_soon``."""
 
 
@@ -69,7 +63,7 @@ class Backlog:
         self._work = work
         self._emptied = emptied
         self._left: dict[TopicPartition, None] = {}
-        self._turn: ScheduledCall | None = None
+        self._turn: Handle | None = None
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._left

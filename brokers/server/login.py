@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.logins.users import ScramUsers
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.server.limits import QuietLog
+    from fleetlog.brokers.server.purgatory import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,6 @@ class Receiver(Protocol):
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """As a socket's."""
-
-
-class SlotPort(Protocol):
-    """The place of a request's answer."""
-
-    def answer(self, chunks: list[Any]) -> None:
-        """The answer's frame."""
 
 
 class ConnectionPort(Protocol):
@@ -181,7 +175,7 @@ class LoginGate:
         self._quiet = quiet
         self._delay_ms = delay_ms
 
-    def admits(self, connection: ConnectionPort, login: ConnectionLogin, frame: memoryview, slot: SlotPort) -> bool:
+    def admits(self, connection: ConnectionPort, login: ConnectionLogin, frame: memoryview, slot: Slot) -> bool:
         """Whether the request goes on to its handler; else it is answered here, now or later, or closes."""
         clock, sasl = self._services.clock, login.sasl
         if not login.count():
@@ -242,16 +236,14 @@ class LoginGate:
         answer.begin(resume)
 
     def _raw_resumed(
-        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, step: LoginStep | AuthenticationFailed
+        self, connection: ConnectionPort, login: ConnectionLogin, slot: Slot, step: LoginStep | AuthenticationFailed
     ) -> None:
         clock = self._services.clock
         self._answer_raw(
             connection, login, slot, login.sasl.raw_authenticated(step, clock.mono_ms(), clock.wall_ms())
         )  # fmt: skip
 
-    def _answer_raw(
-        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, answer: RawAnswer
-    ) -> None:
+    def _answer_raw(self, connection: ConnectionPort, login: ConnectionLogin, slot: Slot, answer: RawAnswer) -> None:
         framed = [] if answer.token is None else hot.framed(b"", [answer.token])
         self._conclude(connection, login, slot, framed, answer.then, answer.detail)
 
@@ -259,7 +251,7 @@ class LoginGate:
         self,
         connection: ConnectionPort,
         login: ConnectionLogin,
-        slot: SlotPort,
+        slot: Slot,
         version: int,
         correlation_id: int,
         answer: AuthenticateAnswer,
@@ -277,7 +269,7 @@ class LoginGate:
         self,
         connection: ConnectionPort,
         login: ConnectionLogin,
-        slot: SlotPort,
+        slot: Slot,
         answer: list[bytes],
         then: Then,
         detail: str,
