@@ -14,8 +14,8 @@ segment's base then follows on it, as in a log without holes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from fleetlog._native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
 from fleetlog._native.compact import KeyMap, collect_keys, keep_records
@@ -23,6 +23,7 @@ from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, no_way_back
 from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.indexes import AbortedTxn, unpack_aborted
+from fleetlog.brokers.log.producers.entries import ProducerEntry
 from fleetlog.brokers.log.producers.markers import Marker
 from fleetlog.brokers.log.producers.snapshots import snapshot_path
 from fleetlog.brokers.log.producers.state import admitted_of
@@ -41,34 +42,10 @@ from fleetlog.wire import compression
 from fleetlog.wire.types import NO_PRODUCER_ID, NO_TIMESTAMP
 
 
-class KnownProducer(Protocol):
-    """What is remembered of a producer; ``ProducerEntry`` is one."""
-
-    @property
-    def epoch(self) -> int:
-        """Its epoch."""
-
-    @property
-    def last_offset(self) -> int:
-        """The last offset of its last batch with records, or -1."""
-
-    @property
-    def batches(self) -> Sequence[KnownBatch]:
-        """Its last batches with records, oldest first."""
-
-
-class KnownBatch(Protocol):
-    """One of them; ``BatchMeta`` is one."""
-
-    @property
-    def last_offset(self) -> int:
-        """Of its last record."""
-
-
 class KnownProducers(NamedTuple):
     """By producer id those that are remembered, and the high watermark: batches at or above it may be lost yet."""
 
-    entries: Mapping[int, KnownProducer]
+    entries: Mapping[int, ProducerEntry]
     high_watermark: int
 
 
