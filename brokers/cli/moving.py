@@ -81,7 +81,10 @@ def _reassignment_errors(answer: Any) -> Iterable[type[Exception]]:
 def request_elections(
     client: AdminClient, wanted: Collection[TopicPartition] | None, kind: int, timeout_ms: int
 ) -> dict[TopicPartition, Answer]:
-    """Request elections (None: of all partitions): (error code, message) for each. Raises KafkaError."""
+    """Request elections (None: of all partitions): (error code, message) for each.
+
+    Raises KafkaError, also when none was held in time.
+    """
     rows = None
     if wanted is not None:
         names = sorted({tp.topic for tp in wanted})
@@ -90,11 +93,14 @@ def request_elections(
     answer = client._manager.run(
         client._send_request_to_controller, request, lambda found: [kafka_errors.for_code(found.error_code)]
     )
-    return {
+    answers = {
         TopicPartition(topic.topic, one.partition_id): (one.error_code, one.error_message)
         for topic in answer.replica_election_results
         for one in topic.partition_result
     }
+    if {code for code, _ in answers.values()} == {kafka_errors.RequestTimedOutError.errno}:
+        raise kafka_errors.RequestTimedOutError
+    return answers
 
 
 def perform(
