@@ -40,7 +40,13 @@ from fleetlog.brokers.documents import BadDocument
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from fleetlog.wire.requests import (
+    CreateAclsCreations,
+    CreateAclsRequest,
+    DeleteAclsFilters,
+    DeleteAclsRequest,
+    DescribeAclsRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +83,7 @@ def _code(kind: type[_Code], number: int) -> _Code:
         return kind(0)
 
 
-def _filter(asked: Any) -> AclFilter:
+def _filter(asked: DescribeAclsRequest | DeleteAclsFilters) -> AclFilter:
     """Raises InvalidAcl."""
     meant = AclFilter(
         type=_code(ResourceType, asked.resource_type_filter),
@@ -267,7 +273,11 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
     version = context.api_version
     result = response.DeleteAclsFilterResult
 
-    def row(error: ErrorCode, message: str | None, matching: list[Any]) -> Any:
+    def row(
+        error: ErrorCode,
+        message: str | None,
+        matching: list[messages.DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl],
+    ) -> messages.DeleteAclsResponse.DeleteAclsFilterResult:
         return result(version=version, error_code=int(error), error_message=message, matching_acls=matching)
 
     cache = _cache(context, ALTER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from fleetlog.brokers.acls.access import (
     ALTER_CONFIGS,
@@ -49,6 +49,8 @@ _TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 
 @in_task
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
@@ -72,7 +74,7 @@ async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, co
     return _described(context, ErrorCode.NONE, None, rows)
 
 
-def _parts(entity: Entity, make: Callable[..., Any], version: int) -> list[Any]:
+def _parts(entity: Entity, make: Callable[..., R], version: int) -> list[R]:
     named = ((USER, entity.user), (CLIENT_ID, entity.client_id), (IP, entity.ip))
     return [
         make(version=version, entity_type=kind, entity_name=None if name is DEFAULT else name)
@@ -81,7 +83,12 @@ def _parts(entity: Entity, make: Callable[..., Any], version: int) -> list[Any]:
     ]
 
 
-def _described(context: Context, error: ErrorCode, message: str | None, rows: list[Any] | None) -> Done:
+def _described(
+    context: Context,
+    error: ErrorCode,
+    message: str | None,
+    rows: list[messages.DescribeClientQuotasResponse.EntryData] | None,
+) -> Done:
     response = messages.DescribeClientQuotasResponse
     return Done(
         response(version=context.api_version, error_code=int(error), error_message=message, entries=rows)

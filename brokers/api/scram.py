@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
@@ -63,7 +63,11 @@ async def handle_describe_user_scram_credentials(
     return _described(ErrorCode.NONE, None, rows)
 
 
-def _described(error: ErrorCode, message: str | None, rows: list[Any]) -> Done:
+def _described(
+    error: ErrorCode,
+    message: str | None,
+    rows: list[messages.DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult],
+) -> Done:
     response = messages.DescribeUserScramCredentialsResponse
     return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
 

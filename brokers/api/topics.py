@@ -53,7 +53,7 @@ from fleetlog.brokers.controller.requests import (
 from fleetlog.brokers.model import AUDIT_TOPIC, id_text
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
+from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, CreateTopicsTopics, DeleteTopicsRequest
 from fleetlog.wire.rows import NamedRows
 
 UNKNOWN = -1
@@ -105,7 +105,7 @@ def _kept_for_brokers(request: CreateTopicsRequest, context: Context) -> frozens
     return frozenset({AUDIT_TOPIC})
 
 
-def _partition_count(topic: Any, context: Context) -> int:
+def _partition_count(topic: CreateTopicsTopics, context: Context) -> int:
     count = len(topic.assignments) or topic.num_partitions
     return count if count > 0 else context.services.metadata.effective.num_partitions
 
@@ -119,7 +119,7 @@ def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:
     return TopicOutcome(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.", None, topic_id)
 
 
-def _new_topic(topic: Any) -> NewTopic:
+def _new_topic(topic: CreateTopicsTopics) -> NewTopic:
     assigned = Counter(part.partition_index for part in topic.assignments)
     return NewTopic(
         name=topic.name,
