@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
@@ -48,15 +48,6 @@ CURSOR_MAX: Final = 40_000
 
 Positions = dict[int, int]
 Matches = Callable[[StoredRecord], bool]
-
-
-class RecordSource(Protocol):
-    """What records come from: a TopicReader, in short."""
-
-    def fetch(
-        self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
-    ) -> dict[int, FetchedPart]:
-        """Records of partitions, from these offsets on."""
 
 
 @dataclass(slots=True)
@@ -116,7 +107,7 @@ class Browse:
 
     def __init__(
         self,
-        source: RecordSource,
+        source: TopicReader,
         bounds: Mapping[int, PartitionBounds],
         *,
         count: int,
