@@ -51,8 +51,7 @@ from fleetlog.brokers.replication.inventory_keeper import (
     later_epochs,
     stale_directories,
 )
-from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
-from fleetlog.brokers.replication.proposals import Proposer
+from fleetlog.brokers.replication.isr_writer import IsrWriter, Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
 from fleetlog.brokers.timers import Timers
@@ -118,7 +117,7 @@ class Node:
         self._metrics = metrics
         self._timers = Timers(ports.loop, ports.clock)
         self._logs: LogStore | None = None
-        self._isr_writer: ZooKeeperIsrWriter | None = None
+        self._isr_writer: IsrWriter | None = None
         self._fetchers: ReplicaFetchers | None = None
         self._room: RoomKeeper | None = None
         self._authorization = Authorization(config, ports.store, ports.clock.mono_ms, ports.addresses)
@@ -235,7 +234,7 @@ class Node:
         config, ports = self.config, self._ports
         store, clock, timers = ports.store, ports.clock, self._timers
         peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
-        self._isr_writer = ZooKeeperIsrWriter(
+        self._isr_writer = IsrWriter(
             store,
             config.broker_id,
             incarnation=self._incarnation,

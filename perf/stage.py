@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.acls.access import Access
@@ -87,7 +87,7 @@ class LoneLeader:
         logs.load()
         self.replicas = ReplicaManager(
             ME, self.metadata, logs, self.clock,
-            session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
+            session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=cast(Any, self),
             call_soon=absent,  # its topics are small: their logs are made in the turn in which they are declared
             topic_figures=TopicTable(100) if figures else None,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The in-sync set of a partition as its replica sees it, and the changes that the replica proposes.
 
 A leader proposes that caught-up followers join and that lagging ones leave, or resigns; a follower can only leave. One
-change at a time: it is written by compare-and-set (:class:`~brokers.replication.proposals.IsrWriter`). The outcome, or
+change at a time: it is written by compare-and-set (:class:`~brokers.replication.isr_writer.IsrWriter`). The outcome, or
 a newer state from the metadata cache, ends the proposal. Until then both sets count (:attr:`InSyncSet.maximal_isr`).
 
 Source: KIP-497, KIP-966; :mod:`brokers.replication.isr` has the rules.
@@ -19,11 +19,12 @@ from fleetlog.brokers.model import NO_LEADER, BrokerInfo, PartitionState, TopicP
 from fleetlog.brokers.replication import isr
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.followers import Followers
-from fleetlog.brokers.replication.proposals import IsrWriter
 from fleetlog.brokers.replication.serving import LeaderLease
 
 if TYPE_CHECKING:
     import uuid
+
+    from fleetlog.brokers.replication.isr_writer import IsrWriter
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.znodes import Change, StatesChanged
-from fleetlog.brokers.model import PartitionState
+from fleetlog.brokers.model import PartitionState, TopicPartition
 from fleetlog.brokers.replication import isr
 from fleetlog.coordination.changes import entry
 from fleetlog.coordination.registration import incarnation_path
@@ -39,7 +39,7 @@ from fleetlog.coordination.store import (
 )
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.replication.proposals import Proposer
+    import uuid
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,35 @@ RETRY_SECONDS = 0.1
 READ_MS = 1_000
 
 
+class Proposer(Protocol):
+    """What a replica proposes states by, as their writer sees it."""
+
+    tp: TopicPartition
+    topic_id: uuid.UUID
+
+    @property
+    def state(self) -> PartitionState:
+        """The known state, which a proposal changes."""
+
+    @property
+    def proposed(self) -> PartitionState | None:
+        """The state whose write is in flight."""
+
+    def proposal_written(self, state: PartitionState) -> None:
+        """The state is written."""
+
+    def proposal_refused(self, state: PartitionState) -> None:
+        """The state certainly is not written and never will be."""
+
+
 class _Proposal(NamedTuple):
     partition: Proposer
     base_epoch: int
     state: PartitionState
 
 
-class ZooKeeperIsrWriter:
-    """See the module; implements ``proposals.IsrWriter``. One per broker, loop thread only."""
+class IsrWriter:
+    """See the module. One per broker, loop thread only."""
 
     def __init__(
         self,

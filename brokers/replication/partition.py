@@ -34,7 +34,6 @@ from fleetlog.brokers.model import BrokerInfo, Clock, PartitionState, TopicParti
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.followers import Followers
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
-from fleetlog.brokers.replication.proposals import IsrWriter
 from fleetlog.brokers.replication.serving import LEADER_ONLY, LeaderLease, Serve, not_led
 from fleetlog.wire.errors import ErrorCode
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from fleetlog._native.batch import Admitted
     from fleetlog.brokers.metrics.topics import TopicFigures
+    from fleetlog.brokers.replication.isr_writer import IsrWriter
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from fleetlog.brokers.model import (
 )
 from fleetlog.brokers.replication import isr
 from fleetlog.brokers.replication.partition import Partition
-from fleetlog.brokers.replication.proposals import IsrWriter
 from fleetlog.brokers.replication.serving import BrokerLease
 from fleetlog.brokers.replication.unopened import UnopenedReplica, step_aside, why_lost
 from fleetlog.brokers.timers import Handle
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
     from fleetlog.brokers.metrics.topics import TopicTable
+    from fleetlog.brokers.replication.isr_writer import IsrWriter
 
 logger = logging.getLogger(__name__)
 

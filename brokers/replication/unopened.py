@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from fleetlog.brokers.model import NO_LEADER, PartitionState, TopicPartition
 from fleetlog.brokers.replication import isr
-from fleetlog.brokers.replication.proposals import IsrWriter
 
 if TYPE_CHECKING:
     from fleetlog.brokers.log import LogStore
     from fleetlog.brokers.replication.in_sync_set import InSyncSet
+    from fleetlog.brokers.replication.isr_writer import IsrWriter
 
 
 class UnopenedReplica:

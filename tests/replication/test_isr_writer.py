@@ -10,7 +10,7 @@ import pytest
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.model import PartitionState, TopicPartition
-from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
+from fleetlog.brokers.replication.isr_writer import IsrWriter
 from fleetlog.coordination.registration import incarnation_path
 from fleetlog.coordination.store import Store, StoreError
 from fleetlog.coordination.tree import ensure
@@ -74,7 +74,7 @@ async def test_what_was_proposed_for_a_deleted_topic_is_not_written_for_the_next
         then, now = uuid.uuid4(), uuid.uuid4()
         known, replica = Known(then), Replica(then)
         known.unread = [False, StoreError("no answer"), now]
-        writer = ZooKeeperIsrWriter(
+        writer = IsrWriter(
             store, 2, incarnation=lambda: 0, topic_exists=lambda one: one.topic_id == known.topic_id,
             refreshed=known.refreshed,
         )  # fmt: skip
@@ -97,7 +97,7 @@ async def test_a_broker_reads_once_in_each_registration(connect: str) -> None:
             reads.append(incarnation[0])
             return True
 
-        writer = ZooKeeperIsrWriter(
+        writer = IsrWriter(
             store, 2, incarnation=lambda: incarnation[0], topic_exists=lambda one: True, refreshed=refreshed
         )
         for version in range(4):

@@ -39,7 +39,7 @@ from fleetlog.brokers.model import LiveBroker
 from fleetlog.brokers.replication import inventory_keeper, isr
 from fleetlog.brokers.replication.follower_progress import Follower
 from fleetlog.brokers.replication.in_sync_set import InSyncSet
-from fleetlog.brokers.replication.isr_writer import ZooKeeperIsrWriter
+from fleetlog.brokers.replication.isr_writer import IsrWriter
 from fleetlog.brokers.replication.partition import Confirmations, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.server import connection
@@ -496,7 +496,7 @@ MUTATIONS = (
     Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
     Mutation("a move is done before the new replicas are in sync", (instead(plans._caught_up, lambda target, in_sync: bool(in_sync.intersection(target))),), 2, ("operator", "slow", "cut", "kill")),
     Mutation("leaders write their state without comparing its version", (
-        instead(ZooKeeperIsrWriter._operations, lambda original, self, batch: original(self, [p._replace(base_epoch=-1) for p in batch])),
+        instead(IsrWriter._operations, lambda original, self, batch: original(self, [p._replace(base_epoch=-1) for p in batch])),
     ), 14, ("cut from zookeeper", "kill", "lose an answer", "zookeeper lag")),
     # One of the two is enough in all histories so far: a state's version also tells that another controller has written.
     Mutation("a controller writes without its epoch and without comparing versions", (
@@ -598,7 +598,7 @@ RARE: tuple[Mutation, ...] = (
     ), 289, ("power", "cut")),
     Mutation("a clean stop counts for a directory that has lost a partition since", (instead(LogStore._compare_with_the_stop, lambda self, directory, ends, report: None),), 217,
         ("disk put back", "isolate", "cut", "stop")),
-    Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
+    Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(IsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
     Mutation("replicas are removed though those that stay do not answer", (instead(RemainingReplicas.unconfirmed, lambda self, tp, staying: []),), 52,
         ("spreads", "power", "die in a write", "cut from zookeeper"), 600),
     Mutation("a log's start waits for the next checkpoint", (instead(Truncation.save_start, _keeps_the_start_in_memory),), 84,

@@ -24,8 +24,8 @@ from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.metrics.topics import TopicTable
 from fleetlog.brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
+from fleetlog.brokers.replication.isr_writer import Proposer
 from fleetlog.brokers.replication.partition import Partition
-from fleetlog.brokers.replication.proposals import Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.timers import Timers
 from fleetlog.wire.errors import ErrorCode
