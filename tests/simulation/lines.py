@@ -27,7 +27,6 @@ CORES = (
     "fleetlog.brokers.controller.plans",
     "fleetlog.brokers.controller.writes",
     "fleetlog.brokers.controller.controller",
-    "fleetlog.brokers.controller.plans",
     "fleetlog.brokers.controller.log_end_probes",
     "fleetlog.brokers.controller.leader_commands",
     "fleetlog.brokers.controller.move_commands",
