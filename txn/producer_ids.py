@@ -1,6 +1,6 @@
 """Producer ids: assigned from blocks that brokers allocate, one after another, in ``/latest_producer_id_block``.
 
-This module has the arithmetic and the decisions; ``brokers.coordinators.transactions.producer_ids`` does the
+This module has the arithmetic and the decisions; ``brokers.coordinators.transactions.coordinator`` does the
 compare-and-set in ZooKeeper.
 The znode is Kafka's: ``{"version":1,"broker":0,"block_start":"0","block_end":"999"}``. An additional ``stamp`` names
 the attempt, so that after an unknown outcome a broker can tell by reading whether the block is its own.

@@ -19,7 +19,7 @@ from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT, Damag
 from fleetlog.brokers.log.disk.failures import DiskFull
 from fleetlog.brokers.log.disk.files import DiskPort
 from fleetlog.brokers.log.epochs import EpochCache
-from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
+from fleetlog.brokers.log.positions import DEDUP_FILE, decode_dedup_file
 from fleetlog.brokers.log.producers.snapshots import SNAPSHOT_SUFFIX, snapshot_path, snapshots_among
 from fleetlog.brokers.log.producers.state import ProducerState, admitted_of
 from fleetlog.brokers.log.recovery_report import RecoveryReport

@@ -15,8 +15,7 @@ from fleetlog.brokers.log.disk.background import PendingSync
 from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
 from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.disk.files import DiskPort
-from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
-from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.positions import DEDUP_FILE, PositionSets, encode_dedup_file
 from fleetlog.brokers.log.producers.snapshots import snapshot_path
 from fleetlog.brokers.log.producers.state import ProducerState
 from fleetlog.brokers.log.recovery import LoadedLog

@@ -114,7 +114,7 @@ Listener = Callable[[MetadataChange], None]
 class MetadataCache:
     """See the module. ``config`` is this broker's static configuration; dynamic ones override it.
 
-    ``foreign`` is the evidence of foreign brokers in the tree (:mod:`brokers.metadata.foreign`), or None. ``departed``
+    ``foreign`` is the evidence of foreign brokers in the tree, or None. ``departed``
     are the brokers whose registrations ended within the last ``DEPARTED_MS`` milliseconds.
     """
 

@@ -17,8 +17,7 @@ from fleetlog._native.batch import crc32c
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.dedup import note
-from fleetlog.brokers.log.position_snapshot import encode_positions, load_positions, split_positions
-from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.positions import PositionSets, encode_positions, load_positions, split_positions
 from fleetlog.brokers.log.producers.snapshots import (
     DamagedSnapshot,
     behind_entries,

@@ -5,7 +5,7 @@ An answer has four uses:
 - if every replica restarted uncleanly, the longest log is elected (:func:`elections.elect_by_ends`);
 - it confirms that the previous leader knows an epoch in which it does not lead; a coordinator's successor waits for
   this (:func:`elections.must_be_heard`);
-- before a move removes replicas, it shows that one that stays still has its log (:mod:`brokers.controller.remaining`);
+- before a move removes replicas, it shows that one that stays still has its log (:mod:`controller.move_commands`);
 - in a request that waives the lease, it is the leader's permission for a planned move.
 """
 

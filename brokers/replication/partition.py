@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fleetlog._native.batch import parse_header
 from fleetlog.brokers.log import Appended, AppendInfo, DiskError, DiskFull, Log, LogOffline, Origin, Terms, guards_of
-from fleetlog.brokers.log.position_snapshot import load_positions
+from fleetlog.brokers.log.positions import load_positions
 from fleetlog.brokers.log.producers.rejected import BatchOrder, BeforeLeading
 from fleetlog.brokers.model import BrokerInfo, Clock, PartitionState, TopicPartition
 from fleetlog.brokers.replication.follower_progress import ReplicaSession

@@ -19,8 +19,7 @@ from fleetlog._native.compact import page_positions
 from fleetlog.brokers.api.produce import count
 from fleetlog.brokers.log import DiskFull, Origin, RealDisk
 from fleetlog.brokers.log.admission import Terms
-from fleetlog.brokers.log.position_snapshot import DEDUP_FILE, encode_positions
-from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
+from fleetlog.brokers.log.positions import DEDUP_FILE, PAGE_COST, PAGE_POSITIONS, PositionSets, encode_positions
 from fleetlog.brokers.log.read import MOST_BATCHES
 from fleetlog.brokers.log.validation import read_marker
 from fleetlog.brokers.metrics.topics import TopicFigures

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetlog.brokers.log import Log
-from fleetlog.brokers.log.position_snapshot import load_positions
-from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS
+from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, load_positions
 from fleetlog.brokers.log.state import LogSettings
 from fleetlog.brokers.replication.accepted import accepted_as_of
 from fleetlog.wire.compression import GZIP

@@ -10,13 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetlog._native.compact import Position, page_positions
-from fleetlog.brokers.log.position_snapshot import (
-    decode_dedup_file,
-    encode_dedup_file,
-    encode_positions,
-    load_positions,
-    split_positions,
-)
 from fleetlog.brokers.log.positions import (
     FLOOR_COST,
     LEADERS_SHARE,
@@ -27,6 +20,11 @@ from fleetlog.brokers.log.positions import (
     NoRoom,
     PositionSets,
     Sifted,
+    decode_dedup_file,
+    encode_dedup_file,
+    encode_positions,
+    load_positions,
+    split_positions,
 )
 
 WINDOW_MS = 60_000

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fleetlog._native.compact import page_positions
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import DiskFull, Log, RealDisk
-from fleetlog.brokers.log.position_snapshot import load_positions
-from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets
+from fleetlog.brokers.log.positions import PAGE_COST, PAGE_POSITIONS, PositionSets, load_positions
 from fleetlog.brokers.log.store import LogStore
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.accepted import AcceptedPositions, accepted_as_of

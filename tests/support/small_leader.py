@@ -69,7 +69,7 @@ class SmallLog:
 
 
 class SmallFollower:
-    """A replica that follows, as ``brokers.replication.follower_role`` behaves."""
+    """A replica that follows, as ``brokers.replication.partition`` behaves."""
 
     def __init__(self, name: str = "t", partition: int = 0, leader: int = 1, epoch: int = 0) -> None:
         self.tp = TopicPartition(name, partition)

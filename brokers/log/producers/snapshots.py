@@ -18,7 +18,7 @@ from itertools import chain
 
 from fleetlog._native.batch import crc32c
 from fleetlog.brokers.log.disk.files import DiskPort
-from fleetlog.brokers.log.position_snapshot import split_positions
+from fleetlog.brokers.log.positions import split_positions
 from fleetlog.brokers.log.producers.entries import BatchMeta, ProducerEntry
 from fleetlog.brokers.log.segment import file_stem
 from fleetlog.wire.types import NO_SEQUENCE

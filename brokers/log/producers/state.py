@@ -23,8 +23,7 @@ from typing import NamedTuple
 from fleetlog._native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
 from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.indexes import AbortedTxn
-from fleetlog.brokers.log.position_snapshot import encode_positions, load_positions, split_positions
-from fleetlog.brokers.log.positions import PositionSets
+from fleetlog.brokers.log.positions import PositionSets, encode_positions, load_positions, split_positions
 from fleetlog.brokers.log.producers.entries import MAX_SEQUENCE, BatchMeta, ProducerEntry, add_sequence
 from fleetlog.brokers.log.producers.markers import CONTROL, NO_MARKERS, TRANSACTIONAL, Marker
 from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, behind_entries, decode_snapshot, encode_snapshot
