@@ -28,7 +28,9 @@ from fleetlog.brokers.cli.client import (
     known_partitions,
     topic_partitions,
 )
+from fleetlog.brokers.cli.options import regular_expression
 from fleetlog.brokers.cli.output import CliError, Output, iso, number_text, progress, warn
+from fleetlog.brokers.cli.record_format import RecordText
 from fleetlog.brokers.cli.times import Point, PointType
 
 POLL_MS = 1_000
@@ -39,29 +41,78 @@ _RESETS = {"beginning": "earliest", "end": "latest"}
 """Where a group without offsets begins, as clients call it."""
 
 
+def _shape(_: click.Context, __: click.Parameter, text: str | None) -> RecordText | None:
+    try:
+        return None if text is None else RecordText(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _condition(_: click.Context, __: click.Parameter, text: str | None) -> Callable[[Any], bool] | None:
+    """Whether a record of kafka-python matches the filter."""
+    if text is None:
+        return None
+    from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_filter
+
+    try:
+        matches = parse_filter(text)
+    except FilterError as error:
+        raise click.BadParameter(str(error)) from None
+    return lambda one: matches(
+        FilteredRecord(one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
+    )
+
+
+def _wanted(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[PartitionsOf]:
+    if not ctx.params.get("regex"):
+        return topic_partitions(ctx, param, values)
+    for value in values:
+        _expression(value)
+    return [PartitionsOf(value, None) for value in values]
+
+
+def _expression(text: str) -> Any:
+    try:
+        return regular_expression(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @click.command()
 @click.argument(
     "wanted",
     nargs=-1,
     required=True,
-    callback=topic_partitions,
+    callback=_wanted,
     metavar="TOPIC[:P,...]...",
     shell_complete=complete_topics,
 )
 @click.option(
+    "--regex", "-r", is_flag=True, is_eager=True,
+    help="Each TOPIC is a regular expression (RE2) of whole names; topics that are made later are not read.",
+)  # fmt: skip
+@click.option(
     "--from",
+    "--offset",
+    "-o",
     "start",
     type=PointType(),
-    help="beginning, end, an offset, or a time.  [default: beginning, or what the group committed; a"
-    " new group takes beginning or end]",
+    help="beginning, end, end-10 or -10 (10 offsets before the end of each partition), an offset, a time"
+    " (2013-01-31T12:00, @1359633600000), or -1h.  [default: beginning, or what the group committed; a new group"
+    " takes beginning or end]",
 )
 @click.option(
     "--to",
     "stop",
     type=PointType(),
-    help="end (as it is now), an offset, or a time; exclusive.  [default: never stop]",
+    help="The same, exclusive; end is that of now.  [default: never stop]",
 )
 @click.option("--count", "-n", type=click.IntRange(0, 2**63 - 1), help="Stop after so many records.")
+@click.option(
+    "--filter", "matches", metavar="EXPRESSION", callback=_condition,
+    help="Only records that match, such as \"value.price > 10 && key startsWith 'eu-'\"; fields are key, value,"
+    " headers, time, topic, partition and offset; also ==, !=, contains, endsWith, matches (RE2), !, || and brackets.",
+)  # fmt: skip
 @click.option("--group", "-g", help="Read as a member of this group and commit.")
 @click.option(
     "--isolation",
@@ -72,6 +123,12 @@ _RESETS = {"beginning": "earliest", "end": "latest"}
 )
 @click.option("--key-separator", "-K", metavar="TEXT", help="Write the key and this before each value; \\t is a tab.")
 @click.option("--details", is_flag=True, help="Write topic, partition, offset, time and headers before each record.")
+@click.option(
+    "--format", "-f", "shape", metavar="TEXT", callback=_shape,
+    help="Write each record so: %k key, %v value, %t topic, %p partition, %o offset, %T time in ms, %T{iso},"
+    " %h headers, %h{name} one of them, %K and %V lengths, %H number of headers, %e leader epoch; %k{hex}, {base64},"
+    " {json}; \\n, \\t, \\xNN.",
+)  # fmt: skip
 @client_options
 def consume(
     *,
@@ -85,8 +142,20 @@ def consume(
     isolation: str,
     key_separator: str | None,
     details: bool,
+    regex: bool,
+    shape: RecordText | None,
+    matches: Callable[[Any], bool] | None,
 ) -> None:
-    """Write records of topics to stdout: values as they are, or one JSON object a line with --json."""
+    """Write records of topics to stdout: values as they are, one JSON object a line with --json, or by a --format.
+
+    \b
+      fleetlog consume orders --from -1h --to end
+      fleetlog consume orders -o end-10 -f '%T{iso} %p:%o %k %h{trace} %v\\n'
+      fleetlog consume orders --to end --filter "value.price > 10 && headers.region == 'eu' && time > '-2h'"
+      fleetlog consume --regex 'orders\\..*' --from 2013-01-31T12:00
+    """
+    if shape is not None and (out.as_json or details or key_separator is not None):
+        raise click.UsageError("--format says all: leave --json, --details and --key-separator out")
     if group is not None and any(one.partitions is not None for one in wanted):
         raise click.UsageError("a group reads whole topics: name no partitions")
     if group is not None and start is not None and start.kind not in _RESETS:
@@ -95,8 +164,11 @@ def consume(
         raise click.UsageError("a group's name must not be empty")
     separator = key_separator.replace("\\t", "\t").encode() if key_separator is not None else None
     about = "topic " + ", ".join(one.topic for one in wanted)
-    writer = _Writer(out.as_json, separator, details, count)
+    text_of = shape.of if shape is not None else _Lines(separator, details).of
+    writer = _Writer((lambda record: json_line(record) + b"\n") if out.as_json else text_of, count, matches)
     with admin(target, about) as client:
+        if regex:
+            wanted = _matching(client, [one.topic for one in wanted])
         bounds = _Bounds(client, wanted, start or Point("beginning"), stop, isolation)
         if group and start is not None:
             _check_new(client, group, {one.topic for one in wanted})
@@ -130,7 +202,18 @@ def consume(
         finally:
             signal.signal(signal.SIGTERM, before)
             sys.stdout.flush()
-    warn(f"{writer.count} records") if sys.stderr.isatty() else None
+    if sys.stderr.isatty():
+        warn(f"{writer.count} records" + (f" of {writer.count + writer.left_out}" if matches is not None else ""))
+
+
+def _matching(client: Any, patterns: list[str]) -> list[PartitionsOf]:
+    """The topics, but internal ones, whose whole names match one of the patterns. Raises CliError if there is none."""
+    matched = [_expression(pattern) for pattern in patterns]
+    listed = [topic["name"] for topic in client.describe_topics() if not topic["is_internal"]]
+    names = [name for name in sorted(listed) if any(one.fullmatch(name) for one in matched)]
+    if not names:
+        raise CliError("no topic has such a name; see `fleetlog topics list`")
+    return [PartitionsOf(name, None) for name in names]
 
 
 def _check_new(client: Any, group: str, topics: set[str]) -> None:
@@ -172,6 +255,8 @@ class _Bounds:
                 return dict(self._begins)
             case "end":
                 return dict(self._ends)
+            case "before_end":
+                return {tp: max(end - point.value, self._begins[tp]) for tp, end in self._ends.items()}
             case "offset":
                 return {tp: max(point.value, self._begins[tp]) for tp in self.partitions}
         listed = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
@@ -194,34 +279,44 @@ class _Bounds:
 class _Writer:
     """Writes records, and knows when it has written enough."""
 
-    def __init__(self, as_json: bool, separator: bytes | None, details: bool, limit: int | None) -> None:
-        self._as_json = as_json
-        self._separator = separator
-        self._details = details
-        self._limit = limit
+    def __init__(
+        self, text_of: Callable[[Any], bytes], limit: int | None, matches: Callable[[Any], bool] | None
+    ) -> None:
+        self._text_of, self._limit, self._matches = text_of, limit, matches
         self.count = 0
+        self.left_out = 0
         self.on_progress: Callable[[int], None] = lambda done: None
 
     @property
     def left(self) -> int | None:
-        """How many more are wanted."""
-        return None if self._limit is None else self._limit - self.count
+        """How many more are wanted; None where that is not known to be so many records of the log."""
+        return None if self._limit is None or self._matches is not None else self._limit - self.count
 
     def flush(self) -> None:
         """After each poll."""
         sys.stdout.flush()
-        self.on_progress(self.count)
+        self.on_progress(self.count if self._limit is not None else self.count + self.left_out)
 
     @property
     def full(self) -> bool:
         return self._limit is not None and self.count >= self._limit
 
     def write(self, record: Any) -> None:
-        line = json_line(record) if self._as_json else self._raw(record)
-        sys.stdout.buffer.write(line + b"\n")
+        if self._matches is not None and not self._matches(record):
+            self.left_out += 1
+            return
+        sys.stdout.buffer.write(self._text_of(record))
         self.count += 1
 
-    def _raw(self, record: Any) -> bytes:
+
+class _Lines:
+    """Values as they are, a line each, behind what was asked for."""
+
+    def __init__(self, separator: bytes | None, details: bool) -> None:
+        self._separator = separator
+        self._details = details
+
+    def of(self, record: Any) -> bytes:
         parts = (
             [f"{record.topic}:{record.partition}:{record.offset} {iso(record.timestamp) or '-'} "]
             if self._details
@@ -232,7 +327,7 @@ class _Writer:
         begin = "".join(parts).encode()
         if self._separator is not None:
             begin += (record.key or b"") + self._separator
-        return begin + (record.value or b"")
+        return begin + (record.value or b"") + b"\n"
 
 
 def json_line(record: Any) -> bytes:

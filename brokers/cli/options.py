@@ -29,6 +29,8 @@ class _BrokerId(click.IntRange):
 BROKER_ID = _BrokerId(0, 2**31 - 1)
 PARTITION_COUNT = click.IntRange(1, 2**31 - 1)
 REPLICA_COUNT = click.IntRange(1, 2**15 - 1)
+EXPRESSION_BYTES = 1 << 20
+"""What a compiled regular expression may take."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
 
 
@@ -66,6 +68,21 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     if not all(item.isdecimal() for item in items) or len(set(items)) < len(items):
         raise click.BadParameter(f"{value!r} must be a list like 1,2,3, each broker once")
     return tuple(int(item) for item in items)
+
+
+def regular_expression(text: str) -> Any:
+    """RE2's, in bounded memory: it takes linear time. Raises ValueError."""
+    import re2  # which few commands need
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = EXPRESSION_BYTES
+    try:
+        return re2.compile(text, options)
+    except re2.error as problem:
+        raise ValueError(
+            f"{text[:100]!r} is no expression of RE2: {problem.args[0].decode(errors='replace')}"
+        ) from None
 
 
 def at_least(least: float, most: float | None = None) -> click.FloatRange:

@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,11 +23,23 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, complete_topics
 from fleetlog.brokers.cli.options import pairs, partition_option
 from fleetlog.brokers.cli.output import CliError, Output, progress, warn
+from fleetlog.brokers.cli.record_format import Verb, parse_format
 from fleetlog.brokers.cli.sender import InputRecord, Sender
+from fleetlog.brokers.cli.times import parse_time
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PIPE_BYTES = 64 * 1024
 EXIT_INTERRUPTED = 130
+_READ = "kvsphTd"
+
+
+def _kind(_: click.Context, __: click.Parameter, text: str) -> str | _LineFormat:
+    if text in {"raw", "json"}:
+        return text
+    try:
+        return _LineFormat(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -46,12 +60,10 @@ EXIT_INTERRUPTED = 130
     show_default=True,
 )
 @click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["raw", "json"]),
-    default="raw",
-    help="A record is a line of text, or of JSON as `consume --json` writes it.",
-)
+    "--format", "-f", "kind", default="raw", metavar="raw|json|TEXT", callback=_kind,
+    help="A record is a line of text, of JSON as `consume --json` writes it, or of a format such as '%k,%v': %k key, %v"
+    " value, %p partition, %h{name} a header, %T a time (ISO 8601 or ms); each ends where the text behind it begins.",
+)  # fmt: skip
 @click.option("--whole-file", is_flag=True, help="Each FILE is one record.")
 @click.option("--null-value", metavar="TEXT", help="Lines with this value become tombstones.")
 @client_options
@@ -71,6 +83,8 @@ def produce(
         raise click.UsageError("--whole-file needs a FILE")
     if shape["key_separator"] == "":
         raise click.UsageError("--key-separator must not be empty")
+    if shape["key_separator"] and shape["kind"] != "raw":
+        raise click.UsageError("--format says where the key is: leave --key-separator out")
     if shape["key"] is not None and shape["key_separator"]:
         raise click.UsageError("--key and --key-separator exclude each other")
     sender: Sender | None = None
@@ -134,16 +148,15 @@ def _chunks(files: tuple[Path, ...], shape: dict[str, Any], partition: int | Non
 
 
 def _parser(shape: dict[str, Any]) -> Callable[[bytes, int], InputRecord]:
-    if shape["kind"] == "json":
-        return parse_json
     separator = shape["key_separator"].replace("\\t", "\t").encode() if shape["key_separator"] else None
     marker = shape["null_value"].encode() if shape["null_value"] is not None else None
-    if marker is None:
-        return lambda line, number: parse_line(line, separator, number)
+    if shape["kind"] == "json":
+        return parse_json
 
     def parse(line: bytes, number: int) -> InputRecord:
-        item = parse_line(line, separator, number)
-        return item._replace(value=None) if item.value == marker else item
+        raw = shape["kind"] == "raw"
+        item = parse_line(line, separator, number) if raw else shape["kind"].record(line, number)
+        return item._replace(value=None) if marker is not None and item.value == marker else item
 
     return parse
 
@@ -187,6 +200,77 @@ def _read(number: int, pieces: queue.Queue[bytes | OSError]) -> None:
             pieces.put(error)
             return
         pieces.put(piece)
+
+
+class _LineFormat:
+    """Reads records from lines: a part of the line ends where the text begins that stands behind it in the format."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError."""
+        parts = parse_format(text)
+        if parts and isinstance(parts[-1], bytes):
+            parts[-1] = parts[-1].removesuffix(b"\n")
+            parts = parts if parts[-1] else parts[:-1]
+        if any(isinstance(part, bytes) and b"\n" in part for part in parts):
+            raise ValueError("a record is a line: \\n stands at the end only")
+        verbs = [part for part in parts if isinstance(part, Verb)]
+        for verb in verbs:
+            if verb.letter not in _READ or bool(verb.detail) != (verb.letter == "h"):
+                raise ValueError(f"{verb} can only be written; lines have %k, %v, %p, %h{{name}} and %T")
+        if len({"v" if verb.letter == "s" else str(verb) for verb in verbs}) < len(verbs):
+            raise ValueError("a part of a record stands once in the format")
+        for before, behind in pairwise(parts):
+            if isinstance(before, Verb) and isinstance(behind, Verb):
+                raise ValueError(f"between {before} and {behind} must be something that divides them")
+        self._parts = parts
+
+    def record(self, line: bytes, number: int) -> InputRecord:
+        """The record of a line. Raises CliError naming the line."""
+        values: list[tuple[Verb, bytes]] = []
+        rest, waiting = line, None
+        for at, part in enumerate(self._parts):
+            if isinstance(part, Verb):
+                waiting = part
+                continue
+            if at == len(self._parts) - 1:
+                begin, mark, rest = rest.removesuffix(part), part if rest.endswith(part) else b"", b""
+            else:
+                begin, mark, rest = rest.partition(part)
+            if not mark or (waiting is None and begin):
+                raise CliError(f"line {number} is not of the format: it has no {part.decode(errors='replace')!r} there")
+            if waiting is not None:
+                values.append((waiting, begin))
+            waiting = None
+        if waiting is not None:
+            values.append((waiting, rest))
+        elif rest:
+            raise CliError(f"line {number} is not of the format: it goes on behind its end")
+        return _assembled(values, number)
+
+
+def _assembled(values: list[tuple[Verb, bytes]], number: int) -> InputRecord:
+    item = InputRecord(b"")
+    for verb, raw in values:
+        match verb.letter:
+            case "k":
+                item = item._replace(key=raw)
+            case "v" | "s":
+                item = item._replace(value=raw)
+            case "h":
+                item = item._replace(headers=(*item.headers, (verb.detail, raw)))
+            case "p":
+                if not re.fullmatch(b"[0-9]{1,10}", raw) or int(raw) >= 2**31:
+                    raise CliError(f"line {number}: {raw.decode(errors='replace')[:40]!r} is no number of a partition")
+                item = item._replace(partition=int(raw))
+            case _:
+                try:
+                    text = raw.decode()
+                    moment = int(text) if re.fullmatch("[0-9]{1,18}", text) else parse_time(text)
+                except ValueError:
+                    shown = raw.decode(errors="replace")[:40]
+                    raise CliError(f"line {number}: {shown!r} is neither milliseconds nor a time") from None
+                item = item._replace(timestamp_ms=moment)
+    return item
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:

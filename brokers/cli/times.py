@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,22 +19,30 @@ _ISO_DURATION = re.compile(
 
 
 class Point(NamedTuple):
-    """``kind`` is beginning, end, offset or timestamp; ``value`` the offset or the milliseconds since the epoch."""
+    """``kind`` is beginning, end, before_end, offset or timestamp; ``value`` the offset, how many offsets before the
+    end, or the milliseconds since the epoch."""
 
     kind: str
     value: int = -1
 
 
 def parse_time(text: str) -> int:
-    """ISO 8601 (without a zone: UTC) or ``@`` and milliseconds; returns milliseconds, raises ValueError."""
-    if text.startswith("@"):
-        if re.fullmatch("@[0-9]{1,18}", text) is None:
-            raise ValueError(f"{text!r} is not @ and milliseconds")
+    """ISO 8601 (without a zone: UTC), with ``@`` or not, or ``@`` and milliseconds; returns milliseconds, raises
+    ValueError."""
+    if re.fullmatch("@[0-9]{1,18}", text):
         return int(text[1:])
-    moment = datetime.fromisoformat(text)
+    moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
+
+
+def parse_moment(text: str) -> int:
+    """A time, or ``-1h``: so long before now; returns milliseconds, raises ValueError."""
+    ago = text.removeprefix("@")
+    if not ago.startswith("-"):
+        return parse_time(text)
+    return max(time.time_ns() // 1_000_000 - parse_duration(ago[1:]), 0)
 
 
 def parse_duration(text: str) -> int:
@@ -68,11 +77,14 @@ class PointType(_PointBase):
             return Point(text)
         if re.fullmatch("[0-9]{1,18}", text):
             return Point("offset", int(text))
+        if re.fullmatch("(end)?-[0-9]{1,18}", text):
+            return Point("before_end", int(text.partition("-")[2]))
         try:
-            return Point("timestamp", parse_time(text))
+            return Point("timestamp", parse_moment(text))
         except ValueError:
             self.fail(
-                f"{text!r} is neither 'beginning', 'end', an offset, nor a time (2013-01-31T12:00, @1359633600000)",
+                f"{text!r} is neither 'beginning', 'end', 'end-10', an offset, nor a time (2013-01-31T12:00,"
+                " @1359633600000, -1h)",
                 param,
                 ctx,
             )

@@ -47,9 +47,9 @@ class Shell:
             cwd=ROOT,
         )
 
-    def fails(self, *arguments: str) -> str:
+    def fails(self, *arguments: str, stdin: str = "") -> str:
         """The one line a command that did not work prints."""
-        result = self.run(*arguments, code=1)
+        result = self.run(*arguments, stdin=stdin, code=1)
         (line,) = result.stderr.splitlines()
         assert line.startswith("fleetlog: ")
         return line

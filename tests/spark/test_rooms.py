@@ -17,12 +17,16 @@ SOURCES = sorted((ROOT / "spark_udfs").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_for_types_alone_are_of_other_packages(path: Path) -> None:
-    """The contracts leave imports for types alone out: one of these could close a cycle unseen."""
+def test_imports_for_types_alone_are_of_other_packages_or_of_the_client(path: Path) -> None:
+    """The contracts leave imports for types alone out: one of these could close a cycle unseen.
+
+    The client imports neither the sink nor the source, so what they import of it closes none.
+    """
+    allowed = "fleetlog.spark.client." if path.parent.name in {"sink", "source"} else "-"
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             names = [part.module for part in node.body if isinstance(part, ast.ImportFrom)]
-            assert not [name for name in names if name and name.startswith("fleetlog")]
+            assert not [name for name in names if name and name.startswith("fleetlog") and not name.startswith(allowed)]
 
 
 def test_public_names_are_there() -> None:
