@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 import kafka.errors as kafka_errors
+from click.core import ParameterSource
 from kafka.protocol.metadata import MetadataRequest
 
 from fleetlog.brokers.cli.admin_client import GONE, AdminClient, BrokerGone
@@ -80,11 +81,15 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The fleet's address, how long to wait for it, and the properties with which clients connect (not shown)."""
+    """The fleet's address, how long to wait for it, and the properties with which clients connect (not shown).
+
+    ``registry`` is the address of its schema registry, if a profile names one.
+    """
 
     bootstrap: str
     timeout_s: float
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    registry: str = ""
 
     @property
     def timeout_ms(self) -> int:
@@ -144,8 +149,44 @@ def _bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def complete_profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of profiles."""
+    from fleetlog.brokers.cli.profiles import read_profiles
+
+    try:
+        return sorted(name for name in read_profiles().by_name if name.startswith(incomplete))
+    except CliError:
+        return []
+
+
+def _target(ctx: click.Context, timeout_s: float) -> Target:
+    """By the command line, then by --profile, then by FLEETLOG_BOOTSTRAP and FLEETLOG_COMMAND_CONFIG, then by
+    FLEETLOG_PROFILE or the profile in use.
+
+    A profile that the command line does not name counts only where no address is given: its login is for its fleet.
+    """
+    bootstrap, file = str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), ctx.params.get("command_config")
+    source = ctx.get_parameter_source
+    named = source("profile") is ParameterSource.COMMANDLINE
+    counting = {ParameterSource.COMMANDLINE} if named else {ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT}
+    has_address, has_file = source("bootstrap") in counting, source("command_config") in counting
+    if not named and (has_address or has_file):
+        return Target(bootstrap, timeout_s, _properties(file))
+    from fleetlog.brokers.cli.profiles import chosen_profile
+
+    profile = chosen_profile(ctx.params.get("profile"))
+    if profile is None:
+        return Target(bootstrap, timeout_s, _properties(file))
+    return Target(
+        bootstrap if has_address else profile.bootstrap,
+        timeout_s,
+        _properties(file) if has_file else profile.security,
+        profile.registry,
+    )
+
+
 def client_options(function: _Function) -> _Function:
-    """Adds --bootstrap, --timeout and --json; the command gets ``target`` and ``out``."""
+    """Adds --bootstrap, --profile, --timeout and --json; the command gets ``target`` and ``out``."""
 
     @click.option(
         "--bootstrap",
@@ -174,13 +215,21 @@ def client_options(function: _Function) -> _Function:
         show_envvar=True,
         help="Properties with the names of Java's clients: security.protocol, sasl.*, ssl.* (PEM or PKCS12 stores).",
     )
+    @click.option(
+        "--profile",
+        envvar="FLEETLOG_PROFILE",
+        show_envvar=True,
+        shell_complete=complete_profiles,
+        metavar="NAME",
+        help="A profile of `fleetlog profile`.  [default: the one in use, if any]",
+    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @functools.wraps(function)
-    def wrapped(
-        *args: Any, bootstrap: str, timeout: float, command_config: Path | None, as_json: bool, **kwargs: Any
-    ) -> Any:
+    def wrapped(*args: Any, timeout: float, as_json: bool, **kwargs: Any) -> Any:
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
-        target = Target(bootstrap, timeout, _properties(command_config))
+        for name in ("bootstrap", "command_config", "profile"):
+            kwargs.pop(name)
+        target = _target(click.get_current_context(), timeout)
         return function(*args, target=target, out=Output(as_json), **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -207,10 +256,8 @@ def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, .
 def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
     """Names for shell completion; none when the fleet does not answer quickly."""
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    bootstrap, file = str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), ctx.params.get("command_config")
     try:
-        target = Target(bootstrap, COMPLETION_TIMEOUT_S, _properties(file))
-        with admin(target) as client:
+        with admin(_target(ctx, COMPLETION_TIMEOUT_S)) as client:
             return sorted(name for name in ask(client) if name.startswith(incomplete))
     except click.ClickException:
         return []

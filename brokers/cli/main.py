@@ -33,6 +33,7 @@ _SUBJECTS = {
     "host": ("fleetlog.brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
     "log": ("fleetlog.brokers.cli.logs", "log", "Read the files of log directories."),
     "produce": ("fleetlog.brokers.cli.produce", "produce", "Write records."),
+    "profile": ("fleetlog.brokers.cli.profile", "profile", "Fleets by name: create, use, list, show, edit, delete."),
     "quotas": ("fleetlog.brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
     "records": ("fleetlog.brokers.cli.records", "records", "Single records: write one, copy one."),
     "sinks": ("fleetlog.brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),

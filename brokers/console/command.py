@@ -92,7 +92,7 @@ def console(
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings
 
-    registry = _registry(registry_url, registry_config)
+    registry = _registry(registry_url or target.registry or None, registry_config)
     issuer = _issuer(login, **oidc)
     has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
