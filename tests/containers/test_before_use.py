@@ -1,0 +1,129 @@
+"""What a broker of this version writes before anything new is used, met by brokers of the version before; and back.
+
+Processes, not containers: the old version runs from its sources, with kernels that nothing has to compile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import fleetlog.wire.messages as m
+from fleetlog.wire.errors import ErrorCode
+from tests.containers.images import PREVIOUS, ROOT
+from tests.containers.workload import wait_in_sync
+from tests.support.clients import CLIENTS, Message
+from tests.support.fleet import Broker, Fleet
+from tests.support.harness import Client
+
+pytestmark = pytest.mark.containers
+
+NAME, NEWEST = "transaction.version", 2
+
+
+@pytest.fixture
+def old_tree(tmp_path: Path) -> Path:
+    tree = tmp_path / "old"
+    tree.mkdir()
+    archive = subprocess.run(["git", "archive", PREVIOUS], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+    return tree
+
+
+class Mixed:
+    """Three brokers, each of the old version or of this one."""
+
+    def __init__(self, fleet: Fleet, old_tree: Path) -> None:
+        self.fleet = fleet
+        self._old = ["env", f"PYTHONPATH={old_tree}", "FLEETLOG_NATIVE=pure"]
+        self._topics: dict[str, int] = {}
+        self._sent = 0
+
+    def restart(self, number: int, *, old: bool) -> Broker:
+        """Stop it cleanly, if it runs, and start it as that version."""
+        broker = self.fleet.brokers[number - 1]
+        if broker.process is not None and broker.process.poll() is None:
+            assert broker.stop() == 0, broker.output()
+        broker.module = "brokers.cli.main" if old else Broker.module  # as that version was imported
+        broker.within = self._old if old else []
+        broker.start()
+        broker.wait_ready()
+        living = [one.address for one in self.fleet.brokers if one.process is not None and one.process.poll() is None]
+        for topic, replicas in self._topics.items():
+            wait_in_sync(",".join(living), topic, replicas)
+        return broker
+
+    def ask(self, number: int, message: Any, version: int) -> Any:
+        client = Client(self.fleet.brokers[number - 1].port)
+        try:
+            return client.ask(message, version)
+        finally:
+            client.close()
+
+    def finalize(self, number: int, *, dry: bool = False) -> ErrorCode:
+        """Ask a broker to finalize the newest level."""
+        update = m.UpdateFeaturesRequest.FeatureUpdateKey(feature=NAME, max_version_level=NEWEST, upgrade_type=1)
+        request = m.UpdateFeaturesRequest(timeout_ms=20_000, feature_updates=[update], validate_only=dry)
+        answer = self.ask(number, request, 1)
+        return next(
+            (ErrorCode(row.error_code) for row in answer.results if row.error_code), ErrorCode(answer.error_code)
+        )
+
+    def unregister(self, number: int, gone: int) -> ErrorCode:
+        return ErrorCode(self.ask(number, m.UnregisterBrokerRequest(broker_id=gone), 0).error_code)
+
+    def make(self, topic: str, *replicas: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.fleet.brokers[0].address})
+        new = NewTopic(topic, 1, replica_assignment=[list(replicas)], config={"min.insync.replicas": "2"})
+        admin.create_topics([new])[topic].result(30)
+        self._topics[topic] = len(replicas)
+
+    def written(self, topic: str) -> None:
+        """More records reach every replica that is in sync, and all are there."""
+        client, bootstrap = CLIENTS[1], self.fleet.brokers[0].address  # which asks for no coordinator of groups
+        client.produce(bootstrap, topic, [Message(b"%d" % n) for n in range(self._sent, self._sent + 20)])
+        self._sent += 20
+        values = [message.value for message in client.consume(bootstrap, topic, self._sent)]
+        assert values == [b"%d" % n for n in range(self._sent)]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, old_tree: Path) -> Iterator[Mixed]:
+    fleet = Fleet(tmp_path / "fleet", 3)
+    try:
+        yield Mixed(fleet, old_tree)
+    finally:
+        fleet.close()
+
+
+def test_what_is_written_before_its_first_use_is_no_harm_to_the_old_version(mixed: Mixed) -> None:
+    for number in (1, 2, 3):
+        mixed.restart(number, old=True)
+    mixed.make("held", 1, 2)
+    mixed.written("held")
+    assert mixed.fleet.brokers[2].stop() == 0
+    mixed.restart(1, old=False)
+    assert mixed.finalize(1, dry=True) is ErrorCode.INVALID_UPDATE_VERSION, "broker 2 lacks the level"
+    assert mixed.finalize(1) is ErrorCode.INVALID_UPDATE_VERSION
+    assert mixed.unregister(1, 2) is ErrorCode.POLICY_VIOLATION, "it holds replicas, whatever its version"
+    assert mixed.unregister(1, 3) is ErrorCode.NONE
+    assert mixed.unregister(1, 3) is ErrorCode.BROKER_ID_NOT_REGISTERED
+    mixed.written("held")
+    for number in (2, 1, 3):  # all meet the record of broker 3, itself included
+        mixed.restart(number, old=True)
+    mixed.make("all", 3, 1, 2)
+    mixed.written("held")
+    for number in (3, 2, 1):
+        mixed.restart(number, old=False)
+    assert mixed.unregister(1, 3) is ErrorCode.POLICY_VIOLATION, "it is back, and holds a replica"
+    assert mixed.finalize(1, dry=True) is ErrorCode.NONE
+    mixed.restart(3, old=True)  # the last moment for that
+    assert mixed.finalize(2) is ErrorCode.INVALID_UPDATE_VERSION
+    mixed.restart(3, old=False)
+    assert mixed.finalize(2) is ErrorCode.NONE
+    mixed.written("held")
