@@ -25,20 +25,19 @@ import kafka.protocol.producer as _producer
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
-from fleetlog._native.wire_tuples import RequestHeader
 from fleetlog.wire import api_keys, schemas
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.bounded import Codec, MalformedRequest, Reader, decode_whole, struct_codec
 from fleetlog.wire.deferred import Later
 
 if TYPE_CHECKING:
+    from fleetlog._native.wire_tuples import RequestHeader
     from fleetlog.wire.answers import *  # noqa: F403  the types of the classes that __getattr__ has
 
 __all__ = [
     "Encodable",
     "EncodeBuffer",
     "MalformedRequest",
-    "RequestHeader",
     "decode_request",
     "decode_response",
     "encode_request",

@@ -18,7 +18,7 @@ OTHERS = (
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "crc32c", "kafka.consumer", "kafka.producer",
     "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce", "kafka.protocol.admin.acl",
     "kafka.protocol.admin.users", "fleetlog._native.batch", "fleetlog._native.wire", "fleetlog._native.wire_py",
-    "fleetlog._native.wire_cy",
+    "fleetlog._native.wire_cy", "fleetlog._native.wire_tuples",
     "fleetlog.brokers.app", "fleetlog.brokers.server", "fleetlog.brokers.api", "fleetlog.brokers.log",
     "fleetlog.brokers.metadata", "fleetlog.brokers.coordinators",
 )  # fmt: skip
