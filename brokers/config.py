@@ -294,6 +294,23 @@ class BrokerConfig:
         LONG, 128 * MIB, "Subscriptions of all members of a broker's groups, in bytes: above it none joins.",
         low=MIB,
     )  # fmt: skip
+    group_consumer_session_timeout_ms: int = setting(
+        INT, 45_000, "After so long without a heartbeat a consumer leaves its group (group.protocol=consumer), in ms.",
+        low=1,
+    )  # fmt: skip
+    group_consumer_heartbeat_interval_ms: int = setting(
+        INT, 5_000, "How often consumers are told to send heartbeats (group.protocol=consumer), in ms.", low=1
+    )
+    group_consumer_assignment_interval_ms: int = setting(
+        INT, 1_000, "Time between two assignments of a group (group.protocol=consumer), in ms.", low=0, live=True
+    )
+    group_consumer_max_size: int = setting(
+        INT, 2**31 - 1, "Members of a group at most (group.protocol=consumer).", low=1
+    )
+    group_consumer_assignors: tuple[str, ...] = setting(
+        LIST, ("uniform", "range"), "Assignors that members may ask for; the first is the default.",
+        choices=("uniform", "range"),
+    )  # fmt: skip
     group_lag_interval_ms: int = setting(
         INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0
     )

@@ -167,18 +167,13 @@ remote.log.storage.system.enable boolean false -
 _GROUPS = """
 errors.deadletterqueue.auto.create.topics.enable boolean false - live
 errors.deadletterqueue.topic.name.prefix string dlq. - live
-group.consumer.assignment.interval.ms int 1000 0.. live
-group.consumer.assignors list uniform,range -
-group.consumer.heartbeat.interval.ms int 5000 1..
 group.consumer.max.assignment.interval.ms int 15000 0..
 group.consumer.max.heartbeat.interval.ms int 15000 1..
 group.consumer.max.session.timeout.ms int 60000 1..
-group.consumer.max.size int 2147483647 1..
 group.consumer.migration.policy string bidirectional -
 group.consumer.min.assignment.interval.ms int 0 0..
 group.consumer.min.heartbeat.interval.ms int 5000 1..
 group.consumer.min.session.timeout.ms int 45000 1..
-group.consumer.session.timeout.ms int 45000 1..
 group.coordinator.append.linger.ms int -1 -1..
 group.coordinator.background.threads int 2 1..
 group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live
@@ -437,7 +432,10 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **_OIDC_ROWS,
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),
-    **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),
+    **_rows(
+        _GROUPS,
+        "Accepted; no effect: bounds of groups' settings, and groups of other protocols, are not in this release.",
+    ),
     **_rows(_REST, _NOT_HERE),
     **_rows(_RETIRED, _RETIRED_DOC, retired=True),
     **_ADMIN_ROWS,

@@ -41,6 +41,10 @@ class Pattern:
         finally:
             re2.purge()  # the library keeps 128 of them for the next who has the same pattern
 
+    def steps(self, text: str) -> int:
+        """What matching the text may need at most, in instructions times bytes."""
+        return len(text.encode("utf-8", "surrogatepass")) * int(self._compiled.programsize)
+
     def matches(self, text: str) -> bool:
         """Whether the pattern matches the whole text."""
         data = text.encode("utf-8", "surrogatepass")

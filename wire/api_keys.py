@@ -63,6 +63,7 @@ UNREGISTER_BROKER: Final = 64
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 SHARE_GROUP_HEARTBEAT: Final = 76
@@ -140,6 +141,7 @@ TABLE: Final = (
     (DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, 0, False, False),
     (LIST_TRANSACTIONS, "ListTransactions", 0, 2, 0, False, False),
     (CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", 0, 1, 0, False, False),
+    (CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", 0, 1, 0, False, False),
     (LIST_CONFIG_RESOURCES, "ListConfigResources", 0, 1, 0, False, False),
     (DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0, False, False),
     (SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", 1, 1, 1, False, False),

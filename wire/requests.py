@@ -663,6 +663,11 @@ class ConsumerGroupHeartbeatRequest(Protocol):
     topic_partitions: list[ConsumerGroupHeartbeatTopicPartitions] | None
 
 
+class ConsumerGroupDescribeRequest(Protocol):
+    group_ids: list[str]
+    include_authorized_operations: bool
+
+
 class ListConfigResourcesRequest(Protocol):
     resource_types: list[int]
 

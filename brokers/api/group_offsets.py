@@ -301,18 +301,20 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
         yield from _name_topics(group.topics or (), context)
         if group.group_id not in seen:
             known = None if group.topics is None else [topic for topic in group.topics if topic.name or version < 10]
-            answer = yield from _fetch_one(context, group.group_id, known, request.require_stable)
+            member = (group.member_id, group.member_epoch) if version >= 9 else (None, -1)
+            answer = yield from _fetch_one(context, group.group_id, known, request.require_stable, member)
         seen.add(group.group_id)
         groups.append((yield from _fetched_group(group, answer, context)))
     return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, groups=groups))
 
 
 def _fetch_one(
-    context: Context, group_id: str, topics: Any, require_stable: bool
+    context: Context, group_id: str, topics: Any, require_stable: bool, member: tuple[str | None, int] = (None, -1)
 ) -> Generator[None, None, GroupOffsets]:
     """The offsets of the named topics, or of all that may be described; else the error of the group.
 
-    A commit is read as a whole, or not at all: the shard is asked at one go, all else is done in slices.
+    ``member``: the id and the epoch of who asks, which count in groups of the consumer protocol. A commit is read as a
+    whole, or not at all: the shard is asked at one go, all else is done in slices.
     """
     if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
         return GroupOffsets(refusal)
@@ -324,6 +326,9 @@ def _fetch_one(
     denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.name for topic in topics or ()))
     error, shard = context.services.groups.shard_for(group_id)
     if shard is None:
+        return GroupOffsets(error)
+    consumer = shard.consumers.get(group_id)
+    if consumer is not None and (error := consumer.fetch_error(*member)) is not ErrorCode.NONE:
         return GroupOffsets(error)
     if partitions is None:
         fetched = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from fleetlog.brokers.groups import records
+from fleetlog.brokers.groups.consumer.group import ConsumerGroup, tombstones
 from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, GroupState, Turn, coordinator_error
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import (
@@ -44,6 +45,32 @@ def commit_error(group: Group | None, request: OffsetCommitRequest, transactiona
     if error is ErrorCode.NONE and not transactional:
         error = TABLE[group.state].commit
     return error
+
+
+def commit_as_member(
+    consumer: ConsumerGroup,
+    request: OffsetCommitRequest,
+    producer: tuple[int, int] | None,
+    turn: Turn,
+    settings: GroupSettings,
+) -> Result:
+    """Commit offsets of a group of the consumer protocol, with ``producer`` in its transaction.
+
+    A commit between an assignment and the member's next heartbeat is taken, partition by partition (KIP-1251). It is
+    no heartbeat.
+    """
+    errors = consumer.commit_errors(request, producer is not None)
+    if isinstance(errors, ErrorCode):
+        if errors is not ErrorCode.NONE:
+            return turn.result(_all(request, errors))
+        errors = {}
+    stale = errors
+    result = _write(
+        request._replace(offsets=tuple(row for row in request.offsets if row[0] not in stale)), turn, settings
+    )
+    result.response = {**result.response, **stale}
+    result.producer = producer
+    return result
 
 
 def commit_offsets(group: Group | None, request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) -> Result:
@@ -123,15 +150,18 @@ def fetch(group: Group | None, request: FetchRequest) -> tuple[FetchedOffset, ..
 # --- deletion and expiry ----------------------------------------------------------------------------------------
 
 
-def delete_offsets(group: Group | None, partitions: tuple[TopicPartition, ...], turn: Turn) -> Result:
+def delete_offsets(
+    group: Group | None, consumer: ConsumerGroup | None, partitions: tuple[TopicPartition, ...], turn: Turn
+) -> Result:
     """Delete offsets of topics without a subscriber in the group; answers an error code or a dict per partition."""
-    if group is None:
+    if group is None and consumer is None:
         return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
+    group = group or Group(consumer.id if consumer is not None else "")
     if group.members and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return turn.result(ErrorCode.NON_EMPTY_GROUP)
     answer: CommitAnswer = {}
     for partition in partitions:
-        if group.subscribes_to(partition.topic):
+        if group.subscribes_to(partition.topic) or (consumer is not None and consumer.subscribes_to(partition.topic)):
             answer[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             continue
         answer[partition] = ErrorCode.NONE
@@ -144,15 +174,19 @@ def _known(group: Group, partition: TopicPartition) -> bool:
     return partition in group.offsets or any(partition in pending for pending in group.pending_offsets.values())
 
 
-def delete_group(group: Group | None, turn: Turn) -> Result:
+def delete_group(group: Group | None, consumer: ConsumerGroup | None, turn: Turn) -> Result:
     """Delete an empty group with its offsets; answers an error code."""
-    if group is None or group.state is GroupState.DEAD:
+    if (group is None or group.state is GroupState.DEAD) and consumer is None:
         return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
-    if group.state is not GroupState.EMPTY:
+    if (group is not None and group.state is not GroupState.EMPTY) or (consumer is not None and consumer.members):
         return turn.result(ErrorCode.NON_EMPTY_GROUP)
-    partitions = {*group.offsets}.union(*group.pending_offsets.values())
-    turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(partitions)]
-    turn.records.append(records.group_tombstone(group.id))
+    if group is not None:
+        partitions = {*group.offsets}.union(*group.pending_offsets.values())
+        turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(partitions)]
+    if consumer is not None:
+        turn.records += tombstones(consumer)
+    elif group is not None:
+        turn.records.append(records.group_tombstone(group.id))
     return turn.result(ErrorCode.NONE)
 
 
@@ -170,12 +204,17 @@ def delete_topic_offsets(group: Group, topics: Mapping[str, Container[bytes]], t
     turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(doomed) if doomed[partition]]
 
 
-def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:
+def expire(group: Group, consumer: ConsumerGroup | None, turn: Turn, settings: GroupSettings) -> None:
     """Tombstones for expired offsets, and for the group if nothing of it is left."""
     expired = [p for p, (_, committed) in group.offsets.items() if _expired(group, p, committed, turn, settings)]
+    if consumer is not None:
+        subscribed = {p.topic for p in expired if consumer.subscribes_to(p.topic)}
+        expired = [p for p in expired if p.topic not in subscribed]
     turn.records += [records.offset_tombstone(group.id, partition) for partition in expired]
     left = len(group.offsets) - len(expired) or group.pending_offsets or group.pending_members
-    if group.state is GroupState.EMPTY and not left and (expired or group.durable is not None):
+    if consumer is not None:
+        turn.records += tombstones(consumer) if not left and not consumer.members else []
+    elif group.state is GroupState.EMPTY and not left and (expired or group.durable is not None):
         turn.records.append(records.group_tombstone(group.id))
 
 

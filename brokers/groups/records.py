@@ -3,12 +3,14 @@
 Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value schemas (keys 0 to 2; values 0 to 4). Written are the
 defaults of Kafka 3.9 to 4.1 (offset value 3, or 1 if a client set a retention; group value 3); all versions are read.
 Behind an offset value 3, where other readers do not look, stands the id of the topic that it was committed for.
-Keys of other versions (KIP-848, share groups) decode to :class:`UnknownKey`, which the reader skips.
+The keys of groups of the consumer protocol (KIP-848) are read here, too; ``groups.consumer.records`` has their values.
+Keys of other versions (share groups) decode to :class:`UnknownKey`, which the reader skips.
 """
 
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,13 +50,36 @@ class GroupKey(NamedTuple):
     group_id: str
 
 
+class ConsumerKind(IntEnum):
+    """The records of a group of the consumer protocol, by the version of their key."""
+
+    GROUP = 3
+    MEMBER = 5
+    TARGET = 6
+    MEMBER_TARGET = 7
+    CURRENT = 8
+    REGEX = 16
+
+
+class ConsumerKey(NamedTuple):
+    """Key of one of these records; ``name`` is the member's id or the regular expression, else empty."""
+
+    kind: ConsumerKind
+    group_id: str
+    name: str = ""
+
+
+_CONSUMER_KINDS = frozenset(ConsumerKind)
+NAMED_KINDS = frozenset((ConsumerKind.MEMBER, ConsumerKind.MEMBER_TARGET, ConsumerKind.CURRENT, ConsumerKind.REGEX))
+
+
 class UnknownKey(NamedTuple):
     """A key of a kind that this version does not support."""
 
     version: int
 
 
-Key = OffsetKey | GroupKey | UnknownKey
+Key = OffsetKey | GroupKey | ConsumerKey | UnknownKey
 
 
 class CommittedOffset(NamedTuple):
@@ -129,6 +154,12 @@ def group_key(group_id: str) -> bytes:
     return _I16.pack(GROUP_KEY_VERSION) + _string(group_id)
 
 
+def consumer_key(key: ConsumerKey) -> bytes:
+    """Key of a record of the consumer protocol."""
+    names = (key.group_id, key.name) if key.kind in NAMED_KINDS else (key.group_id,)
+    return _I16.pack(key.kind) + b"".join(_string(name) for name in names)
+
+
 def offset_value(committed: CommittedOffset) -> bytes:
     """Value of an offset commit: version 3, or 1 if it has its own expiry (as Kafka)."""
     if committed.expire_timestamp_ms >= 0:
@@ -196,7 +227,7 @@ def group_tombstone(group_id: str) -> CoordinatorRecord:
 # --- decoding ---------------------------------------------------------------------------------------------------
 
 
-class _Reader(ByteReader[bytes]):
+class RecordReader(ByteReader[bytes]):
     """Reads a record's key or value; raises BadRecord. ``flexible`` switches to compact strings and tags."""
 
     def __init__(self, raw: bytes, flexible: bool = False) -> None:
@@ -204,18 +235,23 @@ class _Reader(ByteReader[bytes]):
         self.flexible = flexible
 
     def error(self, reason: str) -> BadRecord:
+        """The exception for a record that does not match."""
         return BadRecord(reason)
 
     def i16(self) -> int:
+        """An int16."""
         return int(_I16.unpack(self.take(2))[0])
 
     def i32(self) -> int:
+        """An int32."""
         return int(_I32.unpack(self.take(4))[0])
 
     def i64(self) -> int:
+        """An int64."""
         return int(_I64.unpack(self.take(8))[0])
 
     def nullable_string(self) -> str | None:
+        """A string, or None."""
         size = self.varint() - 1 if self.flexible else self.i16()
         if size == -1:
             return None
@@ -225,21 +261,25 @@ class _Reader(ByteReader[bytes]):
             raise BadRecord("a string that is not UTF-8") from error
 
     def string(self) -> str:
+        """A string."""
         text = self.nullable_string()
         if text is None:
             raise BadRecord("null where a string must be")
         return text
 
     def blob(self) -> bytes:
+        """Bytes."""
         return self.take(self.varint() - 1 if self.flexible else self.i32())
 
     def array_size(self) -> int:
+        """The length of an array, which cannot be above the bytes that are left."""
         size = self.varint() - 1 if self.flexible else self.i32()
         if not 0 <= size <= self.end - self.pos:
             raise BadRecord(f"an array of {size} elements")
         return size
 
     def tags(self) -> dict[int, bytes]:
+        """Tagged fields, raw; none unless flexible."""
         if not self.flexible:
             return {}
         return {self.varint(): self.take(self.varint()) for _ in range(self.varint())}
@@ -266,13 +306,16 @@ def _offset_key_1(raw: bytes) -> OffsetKey | None:
 
 
 def _any_key(raw: bytes) -> Key:
-    reader = _Reader(raw)
+    reader = RecordReader(raw)
     version = reader.i16()
     if version in OFFSET_KEY_VERSIONS:
         group_id = reader.string()
         return OffsetKey(group_id, TopicPartition(reader.string(), reader.i32()))
     if version == GROUP_KEY_VERSION:
         return GroupKey(reader.string())
+    if version in _CONSUMER_KINDS:
+        kind = ConsumerKind(version)
+        return ConsumerKey(kind, reader.string(), reader.string() if kind in NAMED_KINDS else "")
     return UnknownKey(version)
 
 
@@ -305,7 +348,7 @@ def _shared(topic_id: bytes) -> bytes:
 
 
 def _any_offset(raw: bytes) -> CommittedOffset | None:
-    reader = _Reader(raw)
+    reader = RecordReader(raw)
     version = reader.i16()
     if not 0 <= version <= 4:
         return None
@@ -323,7 +366,7 @@ def _any_offset(raw: bytes) -> CommittedOffset | None:
 
 def decode_group(raw: bytes) -> GroupRecord | None:
     """Value of a group's metadata; None for a version newer than 4. Raises BadRecord."""
-    reader = _Reader(raw)
+    reader = RecordReader(raw)
     version = reader.i16()
     if not 0 <= version <= 4:
         return None
@@ -338,7 +381,7 @@ def decode_group(raw: bytes) -> GroupRecord | None:
     return GroupRecord(protocol_type, generation, protocol, leader, state_timestamp_ms, members)
 
 
-def _decode_member(reader: _Reader, version: int) -> MemberRecord:
+def _decode_member(reader: RecordReader, version: int) -> MemberRecord:
     member_id = reader.string()
     instance_id = reader.nullable_string() if version >= 3 else None
     client_id, client_host = reader.string(), reader.string()

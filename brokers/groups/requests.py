@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlog.brokers.groups.records import CommittedOffset
@@ -14,6 +15,33 @@ if TYPE_CHECKING:
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 """How long a new member may wait in a rebalance: it has no id yet, so it cannot send heartbeats (as Kafka)."""
+
+
+class ConsumerSettings(NamedTuple):
+    """``group.consumer.*`` of the broker, or of the group where it has its own. Times in ms."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    assignment_interval_ms: int = 1_000
+    max_size: int = 2**31 - 1
+    assignors: tuple[str, ...] = ("uniform", "range")
+
+    @classmethod
+    def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ConsumerSettings:
+        """The broker's, and what the group has of its own (``consumer.*`` of config resource GROUP)."""
+        own = own or {}
+
+        def time_ms(name: str, default: int) -> int:
+            text = own.get(f"consumer.{name}", "")
+            return int(text) if text.isdigit() else default
+
+        return cls(
+            time_ms("session.timeout.ms", config.group_consumer_session_timeout_ms),
+            time_ms("heartbeat.interval.ms", config.group_consumer_heartbeat_interval_ms),
+            time_ms("assignment.interval.ms", config.group_consumer_assignment_interval_ms),
+            config.group_consumer_max_size,
+            config.group_consumer_assignors,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +57,7 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     offsets_retention_check_interval_ms: int = 600_000
+    consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
 
     @classmethod
     def of(cls, config: BrokerConfig) -> GroupSettings:
@@ -43,6 +72,7 @@ class GroupSettings:
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+            consumer=ConsumerSettings.of(config),
         )
 
 

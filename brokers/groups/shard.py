@@ -2,7 +2,9 @@
 
 Commands return a :class:`~txn.commands.Result`; logged state changes in :meth:`GroupShard.apply` only. Timers:
 ``session`` per member, ``join`` and ``sync`` per group, ``sweep`` per shard, ``expire`` per group (a sweep only names
-candidates, so that a group's expiry queues behind a commit that is being replicated).
+candidates, so that a group's expiry queues behind a commit that is being replicated), and those of ``groups.consumer``.
+
+A group of the consumer protocol is in :attr:`GroupShard.consumers`, and only its committed offsets in ``groups``.
 """
 
 from __future__ import annotations
@@ -12,10 +14,24 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
 from fleetlog.brokers.groups import classic, offsets, records
+from fleetlog.brokers.groups.consumer import group as consumers
+from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS
+from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, BeatRefused, ConsumerGroup, Picture
 from fleetlog.brokers.groups.member_memory import MemberRoom
-from fleetlog.brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
+from fleetlog.brokers.groups.members import (
+    CONSUMER_PROTOCOL_TYPE,
+    MEMBER_BYTES,
+    Group,
+    GroupState,
+    Turn,
+    coordinator_error,
+    held_by,
+    parse_timer,
+    timer_name,
+)
 from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.groups.requests import (
+    ConsumerSettings,
     Description,
     FetchedOffset,
     FetchRequest,
@@ -36,6 +52,8 @@ from fleetlog.wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+RETRY_MS = 500
+"""After so long a timer's work is tried again whose records could not be appended."""
 MAX_FLEETING_GROUPS = 10_000
 """The most groups of a shard that exist only for a requested member id: clients control their number."""
 
@@ -56,6 +74,7 @@ class GroupShard:
         self.room.share(self)
         self.rebalances = RebalanceTimes() if rebalances is None else rebalances
         self.groups: dict[str, Group] = {}
+        self.consumers: dict[str, ConsumerGroup] = {}
         self.skipped: Counter[str] = Counter()
         """Skipped records by kind: newer key versions, newer value versions, corrupt ones."""
         self._sequence = 0
@@ -80,6 +99,12 @@ class GroupShard:
                 self.settings.member_max_bytes,
             )  # fmt: skip
             return Result(response=JoinAnswer(ErrorCode.INVALID_REQUEST, request.member_id))
+        consumer = self.consumers.get(request.group_id)
+        if consumer is not None and consumer.members:
+            return Result(response=JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        if consumer is not None and not request.member_id:  # it becomes a classic group; then the member joins
+            answer = JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            return Result(response=answer, records=tuple(consumers.tombstones(consumer)))
         known = group.members.get(request.member_id) if group is not None else None
         only_an_id = request.requires_known_member_id and not request.member_id and request.instance_id is None
         more = MEMBER_BYTES if only_an_id else max(0, size - (known.size if known is not None else 0))
@@ -116,7 +141,52 @@ class GroupShard:
         return sum(
             sum(member.size for member in group.members.values()) + sum(map(len, group.pending_members))
             for group in self.groups.values()
-        )
+        ) + sum(group.size for group in self.consumers.values())
+
+    def consumer_heartbeat(
+        self, beat: Beat, picture: Picture, settings: ConsumerSettings, now: Now, ticket: Ticket
+    ) -> Result:
+        """ConsumerGroupHeartbeat; answers :class:`BeatAnswer`."""
+        turn = Turn(now, ticket)
+        try:
+            group = self._consumer_group(beat, turn)
+            self._admit(group, beat, settings, now)
+            result = consumers.heartbeat(group, beat, picture, turn, settings)
+        except BeatRefused as refused:
+            return Result(response=BeatAnswer(refused.error, str(refused)))
+        result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))
+        return result
+
+    def _consumer_group(self, beat: Beat, turn: Turn) -> ConsumerGroup:
+        """The group, or a new one, which an empty classic group gives way to."""
+        group = self.consumers.get(beat.group_id)
+        if group is not None:
+            return group
+        classic_group = self.groups.get(beat.group_id)
+        if beat.epoch != consumers.JOINS:
+            raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {beat.group_id} not found.")
+        if classic_group is not None:
+            if classic_group.state is not GroupState.EMPTY or classic_group.pending_members:
+                text = f"Group {beat.group_id} has members of the classic protocol: stop them first."
+                raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, text)
+            if classic_group.durable is not None:
+                turn.records.append(records.group_tombstone(beat.group_id))
+        return ConsumerGroup(beat.group_id)
+
+    def _admit(self, group: ConsumerGroup, beat: Beat, settings: ConsumerSettings, now: Now) -> None:
+        """Raises BeatRefused for what the coordinator cannot take."""
+        served = [name for name in settings.assignors if name in ASSIGNORS]
+        if beat.assignor is not None and beat.assignor not in served:
+            text = f"The assignor {beat.assignor} is not one of {', '.join(served)}."
+            raise BeatRefused(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+        if beat.topics is None and beat.regex is None and beat.member_id in group.members:
+            return
+        if beat.held > self.settings.member_max_bytes:
+            raise BeatRefused(ErrorCode.INVALID_REQUEST, "The subscription is above group.member.max.bytes.")
+        if beat.epoch == consumers.JOINS and not self.room.take(beat.held, now.mono_ms):
+            raise BeatRefused(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, "The members of all groups are at group.members.max.bytes."
+            )
 
     def sync(self, request: SyncRequest, now: Now, ticket: Ticket) -> Result:
         """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""
@@ -144,6 +214,9 @@ class GroupShard:
 
     def commit(self, request: OffsetCommitRequest, now: Now, ticket: Ticket) -> Result:
         """OffsetCommit; answers a dict of error codes."""
+        consumer = self.consumers.get(request.group_id)
+        if consumer is not None:
+            return offsets.commit_as_member(consumer, request, None, Turn(now, ticket), self.settings)
         return offsets.commit_offsets(self.groups.get(request.group_id), request, Turn(now, ticket), self.settings)
 
     def commit_transactional(
@@ -151,6 +224,9 @@ class GroupShard:
     ) -> Result:
         """TxnOffsetCommit by (producer id, epoch); answers a dict of error codes."""
         turn = Turn(now, ticket)
+        consumer = self.consumers.get(request.group_id)
+        if consumer is not None:
+            return offsets.commit_as_member(consumer, request, producer, turn, self.settings)
         return offsets.commit_transactional(self.groups.get(request.group_id), request, producer, turn, self.settings)
 
     def fetch(self, request: FetchRequest) -> tuple[FetchedOffset, ...]:
@@ -159,11 +235,13 @@ class GroupShard:
 
     def delete_offsets(self, group_id: str, partitions: tuple[TopicPartition, ...], now: Now, ticket: Ticket) -> Result:
         """OffsetDelete; answers an error code for the group, or a dict of them."""
-        return offsets.delete_offsets(self.groups.get(group_id), partitions, Turn(now, ticket))
+        return offsets.delete_offsets(
+            self.groups.get(group_id), self.consumers.get(group_id), partitions, Turn(now, ticket)
+        )
 
     def delete_group(self, group_id: str, now: Now, ticket: Ticket) -> Result:
         """DeleteGroups for one group; answers an error code."""
-        return offsets.delete_group(self.groups.get(group_id), Turn(now, ticket))
+        return offsets.delete_group(self.groups.get(group_id), self.consumers.get(group_id), Turn(now, ticket))
 
     def forget_topics(self, group_id: str, topics: Mapping[str, Container[bytes]], now: Now, ticket: Ticket) -> Result:
         """Drop the group's offsets of deleted topics, given with their ids; answers an error code."""
@@ -176,13 +254,17 @@ class GroupShard:
     def describe(self, group_id: str) -> Description:
         """DescribeGroups for one group; an unknown one is Dead with GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
-        if group is None:
+        if group is None or group_id in self.consumers:
             return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, GroupState.DEAD.value)
         return group.describe()
 
     def listing(self) -> list[Listing]:
         """ListGroups."""
-        return [Listing(g.id, g.protocol_type or "", g.state.value) for g in self.groups.values()]
+        classic_groups = (group for group in self.groups.values() if group.id not in self.consumers)
+        return [
+            *(Listing(g.id, g.protocol_type or "", g.state.value) for g in classic_groups),
+            *(Listing(g.id, CONSUMER_PROTOCOL_TYPE, g.state, "consumer") for g in self.consumers.values()),
+        ]
 
     def groups_with_topics(self, topics: Container[str]) -> list[str]:
         """Groups with committed offsets of these topics (in open transactions too)."""
@@ -203,6 +285,8 @@ class GroupShard:
                 self._apply_offset(key, record.value, producer)
             elif isinstance(key, records.GroupKey):
                 self._apply_group(key, record.value, now)
+            elif isinstance(key, records.ConsumerKey):
+                self._apply_consumer(key, record.value)
             else:
                 self.skipped[f"key {key.version}"] += 1
         except records.BadRecord:
@@ -259,6 +343,19 @@ class GroupShard:
             self.rebalances.ended(now.mono_ms - group.rebalancing_since_ms)
             group.rebalancing_since_ms = None
 
+    def _apply_consumer(self, key: records.ConsumerKey, value: bytes | None) -> None:
+        group = self.consumers.get(key.group_id)
+        if group is None:
+            if value is None:
+                return
+            group = ConsumerGroup(key.group_id)
+        if not group.apply(key, value):
+            self.skipped[f"key {int(key.kind)} value"] += 1
+        if group.disposable:
+            self.consumers.pop(group.id, None)
+        else:
+            self.consumers[group.id] = group
+
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
         """End the producer's transaction: commit or drop its offsets.
 
@@ -282,6 +379,10 @@ class GroupShard:
                 turn.keep_alive(group, member)
             if len(group.members) > self.settings.max_size:
                 classic.prepare_rebalance(group, turn, self.settings)
+        for consumer in list(self.consumers.values()):
+            consumer.loaded(turn, self.settings.consumer)
+            if consumer.disposable:
+                del self.consumers[consumer.id]
         turn.effects.append(self._sweep())
         return turn.result()
 
@@ -293,11 +394,19 @@ class GroupShard:
         turn = Turn(now)
         if kind == "sweep":
             self._dispose_all()
-            names = [timer_name("expire", group.id) for group in self.groups.values() if self._may_expire(group)]
-            turn.effects += [Schedule(timer, 0) for timer in names]
+            names = {group.id: None for group in self.groups.values() if self._may_expire(group)}
+            names.update((group.id, None) for group in self.consumers.values() if not group.members)
+            turn.effects += [Schedule(timer_name("expire", name), 0) for name in names]
             turn.effects.append(self._sweep())
             return turn.result()
-        group = self.groups.get(group_id)
+        group, consumer = self.groups.get(group_id), self.consumers.get(group_id)
+        if kind == "expire" and (group is not None or consumer is not None):
+            offsets.expire(group or Group(group_id), consumer, turn, self.settings)
+        elif kind in consumers.TIMERS and consumer is not None:
+            consumers.on_timer(consumer, kind, member_id, turn, self.settings.consumer)
+            result = turn.result()
+            result.failed = lambda error, now: Result(effects=(Schedule(name, RETRY_MS),))
+            return result
         if group is None:
             return turn.result()
         if kind == "session":
@@ -306,8 +415,6 @@ class GroupShard:
             classic.on_join_timer(group, turn, self.settings)
         elif kind == "sync":
             classic.on_sync_timer(group, turn, self.settings)
-        elif kind == "expire":
-            offsets.expire(group, turn, self.settings)
         self._dispose(group)
         return turn.result()
 
@@ -329,7 +436,8 @@ class GroupShard:
         """Groups by state, members, offsets, open transactions, skipped records, to be added up."""
         yield {
             **{f"groups_{state.value}": 0.0 for state in GroupState if state is not GroupState.DEAD},
-            "groups": float(len(self.groups)), "members": 0.0, "offsets": 0.0,
+            "groups": float(len(self.groups.keys() | self.consumers.keys())), "offsets": 0.0,
+            "members": float(sum(len(group.members) for group in self.consumers.values())),
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
         }  # fmt: skip

@@ -23,6 +23,8 @@ from fleetlog.coordination.store import Check, MultiFailed, NodeExists, Operatio
 from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 from fleetlog.wire.errors import ErrorCode
 
+GROUP_VERSION: Final = "group.version"
+"""Level 1: groups of the consumer protocol (KIP-848), whose records older coordinators skip. No broker has it yet."""
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {"transaction.version": (0, 2)}
 """What this release supports: the lowest and the highest level."""
 NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items()}

@@ -22,7 +22,7 @@ from fleetlog.wire.errors import ErrorCode
 def ask(name: str, version: int, request: dict[str, Any]) -> Any:
     """The answer of an API's handler, by way of the wire."""
     api = next(row for row in APIS.values() if row.name == name)
-    services: Any = SimpleNamespace(access=Access(), acls=None, audit=None)
+    services: Any = SimpleNamespace(access=Access(), acls=None, audit=None, metadata=SimpleNamespace(features={}))
     context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")
     sent = m.request_class(api.key)(version=version, **request)
     decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))

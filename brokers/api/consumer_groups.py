@@ -1,0 +1,310 @@
+"""Groups of the consumer protocol (KIP-848): ConsumerGroupHeartbeat and ConsumerGroupDescribe (keys 68, 69).
+
+They are served once ``group.version`` 1 is finalized: an older coordinator skips their records and would take such a
+group for a classic one. Until then a heartbeat is refused as Kafka refuses it where the feature is off. The consumers
+of librdkafka (seen in 2.16) would wait for ever for a broker that does not advertise the key; those of Java fail at
+once either way.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+import fleetlog.wire.messages as m
+from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC, mask
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
+from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id
+from fleetlog.brokers.api.rows import Cost, Row
+from fleetlog.brokers.api.unpacking import PAUSE
+from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.audit.events import EventType
+from fleetlog.brokers.groups.consumer.group import (
+    JOINS,
+    LEAVES,
+    LEAVES_FOR_NOW,
+    Beat,
+    BeatAnswer,
+    ConsumerGroup,
+    Member,
+    Picture,
+)
+from fleetlog.brokers.groups.consumer.records import Partition, Resolved
+from fleetlog.brokers.groups.requests import ConsumerSettings
+from fleetlog.brokers.metadata.features import GROUP_VERSION
+from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
+from fleetlog.txn.commands import CommandFailed
+from fleetlog.txn.patterns import BadPattern, Pattern
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatTopicPartitions,
+)
+
+LOOK_UP_MS = 10_000
+"""How often a pattern is matched against the topics again at most, when they have changed."""
+MAX_LOOK_UP_STEPS = 200_000_000
+"""What matching a pattern against all topics may need, as ``txn.patterns`` counts: two seconds, in slices."""
+NOT_ASKED = -(2**31)
+"""Authorized operations that nobody asked for."""
+CONSUMER_MEMBER = 1
+"""Type of a member that uses this protocol (KIP-1099)."""
+
+
+@in_slices
+def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
+    """ConsumerGroupHeartbeat v0-v1: joins, keeps and ends a membership, and tells the member its partitions."""
+
+    @in_slices
+    def render(answer: Any) -> Generator[Any, None, Any]:
+        if isinstance(answer, CommandFailed):
+            answer = BeatAnswer(answer.error)
+        by_topic = _by_topic(answer.assignment or ())
+        names = context.services.metadata.topic_names
+        held = [names[topic_id] for topic_id in by_topic if topic_id in names]
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, held)
+        if denied:  # another member's pattern, or what could be described when it joined
+            answer = BeatAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _heartbeat_response(answer, by_topic, context.api_version)
+
+    def refused(error: ErrorCode, message: str | None = None) -> Done:
+        return Done(_heartbeat_response(BeatAnswer(error, message), {}, context.api_version))
+
+    if (code := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+        return refused(code)
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, request.subscribed_topic_names or ())
+    if denied:
+        return refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if not served(context):
+        return refused(ErrorCode.UNSUPPORTED_VERSION, NOT_SERVED)
+    if (wrong := _wrong(request, context)) is not None:
+        return refused(ErrorCode.INVALID_REQUEST, wrong)
+    try:
+        resolved = yield from _looked_up(request, context)
+    except BadPattern as problem:
+        text = f"SubscribedTopicRegex is not a regular expression of RE2: {problem}"
+        return refused(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
+    owned = request.topic_partitions
+    beat = Beat(
+        request.group_id,
+        request.member_id or str(uuid.uuid4()),  # before version 1 the coordinator names new members
+        request.member_epoch,
+        request.instance_id,
+        request.rack_id,
+        request.rebalance_timeout_ms,
+        None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
+        request.subscribed_topic_regex if context.api_version >= 1 else None,
+        request.server_assignor,
+        None if owned is None else _owned(owned),
+        context.client_id,
+        f"/{context.connection.peer_host}",
+        resolved,
+    )
+    metadata, settings = context.services.metadata, consumer_settings(request.group_id, context)
+    picture = Picture(metadata.topics, metadata.sequence)
+    pending = context.services.groups.submit(
+        request.group_id, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket)
+    )
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
+
+
+NOT_SERVED = "group.protocol=consumer is not served before group.version 1 is finalized: fleetlog features upgrade."
+
+
+def served(context: Context) -> bool:
+    """Whether the fleet has finalized that it serves these groups."""
+    return context.services.metadata.features.get(GROUP_VERSION, 0) >= 1
+
+
+def consumer_settings(group_id: str, context: Context) -> ConsumerSettings:
+    """The group's own settings (config resource GROUP), else the broker's."""
+    own = context.services.metadata.dynamic_config(CONFIG_GROUPS, group_id)
+    return ConsumerSettings.of(context.services.metadata.effective, own)
+
+
+def _wrong(request: ConsumerGroupHeartbeatRequest, context: Context) -> str | None:
+    """What Kafka refuses a heartbeat for, in its words."""
+    epoch, names = request.member_epoch, request.subscribed_topic_names
+    regex = request.subscribed_topic_regex if context.api_version >= 1 else None
+    if bad_group_id(request.group_id):
+        return "GroupId can't be empty."
+    if not request.member_id and (context.api_version >= 1 or epoch != JOINS):
+        return "MemberId can't be empty."
+    for field, text in (("InstanceId", request.instance_id), ("RackId", request.rack_id)):
+        if text is not None and not text.strip():
+            return f"{field} can't be empty."
+    texts = (request.member_id, request.instance_id, request.rack_id, context.client_id, regex, *(names or ()))
+    if unfit(*texts):
+        return "A name is too long, or not UTF-8."
+    if epoch < LEAVES_FOR_NOW:
+        return f"MemberEpoch is {epoch}, but must be greater than or equal to {LEAVES_FOR_NOW}."
+    if epoch == LEAVES_FOR_NOW and request.instance_id is None:
+        return "InstanceId can't be null."
+    if epoch == JOINS:
+        if request.rebalance_timeout_ms < 1:
+            return "RebalanceTimeoutMs must be provided in first request."
+        if request.topic_partitions is None or request.topic_partitions:
+            return "TopicPartitions must be empty when (re-)joining."
+        if names is None and regex is None:
+            return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    return None
+
+
+def _looked_up(
+    request: ConsumerGroupHeartbeatRequest, context: Context
+) -> Generator[Any, None, Mapping[str, Resolved]]:
+    """The member's pattern with its topics, if it is a new one or topics may have changed. Raises BadPattern.
+
+    Every topic's name is matched, then those stay that the member may describe.
+    """
+    _, shard = context.services.groups.shard_for(request.group_id)
+    group = (shard.consumers.get(request.group_id) if shard is not None else None) or ConsumerGroup(request.group_id)
+    regex = request.subscribed_topic_regex if context.api_version >= 1 else None
+    if regex is None:
+        member = group.members.get(request.member_id)
+        regex = member.value.regex if member is not None and member.value is not None else None
+    if not regex or request.member_epoch in (LEAVES, LEAVES_FOR_NOW):
+        return {}
+    metadata, now_ms = context.services.metadata, context.services.clock.wall_ms()
+    version, before = metadata.sequence, group.looked_up.get(regex)
+    if before is not None and (before.version == version or 0 <= now_ms - before.timestamp_ms < LOOK_UP_MS):
+        return {}
+    yield PAUSE  # patterns of several clients are compiled in one turn each
+    pattern, steps = Pattern(regex), 0
+    matched = []
+    for name in list(metadata.topics):
+        yield
+        steps += pattern.steps(name)
+        if steps > MAX_LOOK_UP_STEPS:
+            raise BadPattern("it takes too long for so many topics")
+        if pattern.matches(name):
+            matched.append(name)
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, matched, logged=False)
+    return {regex: Resolved(tuple(sorted(name for name in matched if name not in denied)), version, now_ms)}
+
+
+def _owned(rows: Iterable[ConsumerGroupHeartbeatTopicPartitions]) -> frozenset[Partition]:
+    """The zero id names no topic."""
+    return frozenset((row.topic_id.bytes, index) for row in rows if row.topic_id for index in row.partitions)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[uuid.UUID, list[int]]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in partitions:
+        topics.setdefault(topic_id, []).append(index)
+    return {uuid.UUID(bytes=topic_id): indexes for topic_id, indexes in topics.items()}
+
+
+def _heartbeat_response(
+    answer: BeatAnswer, by_topic: Mapping[uuid.UUID, list[int]], version: int
+) -> m.ConsumerGroupHeartbeatResponse:
+    kind = m.ConsumerGroupHeartbeatResponse
+    assignment = None
+    if answer.assignment is not None:
+        row = kind.Assignment.TopicPartitions
+        rows = [row(version=version, topic_id=topic, partitions=indexes) for topic, indexes in by_topic.items()]
+        assignment = kind.Assignment(version=version, topic_partitions=rows)
+    return kind(
+        version=version,
+        throttle_time_ms=0,
+        error_code=int(answer.error),
+        error_message=answer.message,
+        member_id=answer.member_id,
+        member_epoch=answer.epoch,
+        heartbeat_interval_ms=answer.interval_ms,
+        assignment=assignment,
+    )
+
+
+@in_slices
+def handle_consumer_group_describe(request: ConsumerGroupDescribeRequest, context: Context) -> Paced:
+    """ConsumerGroupDescribe v0-v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols."""
+    groups = []
+    for group_id in dict.fromkeys(request.group_ids):
+        yield
+        error = context.refusal(DESCRIBE, GROUP, group_id)
+        group = None
+        if error is ErrorCode.NONE:
+            error, shard = context.services.groups.shard_for(group_id)
+            group = None if shard is None else shard.consumers.get(group_id)
+            if shard is not None and group is None:
+                error = ErrorCode.GROUP_ID_NOT_FOUND
+        operations = NOT_ASKED
+        if request.include_authorized_operations and group is not None:
+            operations = mask(context.operations(GROUP, group_id))
+        groups.append((yield from _described(group_id, error, group, operations, context)))
+    return Done(m.ConsumerGroupDescribeResponse(version=context.api_version, throttle_time_ms=0, groups=groups))
+
+
+def _described(
+    group_id: str, error: ErrorCode, group: ConsumerGroup | None, operations: int, context: Context
+) -> Generator[None, None, m.ConsumerGroupDescribeResponse.DescribedGroup]:
+    version, kind = context.api_version, m.ConsumerGroupDescribeResponse.DescribedGroup
+    message = f"Group {group_id} is not a consumer group." if error is ErrorCode.GROUP_ID_NOT_FOUND else None
+    members = []
+    if group is not None:
+        names = context.services.metadata.topic_names
+        for member in list(group.members.values()):
+            yield
+            members.append(_described_member(member, names, version))
+        topics = (row.topic_name for one in members for row in one.assignment.topic_partitions)
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
+        if denied:
+            members, group, error = [], None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            message = "The group has described topic(s) that the client is not authorized to describe."
+    return kind(
+        version=version,
+        error_code=int(error),
+        error_message=message,
+        group_id=group_id,
+        group_state=group.state if group is not None else "",
+        group_epoch=group.epoch if group is not None else 0,
+        assignment_epoch=group.assignment_epoch if group is not None else 0,
+        assignor_name=group.assignor(consumer_settings(group_id, context).assignors[0]) if group is not None else "",
+        members=members,
+        authorized_operations=operations if error is ErrorCode.NONE else NOT_ASKED,
+    )
+
+
+def _described_member(
+    member: Member, names: Mapping[uuid.UUID, str], version: int
+) -> m.ConsumerGroupDescribeResponse.DescribedGroup.Member:
+    kind, value = m.ConsumerGroupDescribeResponse.DescribedGroup.Member, member.value
+
+    def assignment(of: Any, partitions: Iterable[Partition]) -> Any:
+        rows = [
+            of.TopicPartitions(version=version, topic_id=topic, topic_name=names[topic], partitions=indexes)
+            for topic, indexes in _by_topic(partitions).items()
+            if topic in names
+        ]
+        return of(version=version, topic_partitions=rows)
+
+    return kind(
+        version=version,
+        member_id=member.id,
+        instance_id=value.instance_id if value is not None else None,
+        rack_id=value.rack_id if value is not None else None,
+        member_epoch=member.at.epoch,
+        client_id=value.client_id if value is not None else "",
+        client_host=value.client_host if value is not None else "",
+        subscribed_topic_names=list(value.topics) if value is not None else [],
+        subscribed_topic_regex=(value.regex or "") if value is not None else None,
+        assignment=assignment(kind.Assignment, sorted(member.at.assigned)),
+        target_assignment=assignment(kind.TargetAssignment, member.target or ()),
+        member_type=CONSUMER_MEMBER,
+    )
+
+
+API = (
+    Row(
+        api_keys.CONSUMER_GROUP_HEARTBEAT,
+        handle_consumer_group_heartbeat,
+        (READ_GROUP, DESCRIBE_TOPIC),
+        EventType.HEARTBEAT,
+        cost=Cost.CHEAP,
+    ),
+    Row(api_keys.CONSUMER_GROUP_DESCRIBE, handle_consumer_group_describe, (DESCRIBE_GROUP,)),
+)

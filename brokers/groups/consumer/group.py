@@ -1,0 +1,614 @@
+"""A group of the consumer protocol (KIP-848): its state in the log, the heartbeat, and what ends a membership. Pure.
+
+Three epochs: the group's grows with each change of members, subscriptions or topics; the target assignment is for one
+of them; a member's is that of the target which it has fully moved to. A partition is handed out only when nobody has
+it: neither assigned nor still to be given up. Kafka's own rules, but for one: what a member never said it owned counts
+as given up only when it certainly has the answer that took it away, so that no lost answer leaves two with a partition.
+
+State in the log changes in :meth:`ConsumerGroup.apply` alone; what a member reported, and when the group was last
+assigned, is kept in memory and is unknown after a load. Timers: ``member`` (session), ``revoke`` (rebalance timeout),
+``assign`` (a target that waits for ``group.consumer.assignment.interval.ms``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fleetlog.brokers.groups.consumer import records as r
+from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS, Subscriber
+from fleetlog.brokers.groups.consumer.records import Current, MemberValue, Partition, Resolved
+from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn
+from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind
+from fleetlog.brokers.groups.requests import ConsumerSettings, OffsetCommitRequest
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.txn.commands import CoordinatorRecord, Result
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
+
+JOINS, LEAVES, LEAVES_FOR_NOW = 0, -1, -2
+"""Member epochs with a meaning of their own; the last is a static member's."""
+TIMERS = frozenset(("member", "revoke", "assign"))
+PARTITION_BYTES = 250
+"""The approximate memory of one partition of a member: in its target, its assignment, and among the owners."""
+
+
+class Picture(NamedTuple):
+    """The topics as the broker knows them; ``version`` tells two pictures apart."""
+
+    topics: Mapping[str, TopicInfo]
+    version: int
+
+
+class Beat(NamedTuple):
+    """ConsumerGroupHeartbeat. None: as it was. ``resolved``: patterns that were looked up for this request."""
+
+    group_id: str
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    topics: tuple[str, ...] | None = None
+    regex: str | None = None
+    assignor: str | None = None
+    owned: frozenset[Partition] | None = None
+    client_id: str = ""
+    client_host: str = ""
+    resolved: Mapping[str, Resolved] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether it says everything: clients do so when they join, or cannot know that their last answer came."""
+        says = self.topics is not None or self.regex is not None
+        return self.rebalance_timeout_ms >= 0 and says and self.owned is not None
+
+    @property
+    def held(self) -> int:
+        """The bytes that a member with this request takes, without its partitions."""
+        texts = (self.member_id, self.instance_id, self.rack_id, self.regex, self.client_id, self.client_host)
+        names = sum(60 + len(name) for name in self.topics or ())
+        return MEMBER_BYTES + names + sum(len(text) for text in texts if text)
+
+
+class BeatAnswer(NamedTuple):
+    """``assignment`` None: as the member knows it."""
+
+    error: ErrorCode
+    message: str | None = None
+    member_id: str | None = None
+    epoch: int = 0
+    interval_ms: int = 0
+    assignment: tuple[Partition, ...] | None = None
+
+
+class BeatRefused(Exception):
+    """A request that the rules forbid: its error code and text."""
+
+    def __init__(self, error: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+@dataclass(slots=True)
+class Member:
+    """One member; parts of it that are not in the log are None. ``reported`` and ``seen`` are in memory only."""
+
+    id: str
+    value: MemberValue | None = None
+    current: Current | None = None
+    target: tuple[Partition, ...] | None = None
+    reported: frozenset[Partition] | None = None
+    """What it said last that it owns."""
+    seen: frozenset[Partition] = frozenset()
+    """What it ever said that it owns, of what it has."""
+
+    @property
+    def at(self) -> Current:
+        """What it has; nothing for a member that the log does not tell of."""
+        return self.current if self.current is not None else Current()
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """One group without its committed offsets, which :class:`~fleetlog.brokers.groups.members.Group` has."""
+
+    id: str
+    epoch: int = 0
+    hash: int = 0
+    assignment_epoch: int = 0
+    exists: bool = False
+    """Whether the log has its metadata."""
+    members: dict[str, Member] = field(default_factory=dict)
+    statics: dict[str, str] = field(default_factory=dict)
+    owners: dict[Partition, str] = field(default_factory=dict)
+    """Who has a partition, assigned or still to be given up."""
+    regexes: dict[str, Resolved] = field(default_factory=dict)
+    looked_up: dict[str, Resolved] = field(default_factory=dict)
+    """How each pattern was last looked up, here, with nothing new."""
+    picture: Picture | None = None
+    hashed_version: int | None = None
+    """The version of the picture that ``hash`` is known to be right for."""
+    assigned_ms: int | None = None
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """Kafka's name of the group's state."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.assignment_epoch:
+            return "Assigning"
+        steady = all(m.at.state == r.STABLE and m.at.epoch == self.assignment_epoch for m in self.members.values())
+        return "Stable" if steady else "Reconciling"
+
+    @property
+    def disposable(self) -> bool:
+        """Whether nothing of it is left in the log."""
+        return not (self.exists or self.members or self.regexes or self.assignment_epoch)
+
+    @property
+    def size(self) -> int:
+        """The approximate memory of its members, in bytes."""
+        names = sum(60 + len(topic) for m in self.members.values() if m.value is not None for topic in m.value.topics)
+        return len(self.members) * MEMBER_BYTES + names + len(self.owners) * PARTITION_BYTES
+
+    def topics_of(self, value: MemberValue, regexes: Mapping[str, Resolved] | None = None) -> frozenset[str]:
+        """The names that a member subscribes to: those it names, and what its pattern matches."""
+        matched = (self.regexes if regexes is None else regexes).get(value.regex) if value.regex else None
+        return frozenset(value.topics).union(matched.topics if matched is not None else ())
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether a member subscribes to the topic."""
+        return any(topic in self.topics_of(m.value) for m in self.members.values() if m.value is not None)
+
+    def assignor(self, default: str) -> str:
+        """The one that most members wish; the default if none does."""
+        return _preferred((m.value for m in self.members.values() if m.value is not None), default)
+
+    def commit_errors(
+        self, request: OffsetCommitRequest, transactional: bool
+    ) -> ErrorCode | dict[TopicPartition, ErrorCode]:
+        """What is wrong with a commit: for all of it (NONE: nothing), or of some partitions (KIP-1251)."""
+        if request.generation < 0:
+            nameless = not request.member_id and request.instance_id is None
+            if not self.members or (transactional and nameless):
+                return ErrorCode.NONE
+        member = self.members.get(request.member_id)
+        if member is None or member.value is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if request.instance_id is not None and member.value.instance_id != request.instance_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        if not transactional and not request.knows_missing_groups:
+            return ErrorCode.UNSUPPORTED_VERSION
+        at = member.at
+        if request.generation == at.epoch:
+            return ErrorCode.NONE
+        if request.generation > at.epoch:
+            return ErrorCode.STALE_MEMBER_EPOCH
+        stale: dict[TopicPartition, ErrorCode] = {}
+        for tp, committed in request.offsets:
+            partition = (committed.topic_id or b"", tp.partition)
+            since = at.assigned.get(partition, at.pending.get(partition))
+            if since is None or since > request.generation:
+                stale[tp] = ErrorCode.STALE_MEMBER_EPOCH
+        return stale
+
+    def fetch_error(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """What is wrong with an OffsetFetch that names a member, which must be at this epoch."""
+        if member_id is None and epoch < 0:
+            return ErrorCode.NONE
+        member = self.members.get(member_id or "")
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member.at.epoch == epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    # --- the log ------------------------------------------------------------------------------------------------
+
+    def apply(self, key: ConsumerKey, raw: bytes | None) -> bool:
+        """Apply a record; False for a value of a newer version. Raises BadRecord.
+
+        A tombstone of what is not there has no effect: the cleaner may have taken away what it is for.
+        """
+        match key.kind:
+            case ConsumerKind.GROUP | ConsumerKind.TARGET:
+                pair = (0, 0) if raw is None else r.decode_group(raw)
+                if pair is not None and key.kind is ConsumerKind.GROUP:
+                    self.epoch, self.hash = pair
+                    self.exists = raw is not None
+                elif pair is not None:
+                    self.assignment_epoch = pair[0]
+                return pair is not None
+            case ConsumerKind.REGEX:
+                resolved = None if raw is None else r.decode_regex(raw)
+                if resolved is not None:
+                    self.regexes[key.name] = resolved
+                elif raw is None:
+                    self.regexes.pop(key.name, None)
+                    self.looked_up.pop(key.name, None)
+                return raw is None or resolved is not None
+            case _:
+                return self._apply_member(key, raw)
+
+    def _apply_member(self, key: ConsumerKey, raw: bytes | None) -> bool:
+        member = self.members.get(key.name)
+        if member is None:
+            if raw is None:
+                return True
+            member = Member(key.name)
+        known = True
+        if key.kind is ConsumerKind.MEMBER:
+            value = None if raw is None else r.decode_member(raw)
+            known = raw is None or value is not None
+            if known:
+                self._name(member, value)
+        elif key.kind is ConsumerKind.MEMBER_TARGET:
+            target = None if raw is None else r.decode_member_target(raw)
+            known = raw is None or target is not None
+            member.target = target if known else member.target
+        else:
+            current = None if raw is None else r.decode_current(raw)
+            known = raw is None or current is not None
+            if known:
+                self._have(member, current)
+        if known:
+            self.members[member.id] = member
+        if member.value is None and member.current is None and member.target is None:
+            self.members.pop(member.id, None)
+        return known
+
+    def _name(self, member: Member, value: MemberValue | None) -> None:
+        before = member.value.instance_id if member.value is not None else None
+        if before is not None and self.statics.get(before) == member.id:
+            del self.statics[before]
+        member.value = value
+        if value is not None and value.instance_id is not None:
+            self.statics[value.instance_id] = member.id
+
+    def _have(self, member: Member, current: Current | None) -> None:
+        for partition in (*member.at.assigned, *member.at.pending):
+            if self.owners.get(partition) == member.id:
+                del self.owners[partition]
+        member.current = current
+        for partition in (*member.at.assigned, *member.at.pending):
+            self.owners[partition] = member.id
+        member.seen &= member.at.assigned.keys() | member.at.pending.keys()
+
+    def loaded(self, turn: Turn, settings: ConsumerSettings) -> None:
+        """Give each member a whole session, and those that give up partitions their time; drop torn members."""
+        for member in list(self.members.values()):
+            if member.value is None:  # the cleaner took the record away, and the tombstones of the others are to come
+                self._have(member, None)
+                del self.members[member.id]
+                continue
+            turn.schedule("member", self.id, settings.session_timeout_ms, member.id)
+            if member.at.state == r.UNREVOKED:
+                turn.schedule("revoke", self.id, member.value.rebalance_timeout_ms, member.id)
+
+
+def _key(group: ConsumerGroup, kind: ConsumerKind, name: str = "") -> ConsumerKey:
+    return ConsumerKey(kind, group.id, name)
+
+
+def tombstones(group: ConsumerGroup) -> list[CoordinatorRecord]:
+    """What deletes an empty group: of what the log has, in Kafka's order."""
+    gone = [r.record(_key(group, ConsumerKind.TARGET), None)] if group.assignment_epoch else []
+    gone += [r.record(_key(group, ConsumerKind.REGEX, regex), None) for regex in group.regexes]
+    return [*gone, r.record(_key(group, ConsumerKind.GROUP), None)]
+
+
+def _preferred(values: Iterable[MemberValue], default: str) -> str:
+    wishes = Counter(value.assignor for value in values if value.assignor is not None and value.assignor in ASSIGNORS)
+    return min(wishes, key=lambda name: (-wishes[name], name), default=default)
+
+
+# --- the heartbeat ----------------------------------------------------------------------------------------------
+
+
+class _Draft:
+    """The group as a heartbeat would have it: the members' values, patterns and targets with what changes."""
+
+    def __init__(self, group: ConsumerGroup, gone: Member | None = None) -> None:
+        self.group = group
+        self.epoch = group.epoch
+        self.hash = group.hash
+        self.assignment_epoch = group.assignment_epoch
+        self.regexes = dict(group.regexes)
+        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m is not gone}
+        self.targets = {m.id: m.target or () for m in group.members.values() if m is not gone}
+
+    def ordered(self) -> list[str]:
+        """Ids in the assignors' order."""
+        return sorted(self.values, key=lambda name: (self.values[name].instance_id or name, name))
+
+    def topics(self) -> set[str]:
+        """What any member subscribes to."""
+        return set().union(*(self.group.topics_of(value, self.regexes) for value in set(self.values.values())))
+
+    def metadata_hash(self, picture: Picture) -> int:
+        """Of the topics that members subscribe to: another one for other ids or numbers of partitions."""
+        digest = hashlib.blake2b(digest_size=8)
+        present = sorted(name for name in self.topics() if name in picture.topics)
+        for name in present:
+            topic = picture.topics[name]
+            digest.update(f"{name}:{topic.id}:{len(topic.partitions)};".encode())
+        return int.from_bytes(digest.digest(), signed=True) if present else 0
+
+    def assign_in_time(self, settings: ConsumerSettings, turn: Turn, *, at_once: bool) -> None:
+        """Compute a target if one is missing, but not sooner after the last than the interval says (KIP-1263)."""
+        since = self.group.assigned_ms
+        wait_ms = 0 if since is None else since + settings.assignment_interval_ms - turn.now.mono_ms
+        if self.epoch > self.assignment_epoch:
+            if at_once or wait_ms <= 0:
+                self.assign(settings, turn)
+            else:
+                turn.schedule("assign", self.group.id, wait_ms)
+
+    def assign(self, settings: ConsumerSettings, turn: Turn) -> None:
+        """A new target, with the records of the members that it is another one for; the group's comes last."""
+        group, topics = self.group, group_picture(self.group).topics
+        ids = {name: topics[name].id.bytes for name in self.topics() if name in topics}
+        known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+        members: dict[str, Subscriber] = {}
+        for name in self.ordered():
+            value = self.values[name]
+            same = (value.topics, value.regex)
+            if same not in known:
+                names = group.topics_of(value, self.regexes)
+                known[same] = frozenset(ids[topic] for topic in names if topic in ids)
+            members[name] = Subscriber(known[same], self.targets.get(name, ()))
+        assignor = ASSIGNORS[_preferred(self.values.values(), settings.assignors[0])]
+        counts = {topic_id: len(topics[name].partitions) for name, topic_id in ids.items()}
+        for name, target in (assignor(members, counts) if members else {}).items():
+            before = group.members.get(name)
+            if target != ((before.target or ()) if before is not None else ()):
+                key = _key(group, ConsumerKind.MEMBER_TARGET, name)
+                turn.records.append(r.record(key, r.member_target_value(target)))
+            self.targets[name] = target
+        self.assignment_epoch = self.epoch
+        value_of_target = r.target_value(self.epoch, turn.now.wall_ms)
+        turn.records.append(r.record(_key(group, ConsumerKind.TARGET), value_of_target))
+        group.assigned_ms = turn.now.mono_ms
+
+    def resolve(self, beat: Beat, turn: Turn) -> bool:
+        """Take over the patterns that were looked up, drop those without a member; whether topics changed."""
+        group, changed = self.group, False
+        used = {value.regex for value in self.values.values() if value.regex}
+        for regex, resolved in beat.resolved.items():
+            if regex not in used:
+                continue
+            before = self.regexes.get(regex)
+            if before is None or before.topics != resolved.topics:
+                self.regexes[regex] = resolved
+                turn.records.append(r.record(_key(group, ConsumerKind.REGEX, regex), r.regex_value(resolved)))
+                changed = True
+            else:
+                group.looked_up[regex] = resolved
+        for regex in [regex for regex in self.regexes if regex not in used]:
+            del self.regexes[regex]
+            turn.records.append(r.record(_key(group, ConsumerKind.REGEX, regex), None))
+        return changed
+
+    def bump(self, changed: bool, turn: Turn) -> None:
+        """The group's next epoch if its members' subscriptions or topics changed."""
+        group, picture = self.group, group_picture(self.group)
+        if picture.version >= 0 and (changed or picture.version != group.hashed_version):
+            self.hash = self.metadata_hash(picture)
+            if self.hash == group.hash:
+                group.hashed_version = picture.version
+        if changed or self.hash != group.hash:
+            self.epoch = group.epoch + 1
+            turn.records.append(r.record(_key(group, ConsumerKind.GROUP), r.group_value(self.epoch, self.hash)))
+
+
+def group_picture(group: ConsumerGroup) -> Picture:
+    """The topics that the group's coordinator looked at last."""
+    return group.picture if group.picture is not None else Picture({}, -1)
+
+
+def heartbeat(group: ConsumerGroup, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings) -> Result:
+    """Handle a heartbeat; answers :class:`BeatAnswer`. Raises BeatRefused."""
+    group.picture = picture
+    if beat.epoch < JOINS:
+        return _leave(group, beat, turn)
+    member, replaced = _member(group, beat, settings)
+    fresh = member is None
+    if member is None:
+        member = Member(beat.member_id)
+        if replaced is not None:
+            member.value, member.target = replaced.value, replaced.target
+            member.current = replaced.at._replace(epoch=JOINS, previous_epoch=JOINS)
+            _bury(group, replaced, turn)
+    _listen(member, beat)
+    before = member.value or MemberValue(beat.instance_id, None, "", "", (), None, -1, None)
+    value = _updated(before, beat)
+    if fresh or value != member.value:
+        turn.records.append(r.record(_key(group, ConsumerKind.MEMBER, member.id), r.member_value(value)))
+    target, epoch = member.target or (), group.assignment_epoch
+    if fresh and target:
+        key = _key(group, ConsumerKind.MEMBER_TARGET, member.id)
+        turn.records.append(r.record(key, r.member_target_value(target)))
+    late = group.epoch > epoch or picture.version != group.hashed_version
+    if fresh or value != member.value or beat.resolved or late:
+        draft = _Draft(group, replaced)
+        draft.values[member.id] = value
+        draft.targets.setdefault(member.id, target)
+        resubscribed = (value.topics, value.regex) != (before.topics, before.regex)
+        changed = draft.resolve(beat, turn) or resubscribed
+        draft.bump(changed or (fresh and replaced is None), turn)
+        draft.assign_in_time(settings, turn, at_once=changed and not fresh)
+        target, epoch = draft.targets[member.id], draft.assignment_epoch
+    old = member.at
+    new = _next(group, member, target, epoch, beat, replaced)
+    if fresh or new != old:
+        turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(new)))
+    _time(group, member.id, old, new, value, turn, settings)
+    tell = beat.full or beat.epoch != old.epoch or fresh or new.assigned.keys() != old.assigned.keys()
+    assignment = tuple(sorted(new.assigned)) if tell else None
+    return turn.result(
+        BeatAnswer(ErrorCode.NONE, None, member.id, new.epoch, settings.heartbeat_interval_ms, assignment)
+    )
+
+
+def _member(group: ConsumerGroup, beat: Beat, settings: ConsumerSettings) -> tuple[Member | None, Member | None]:
+    """The member of the request, None for a new one; and the static member whose place that takes."""
+    member, replaced = group.members.get(beat.member_id), None
+    if beat.instance_id is not None:
+        holder = group.members.get(group.statics.get(beat.instance_id, ""))
+        if holder is None:
+            if beat.epoch != JOINS or member is not None:
+                raise BeatRefused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {beat.instance_id} is unknown.")
+        elif holder is not member:
+            if beat.epoch != JOINS or member is not None:
+                raise BeatRefused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {holder.id} has this instance id.")
+            if holder.at.epoch != LEAVES_FOR_NOW:
+                text = f"Static member {holder.id} with instance id {beat.instance_id} has not left the group."
+                raise BeatRefused(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+            replaced = holder
+    if member is None:
+        if beat.epoch != JOINS:
+            raise BeatRefused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {beat.member_id} is not a member of the group.")
+        if replaced is None and len(group.members) >= settings.max_size:
+            raise BeatRefused(
+                ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has its maximum of {settings.max_size} members."
+            )
+    elif beat.epoch != JOINS:
+        _check_epoch(member.at, beat)
+    return member, replaced
+
+
+def _check_epoch(at: Current, beat: Beat) -> None:
+    """A member may be one epoch behind, as the answer may be lost, if it owns only what it has."""
+    if beat.epoch == at.epoch:
+        return
+    behind = beat.epoch < at.epoch and beat.epoch == at.previous_epoch
+    if behind and beat.owned is not None and beat.owned <= at.assigned.keys():
+        return
+    raise BeatRefused(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The member is at epoch {at.epoch}, not {beat.epoch}. It must give up its partitions and join again.",
+    )
+
+
+def _listen(member: Member, beat: Beat) -> None:
+    """Note what the member says it owns."""
+    if beat.epoch == JOINS:
+        member.reported = member.seen = frozenset()
+    elif beat.owned is not None and beat.epoch == member.at.epoch:
+        member.reported = frozenset(p for p in beat.owned if p in member.at.assigned or p in member.at.pending)
+        member.seen |= member.reported
+
+
+def _updated(value: MemberValue, beat: Beat) -> MemberValue:
+    return MemberValue(
+        value.instance_id if beat.instance_id is None else beat.instance_id,
+        value.rack_id if beat.rack_id is None else beat.rack_id,
+        beat.client_id,
+        beat.client_host,
+        value.topics if beat.topics is None else tuple(sorted(set(beat.topics))),
+        value.regex if beat.regex is None else beat.regex or None,
+        value.rebalance_timeout_ms if beat.rebalance_timeout_ms < 0 else beat.rebalance_timeout_ms,
+        value.assignor if beat.assignor is None else beat.assignor,
+        value.classic,
+    )
+
+
+def _gave_up(member: Member, beat: Beat) -> bool:
+    """Whether the member certainly has none of the partitions that it must give up."""
+    if beat.epoch == JOINS:
+        return True
+    owned = member.reported if beat.owned is None else beat.owned
+    if beat.epoch != member.at.epoch or owned is None:
+        return False
+    return all(p not in owned and (p in member.seen or not beat.full) for p in member.at.pending)
+
+
+def _next(
+    group: ConsumerGroup, member: Member, target: tuple[Partition, ...], epoch: int, beat: Beat, replaced: Member | None
+) -> Current:
+    """The member's next step towards its target of that assignment epoch."""
+    at = member.at
+    if at.state == r.UNREVOKED and not _gave_up(member, beat):
+        return at
+    if at.state == r.STABLE and at.epoch == epoch:
+        return at
+    wanted = set(target)
+    kept = {partition: since for partition, since in at.assigned.items() if partition in wanted}
+    if len(kept) < len(at.assigned) and beat.epoch != JOINS:
+        lost = {partition: since for partition, since in at.assigned.items() if partition not in wanted}
+        return Current(at.epoch, at.previous_epoch, r.UNREVOKED, kept, lost)
+    mine = {None, member.id, replaced.id if replaced is not None else None}
+    state = r.STABLE
+    for partition in target:
+        if partition not in kept:
+            if group.owners.get(partition) in mine:
+                kept[partition] = epoch
+            else:
+                state = r.UNRELEASED
+    return Current(epoch, at.previous_epoch if at.epoch == epoch else at.epoch, state, kept, {})
+
+
+def _time(
+    group: ConsumerGroup, name: str, old: Current, new: Current, value: MemberValue, turn: Turn,
+    settings: ConsumerSettings,
+) -> None:  # fmt: skip
+    """Begin the session anew; the time to give up partitions begins when they are taken away."""
+    turn.schedule("member", group.id, settings.session_timeout_ms, name)
+    if new.state == r.UNREVOKED and (old.state != r.UNREVOKED or old.pending != new.pending):
+        turn.schedule("revoke", group.id, value.rebalance_timeout_ms, name)
+    elif new.state != r.UNREVOKED and old.state == r.UNREVOKED:
+        turn.cancel("revoke", group.id, name)
+
+
+# --- the end of a membership ------------------------------------------------------------------------------------
+
+
+def _leave(group: ConsumerGroup, beat: Beat, turn: Turn) -> Result:
+    member = group.members.get(beat.member_id)
+    if beat.instance_id is not None:
+        holder = group.members.get(group.statics.get(beat.instance_id, ""))
+        if holder is not None and holder is not member:
+            raise BeatRefused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {holder.id} has this instance id.")
+        member = holder
+    if member is None:
+        raise BeatRefused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {beat.member_id} is not a member of the group.")
+    if beat.epoch == LEAVES_FOR_NOW:
+        away = member.at._replace(epoch=LEAVES_FOR_NOW, previous_epoch=member.at.epoch, state=r.STABLE, pending={})
+        turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(away)))
+        turn.cancel("revoke", group.id, member.id)
+    else:
+        remove(group, member, turn)
+    return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, beat.epoch))
+
+
+def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
+    """Tombstones of what the log has of a member, and the end of its timers."""
+    has = ((ConsumerKind.CURRENT, member.current), (ConsumerKind.MEMBER_TARGET, member.target))
+    for kind, part in (*has, (ConsumerKind.MEMBER, member.value)):
+        if part is not None:
+            turn.records.append(r.record(_key(group, kind, member.id), None))
+    turn.cancel("member", group.id, member.id)
+    turn.cancel("revoke", group.id, member.id)
+
+
+def remove(group: ConsumerGroup, member: Member, turn: Turn) -> None:
+    """End a membership: what the member has is free, and the others get it at their heartbeats."""
+    _bury(group, member, turn)
+    draft = _Draft(group, member)
+    draft.resolve(Beat(group.id, member.id, LEAVES), turn)
+    draft.bump(True, turn)
+
+
+def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settings: ConsumerSettings) -> None:
+    """A session or the time to give up partitions is over; or a target may be computed now."""
+    member = group.members.get(member_id)
+    if kind == "assign":
+        draft = _Draft(group)
+        if group.picture is not None and group.epoch > group.assignment_epoch and draft.values:
+            draft.assign(settings, turn)
+    elif member is not None and (kind == "member" or member.at.state == r.UNREVOKED):
+        remove(group, member, turn)

@@ -1,0 +1,243 @@
+"""Values of the consumer protocol's records in ``__consumer_offsets``, byte for byte as Kafka 4.4 writes them.
+
+Source: the ConsumerGroup*Value schemas of Kafka's group coordinator, version 0, all flexible: compact strings and
+arrays, tagged fields. Kafka's order within a set is arbitrary; here topics and partitions are sorted. The members' ids
+and the assignments' topic ids stand as in the requests; a partition is (topic id, index).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from fleetlog.brokers.groups.records import BadRecord, ConsumerKey, RecordReader, consumer_key
+from fleetlog.txn.commands import CoordinatorRecord
+
+Partition = tuple[bytes, int]
+"""A partition by its topic's id."""
+STABLE, UNREVOKED, UNRELEASED = 0, 1, 2
+"""States of a member: it has its target, has to give up partitions first, or waits for partitions of others."""
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+_CURRENT = struct.Struct(">hiib")
+_ID_BYTES = 16
+
+
+class MemberValue(NamedTuple):
+    """What a member has said of itself. ``classic`` are the raw bytes of a classic member's tag."""
+
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    regex: str | None
+    rebalance_timeout_ms: int
+    assignor: str | None
+    classic: bytes | None = None
+
+
+class Current(NamedTuple):
+    """What a member has: the partitions assigned to it and those that it must give up, with assignment epochs."""
+
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: int = STABLE
+    assigned: Mapping[Partition, int] = {}
+    pending: Mapping[Partition, int] = {}
+
+
+class Resolved(NamedTuple):
+    """The topics that a regular expression matches; ``version`` is the change-log entry that was looked at."""
+
+    topics: tuple[str, ...]
+    version: int
+    timestamp_ms: int
+
+
+def record(key: ConsumerKey, value: bytes | None) -> CoordinatorRecord:
+    """A record; a value of None is a tombstone."""
+    return CoordinatorRecord(consumer_key(key), value)
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return b"\0"
+    raw = text.encode()
+    return _varint(len(raw) + 1) + raw
+
+
+def _texts(texts: Iterable[str]) -> bytes:
+    encoded = [_text(text) for text in texts]
+    return _varint(len(encoded) + 1) + b"".join(encoded)
+
+
+def _numbers(numbers: list[int]) -> bytes:
+    return _varint(len(numbers) + 1) + struct.pack(f">{len(numbers)}i", *numbers)
+
+
+def _tags(tags: Mapping[int, bytes]) -> bytes:
+    encoded = [_varint(tag) + _varint(len(raw)) + raw for tag, raw in tags.items()]
+    return _varint(len(encoded)) + b"".join(encoded)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        topics.setdefault(topic_id, []).append(index)
+    return topics
+
+
+def _with_epochs(partitions: Mapping[Partition, int]) -> bytes:
+    rows = []
+    for topic_id, indexes in _by_topic(partitions).items():
+        epochs = _numbers([partitions[topic_id, index] for index in indexes])
+        rows.append(topic_id + _numbers(indexes) + _tags({0: epochs}))
+    return _varint(len(rows) + 1) + b"".join(rows)
+
+
+def group_value(epoch: int, metadata_hash: int) -> bytes:
+    """Value of key 3: the group's epoch, and a hash of what its topics were."""
+    return _I16.pack(0) + _I32.pack(epoch) + _tags({0: _I64.pack(metadata_hash)} if metadata_hash else {})
+
+
+def member_value(member: MemberValue) -> bytes:
+    """Value of key 5."""
+    return b"".join(
+        (
+            _I16.pack(0),
+            _text(member.instance_id),
+            _text(member.rack_id),
+            _text(member.client_id),
+            _text(member.client_host),
+            _texts(member.topics),
+            _text(member.regex),
+            _I32.pack(member.rebalance_timeout_ms),
+            _text(member.assignor),
+            _tags({} if member.classic is None else {0: member.classic}),
+        )
+    )
+
+
+def target_value(assignment_epoch: int, timestamp_ms: int) -> bytes:
+    """Value of key 6: the group epoch that the target assignment is for, and when it was computed."""
+    return _I16.pack(0) + _I32.pack(assignment_epoch) + _tags({0: _I64.pack(timestamp_ms)} if timestamp_ms else {})
+
+
+def member_target_value(partitions: Iterable[Partition]) -> bytes:
+    """Value of key 7."""
+    rows = [topic_id + _numbers(indexes) + b"\0" for topic_id, indexes in _by_topic(partitions).items()]
+    return _I16.pack(0) + _varint(len(rows) + 1) + b"".join(rows) + b"\0"
+
+
+def current_value(current: Current) -> bytes:
+    """Value of key 8."""
+    head = _CURRENT.pack(0, current.epoch, current.previous_epoch, current.state)
+    return head + _with_epochs(current.assigned) + _with_epochs(current.pending) + b"\0"
+
+
+def regex_value(resolved: Resolved) -> bytes:
+    """Value of key 16."""
+    numbers = _I64.pack(resolved.version) + _I64.pack(resolved.timestamp_ms)
+    return _I16.pack(0) + _texts(resolved.topics) + numbers + b"\0"
+
+
+# --- decoding: None for a version above 0; raises BadRecord -------------------------------------------------------
+
+
+def _reader(raw: bytes) -> RecordReader | None:
+    reader = RecordReader(raw)
+    if reader.i16() != 0:
+        return None
+    reader.flexible = True
+    return reader
+
+
+def _number_array(reader: RecordReader) -> list[int]:
+    return [reader.i32() for _ in range(reader.array_size())]
+
+
+def _partitions(reader: RecordReader, epoch: int) -> dict[Partition, int]:
+    """Partitions with their assignment epochs; ``epoch`` where the writer knew of none."""
+    partitions: dict[Partition, int] = {}
+    for _ in range(reader.array_size()):
+        topic_id, indexes = reader.take(_ID_BYTES), _number_array(reader)
+        tag = reader.tags().get(0)
+        epochs = [epoch] * len(indexes)
+        if tag is not None and tag != b"\0":
+            epochs = _number_array(RecordReader(tag, flexible=True))
+        if len(epochs) != len(indexes):
+            raise BadRecord(f"{len(epochs)} epochs of {len(indexes)} partitions")
+        partitions.update(zip(((topic_id, index) for index in indexes), epochs, strict=True))
+    return partitions
+
+
+def _tagged_i64(reader: RecordReader) -> int:
+    raw = reader.tags().get(0)
+    return 0 if raw is None else RecordReader(raw).i64()
+
+
+def decode_group(raw: bytes) -> tuple[int, int] | None:
+    """Epoch and hash of key 3."""
+    reader = _reader(raw)
+    return None if reader is None else (reader.i32(), _tagged_i64(reader))
+
+
+def decode_member(raw: bytes) -> MemberValue | None:
+    """Value of key 5."""
+    reader = _reader(raw)
+    if reader is None:
+        return None
+    instance_id, rack_id = reader.nullable_string(), reader.nullable_string()
+    client_id, client_host = reader.string(), reader.string()
+    topics = tuple(reader.string() for _ in range(reader.array_size()))
+    regex, rebalance_timeout_ms, assignor = reader.nullable_string(), reader.i32(), reader.nullable_string()
+    classic = reader.tags().get(0)
+    return MemberValue(
+        instance_id, rack_id, client_id, client_host, topics, regex, rebalance_timeout_ms, assignor, classic
+    )
+
+
+def decode_target(raw: bytes) -> tuple[int, int] | None:
+    """Assignment epoch and time of key 6."""
+    return decode_group(raw)
+
+
+def decode_member_target(raw: bytes) -> tuple[Partition, ...] | None:
+    """Value of key 7."""
+    reader = _reader(raw)
+    return None if reader is None else tuple(sorted(_partitions(reader, 0)))
+
+
+def decode_current(raw: bytes) -> Current | None:
+    """Value of key 8."""
+    reader = _reader(raw)
+    if reader is None:
+        return None
+    epoch, previous_epoch = reader.i32(), reader.i32()
+    state = reader.take(1)[0]
+    return Current(epoch, previous_epoch, state, _partitions(reader, epoch), _partitions(reader, epoch))
+
+
+def decode_regex(raw: bytes) -> Resolved | None:
+    """Value of key 16."""
+    reader = _reader(raw)
+    if reader is None:
+        return None
+    topics = tuple(reader.string() for _ in range(reader.array_size()))
+    return Resolved(topics, reader.i64(), reader.i64())

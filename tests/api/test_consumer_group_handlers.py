@@ -1,0 +1,232 @@
+"""The APIs of the consumer protocol's groups, in every version, over the real shard and through the real codecs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fleetlog.wire.messages as m
+from fleetlog.brokers.acls.access import DESCRIBE, TOPIC, Access
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.groups.requests import ConsumerSettings
+from fleetlog.brokers.model import TopicInfo
+from fleetlog.wire.apis import APIS
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
+from tests.groups.consumer_world import topic
+from tests.support.group_api import Api
+
+HEARTBEAT, DESCRIBED = 68, 69
+VERSIONS = range(APIS[HEARTBEAT].min_version, APIS[HEARTBEAT].max_version + 1)
+
+
+class Topics:
+    """The metadata of a broker whose fleet serves these groups."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicInfo] = {name: topic(name, 2) for name in ("t", "tea", "x")}
+        self.sequence = 1
+        self.features = {"group.version": 1}
+        self.effective = BrokerConfig()
+        self.own: dict[str, str] = {}
+
+    @property
+    def topic_names(self) -> dict[uuid.UUID, str]:
+        return {info.id: name for name, info in self.topics.items()}
+
+    def dynamic_config(self, kind: str, name: str) -> Mapping[str, str]:
+        return self.own if (kind, name) == ("groups", "g") else {}
+
+    def partition(self, tp: TopicPartition) -> object | None:
+        info = self.topics.get(tp.topic)
+        return info if info is not None and tp.partition < len(info.partitions) else None
+
+
+class Rules:
+    """Allows everything about groups, and to describe some topics."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = topics
+        self.verdicts: dict[Any, bool] = {}
+
+    def allows(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+        return kind is not TOPIC or (operation is not DESCRIBE or name in self.topics)
+
+
+class ConsumerApi(Api):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = self.services.metadata = Topics()
+        self.clock = self.services.clock = SimpleNamespace(wall_ms=lambda: self.driver.now.wall_ms)
+
+    def may_describe(self, *topics: str) -> None:
+        self.services.access = Access(Rules(*topics))  # type: ignore[arg-type]
+
+    def beat(self, member_id: str = "m", epoch: int = 0, version: int = 1, **said: Any) -> Any:
+        if epoch == 0:
+            said = {"rebalance_timeout_ms": 60_000, "topic_partitions": [], "subscribed_topic_names": ["t"], **said}
+        if "owned" in said:
+            kind = m.ConsumerGroupHeartbeatRequest.TopicPartitions
+            said["topic_partitions"] = [
+                kind(version=version, topic_id=self.metadata.topics[name].id, partitions=indexes)
+                for name, indexes in said.pop("owned").items()
+            ]
+        request = m.ConsumerGroupHeartbeatRequest(
+            version=version, group_id="g", member_id=member_id, member_epoch=epoch, **said
+        )
+        return self.call(HEARTBEAT, version, request)
+
+    def told(self, answer: Any) -> dict[str, list[int]] | None:
+        if answer.assignment is None:
+            return None
+        return {self.metadata.topic_names[row.topic_id]: row.partitions for row in answer.assignment.topic_partitions}
+
+    def describe(self, version: int = 1, group_id: str = "g", operations: bool = False) -> Any:
+        request = m.ConsumerGroupDescribeRequest(
+            version=version, group_ids=[group_id, group_id], include_authorized_operations=operations
+        )
+        (group,) = self.call(DESCRIBED, version, request).groups
+        return group
+
+
+@pytest.fixture
+def api() -> ConsumerApi:
+    return ConsumerApi()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_member_joins_and_is_described(api: ConsumerApi, version: int) -> None:
+    answer = api.beat("" if version == 0 else "m", version=version, instance_id="i", rack_id="r")
+    assert (answer.error_code, answer.member_epoch, answer.heartbeat_interval_ms) == (0, 1, 5_000)
+    assert answer.member_id
+    assert api.told(answer) == {"t": [0, 1]}
+    assert api.told(api.beat(answer.member_id, 1, version)) is None
+    group = api.describe(version, operations=True)
+    assert (group.error_code, group.group_state, group.group_epoch, group.assignment_epoch) == (0, "Stable", 1, 1)
+    assert group.assignor_name == "uniform"
+    assert group.authorized_operations > 0
+    (member,) = group.members
+    assert (member.member_id, member.instance_id, member.rack_id) == (answer.member_id, "i", "r")
+    assert (member.client_id, member.client_host, member.subscribed_topic_names) == ("client", "/127.0.0.1", ["t"])
+    for assignment in (member.assignment, member.target_assignment):
+        assert [(row.topic_name, row.partitions) for row in assignment.topic_partitions] == [("t", [0, 1])]
+    assert version == 0 or member.member_type == 1
+    assert api.describe(version, "none").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_before_the_feature_is_finalized_it_is_refused(api: ConsumerApi) -> None:
+    api.metadata.features = {}
+    answer = api.beat()
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert "group.version" in answer.error_message
+    assert not api.driver.log
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"member_id": ""}, {"epoch": -3}, {"epoch": -2}, {"rebalance_timeout_ms": -1}, {"topic_partitions": None},
+        {"subscribed_topic_names": None}, {"owned": {"t": [0]}}, {"instance_id": " "}, {"rack_id": ""},
+        {"instance_id": "x" * 31_000},
+    ],
+)  # fmt: skip
+def test_what_is_not_a_heartbeat_is_refused(api: ConsumerApi, said: dict[str, Any]) -> None:
+    answer = api.beat(**said)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert answer.error_message
+    assert not api.driver.log
+
+
+def test_a_pattern_matches_whole_names(api: ConsumerApi) -> None:
+    answer = api.beat(subscribed_topic_names=None, subscribed_topic_regex="t|te.")
+    assert api.told(answer) == {"t": [0, 1], "tea": [0, 1]}
+    assert api.driver.shard.consumers["g"].regexes["t|te."].topics == ("t", "tea")
+    assert api.describe().members[0].subscribed_topic_regex == "t|te."
+    api.beat("m", 1, owned={"t": [0, 1], "tea": [0, 1]})
+    api.metadata.topics["ten"] = topic("ten", 1)
+    api.metadata.sequence += 1
+    assert api.told(api.beat("m", 1)) is None, "looked up a moment ago"
+    api.driver.advance(10_000)
+    assert api.told(api.beat("m", 1)) == {"t": [0, 1], "tea": [0, 1], "ten": [0]}
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{1001}", "x" * 2_000])
+def test_a_pattern_that_is_none(api: ConsumerApi, pattern: str) -> None:
+    answer = api.beat(subscribed_topic_regex=pattern)
+    assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert "RE2" in answer.error_message
+    assert not api.driver.log
+
+
+def test_nobody_gets_a_topic_that_it_may_not_describe(api: ConsumerApi) -> None:
+    api.may_describe("t")
+    assert api.beat(subscribed_topic_names=["t", "x"]).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert not api.driver.log
+    assert api.told(api.beat(subscribed_topic_names=None, subscribed_topic_regex="t.*")) == {"t": [0, 1]}
+    assert api.beat("m", -1).error_code == 0
+    api.may_describe("t", "tea")
+    assert api.told(api.beat("m", 0, subscribed_topic_names=None, subscribed_topic_regex="te.*")) == {"tea": [0, 1]}
+    api.driver.shard.consumers["g"].looked_up["te.*"] = api.driver.shard.consumers["g"].regexes["te.*"]
+    api.may_describe("t")
+    other = api.beat("n", 0, subscribed_topic_names=None, subscribed_topic_regex="te.*", owned={})
+    assert api.told(other) in ({}, None), "all of it is with the first"
+    assert api.beat("m", 0, subscribed_topic_names=None, subscribed_topic_regex="te.*").error_code == (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    ), "the first may not describe it any more"
+    assert api.describe().error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_groups_own_settings(api: ConsumerApi) -> None:
+    assert ConsumerSettings.of(BrokerConfig()) == ConsumerSettings(), "Kafka's defaults"
+    api.metadata.own = {"consumer.heartbeat.interval.ms": "7000", "consumer.session.timeout.ms": "50000"}
+    assert api.beat().heartbeat_interval_ms == 7_000
+    api.driver.advance(49_000)
+    assert api.driver.shard.consumers["g"].members
+    api.driver.advance(1_000)
+    assert not api.driver.shard.consumers["g"].members
+
+
+def test_offsets_are_committed_and_fetched_by_epoch(api: ConsumerApi) -> None:
+    api.beat()
+
+    def error(version: int, epoch: int, member_id: str = "m") -> int:
+        (row,) = api.commit(version, epoch, member_id).topics
+        return int(row.partitions[0].error_code)
+
+    assert error(9, 1) == error(10, 1) == 0
+    assert error(8, 1) == ErrorCode.UNSUPPORTED_VERSION
+    assert error(9, 2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert error(9, 1, "other") == ErrorCode.UNKNOWN_MEMBER_ID
+
+    def fetched(version: int, member_id: str | None, epoch: int) -> int:
+        kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
+        said = {"member_id": member_id, "member_epoch": epoch} if version >= 9 else {}
+        group = kind(version=version, group_id="g", topics=None, **said)
+        request = m.OffsetFetchRequest(version=version, groups=[group], require_stable=False)
+        (answer,) = api.call(9, version, request).groups
+        assert answer.error_code or len(answer.topics) == 1
+        return int(answer.error_code)
+
+    for version in (8, 9, 10):
+        assert fetched(version, None, -1) == 0
+    assert fetched(9, "m", 1) == 0
+    assert fetched(9, "m", 2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert fetched(9, "other", 1) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_it_is_listed_with_its_type(api: ConsumerApi) -> None:
+    api.beat()
+    api.services.groups.loading = False
+    for types, states, count in (([], [], 1), (["Consumer"], ["stable"], 1), (["classic"], [], 0), ([], ["empty"], 0)):
+        request = m.ListGroupsRequest(version=5, states_filter=states, types_filter=types)
+        groups = api.call(16, 5, request).groups
+        assert len(groups) == count
+        if count:
+            assert (groups[0].group_type, groups[0].protocol_type, groups[0].group_state) == (
+                "consumer", "consumer", "Stable",
+            )  # fmt: skip

@@ -1,0 +1,349 @@
+"""Groups of the consumer protocol, rule by rule: what a heartbeat answers, and what is in the log then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, Picture
+from fleetlog.brokers.groups.consumer.records import Partition, Resolved
+from fleetlog.brokers.groups.records import CommittedOffset, ConsumerKey, ConsumerKind, GroupKey, decode_group_key
+from fleetlog.brokers.groups.requests import (
+    ConsumerSettings,
+    GroupSettings,
+    JoinRequest,
+    OffsetCommitRequest,
+    Protocol,
+)
+from fleetlog.txn.commands import CoordinatorRecord
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
+from tests.groups.consumer_world import logged, topic
+from tests.support.group_driver import Client, Driver, Entry
+
+TOPICS = {"t": topic("t", 4), "u": topic("u", 2)}
+T, U = TOPICS["t"].id.bytes, TOPICS["u"].id.bytes
+SETTINGS = ConsumerSettings(assignment_interval_ms=0)
+
+
+def ask(driver: Driver, command: Any) -> Any:
+    return driver.submit("g", command).response
+
+
+def send(
+    driver: Driver, beat: Beat, topics: Any = None, version: int = 0, settings: ConsumerSettings = SETTINGS
+) -> BeatAnswer:
+    picture = Picture(TOPICS if topics is None else topics, version)
+    answer = ask(driver, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket))
+    assert isinstance(answer, BeatAnswer)
+    return answer
+
+
+def joining(name: str, topics: tuple[str, ...] = ("t",), **more: Any) -> Beat:
+    return Beat("g", name, 0, rebalance_timeout_ms=60_000, topics=topics, owned=frozenset(), **more)
+
+
+def t(*indexes: int) -> tuple[Partition, ...]:
+    return tuple((T, index) for index in indexes)
+
+
+def committing(member: str, epoch: int, index: int, **more: Any) -> OffsetCommitRequest:
+    offsets = ((TopicPartition("t", index), CommittedOffset(5, topic_id=T)),)
+    more.setdefault("knows_missing_groups", True)
+    return OffsetCommitRequest("g", epoch, member, None, offsets, **more)
+
+
+def commit(driver: Driver, request: OffsetCommitRequest) -> ErrorCode:
+    answer = ask(driver, lambda shard, now, ticket: shard.commit(request, now, ticket))
+    return ErrorCode(next(iter(answer.values())))
+
+
+def keys(entries: list[Entry]) -> list[tuple[int, str, bool]]:
+    rows = []
+    for entry in entries:
+        record = entry[0]
+        assert isinstance(record, CoordinatorRecord)
+        key = decode_group_key(record.key)
+        if isinstance(key, ConsumerKey):
+            rows.append((int(key.kind), key.name, record.value is None))
+        elif isinstance(key, GroupKey):
+            rows.append((2, "", record.value is None))
+    return rows
+
+
+def test_a_second_member_gets_what_the_first_has_given_up() -> None:
+    driver = Driver()
+    first = send(driver, joining("a"))
+    assert (first.epoch, first.assignment, first.interval_ms) == (1, t(0, 1, 2, 3), 5_000)
+    second = send(driver, joining("b"))
+    assert (second.epoch, second.assignment) == (2, ()), "all of it is with a"
+    told = send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
+    assert (told.epoch, told.assignment) == (1, t(0, 1)), "it keeps its epoch until it has given up the others"
+    assert driver.shard.consumers["g"].state == "Reconciling"
+    assert send(driver, Beat("g", "b", 2)).assignment is None
+    assert send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1)))).epoch == 2
+    assert send(driver, Beat("g", "b", 2)).assignment == t(2, 3)
+    assert send(driver, Beat("g", "b", 2)).assignment is None, "told once"
+    assert driver.shard.consumers["g"].state == "Stable"
+    assert logged(driver.restart()) == logged(driver)
+
+
+def test_a_heartbeat_without_news_writes_nothing() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
+    before = len(driver.log)
+    for version in range(5):
+        send(driver, Beat("g", "a", 1), version=version)
+    assert len(driver.log) == before
+
+
+def test_records_are_in_kafkas_order() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    assert keys(driver.log) == [(5, "a", False), (3, "", False), (7, "a", False), (6, "", False), (8, "a", False)]
+    del driver.log[:]
+    send(driver, Beat("g", "a", -1))
+    assert keys(driver.log)[:3] == [(8, "a", True), (7, "a", True), (5, "a", True)]
+    del driver.log[:]
+    assert ask(driver, lambda shard, now, ticket: shard.delete_group("g", now, ticket)) is ErrorCode.NONE
+    assert keys(driver.log) == [(6, "", True), (3, "", True)]
+    assert not driver.shard.consumers
+
+
+def test_no_tombstone_of_what_never_was() -> None:
+    """KAFKA-17306: a member without a target has no record of one."""
+    driver = Driver()
+    send(driver, joining("a", ("nothing",)))
+    del driver.log[:]
+    send(driver, Beat("g", "a", -1))
+    assert [key for key in keys(driver.log) if key[2]] == [(8, "a", True), (5, "a", True)]
+
+
+def test_tombstones_of_what_the_cleaner_took_have_no_effect() -> None:
+    """KAFKA-19862: the records are gone, their tombstones are still there; KAFKA-20254: offsets come first."""
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, joining("b"))
+    assert commit(driver, committing("a", 1, 0)) is ErrorCode.NONE
+    send(driver, Beat("g", "a", -1))
+    cleaned = [entry for entry in driver.log if len(entry) == 2 and entry[0].value is None]
+    latest = {entry[0].key: entry for entry in driver.log if len(entry) == 2}
+    for log in (cleaned, [*cleaned, *latest.values()], sorted(latest.values(), key=lambda entry: entry[0].key)):
+        loaded = Driver(log=list(log))
+        assert loaded.shard.skipped.total() == 0
+    assert logged(Driver(log=[*cleaned, *latest.values()])) == logged(driver)
+
+
+def test_members_without_their_own_record_are_dropped_at_load() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    torn = [
+        entry
+        for entry in driver.log
+        if len(entry) == 2 and decode_group_key(entry[0].key)[0] is not ConsumerKind.MEMBER
+    ]
+    loaded = Driver(log=list(torn))
+    assert not loaded.shard.consumers["g"].members
+    assert not loaded.shard.consumers["g"].owners
+    assert send(loaded, joining("b")).assignment == t(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("epoch", [3, 7, 1])
+def test_another_epoch_is_fenced(epoch: int) -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, joining("b"))
+    send(driver, joining("c"))
+    assert send(driver, Beat("g", "b", epoch)).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert send(driver, Beat("g", "nobody", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_epoch_before_is_heard_with_what_the_member_has() -> None:
+    """The answer may be lost."""
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, joining("b"))
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
+    assert send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1)))).epoch == 2
+    again = send(driver, joining("a")._replace(epoch=1, owned=frozenset(t(0, 1))))
+    assert (again.error, again.epoch, again.assignment) == (ErrorCode.NONE, 2, t(0, 1))
+    assert send(driver, Beat("g", "a", 1, owned=frozenset(t(2)))).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert send(driver, Beat("g", "a", 1)).error is ErrorCode.FENCED_MEMBER_EPOCH
+
+
+def test_commits_by_epoch() -> None:
+    """KIP-1251: an older epoch may commit what it has had since then."""
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, joining("b"))
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
+    assert commit(driver, committing("a", 1, 3)) is ErrorCode.NONE, "still to be given up"
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1))))
+    assert commit(driver, committing("a", 1, 0)) is ErrorCode.NONE
+    assert commit(driver, committing("a", 1, 3)) is ErrorCode.STALE_MEMBER_EPOCH
+    assert commit(driver, committing("a", 3, 0)) is ErrorCode.STALE_MEMBER_EPOCH
+    send(driver, Beat("g", "b", 2))
+    assert commit(driver, committing("b", 1, 2)) is ErrorCode.STALE_MEMBER_EPOCH, "it has it since 2"
+    assert commit(driver, committing("nobody", 2, 0)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(driver, committing("", -1, 0)) is ErrorCode.UNKNOWN_MEMBER_ID, "of an operator, with members"
+    assert commit(driver, committing("a", 2, 0, knows_missing_groups=False)) is ErrorCode.UNSUPPORTED_VERSION
+    group = driver.shard.consumers["g"]
+    assert group.fetch_error(None, -1) is ErrorCode.NONE
+    assert group.fetch_error("a", 2) is ErrorCode.NONE
+    assert group.fetch_error("a", 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert group.fetch_error("nobody", 2) is ErrorCode.UNKNOWN_MEMBER_ID
+    for name in ("a", "b"):
+        send(driver, Beat("g", name, -1))
+    assert commit(driver, committing("", -1, 0)) is ErrorCode.NONE
+    assert commit(driver, committing("a", 2, 0)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_that_comes_back_has_what_it_had() -> None:
+    driver = Driver()
+    static = joining("a", instance_id="i")
+    send(driver, static)
+    send(driver, joining("b"))
+    assert send(driver, joining("other", instance_id="i")).error is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert send(driver, Beat("g", "other", 1, "i")).error is ErrorCode.FENCED_INSTANCE_ID
+    assert send(driver, Beat("g", "a", 1, "unknown")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    epoch = driver.shard.consumers["g"].epoch
+    assert send(driver, Beat("g", "a", -2, "i")).epoch == -2
+    assert send(driver, Beat("g", "b", 2)).assignment is None, "kept for the one that comes back"
+    driver = driver.restart()
+    back = send(driver, joining("c", instance_id="i"))
+    assert (back.error, driver.shard.consumers["g"].epoch) == (ErrorCode.NONE, epoch), "nobody else moves"
+    assert back.assignment == t(0, 1)
+    assert set(driver.shard.consumers["g"].members) == {"b", "c"}
+    assert send(driver, Beat("g", "a", 1, "i")).error is ErrorCode.FENCED_INSTANCE_ID
+    assert logged(driver.restart()) == logged(driver)
+
+
+def test_the_session_of_one_that_is_away_for_now_ends() -> None:
+    driver = Driver()
+    send(driver, joining("a", instance_id="i"))
+    send(driver, Beat("g", "a", -2, "i"))
+    driver.advance(SETTINGS.session_timeout_ms)
+    assert not driver.shard.consumers["g"].members
+    assert driver.shard.consumers["g"].state == "Empty"
+
+
+def test_a_member_that_is_silent_or_gives_up_nothing_is_removed() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, joining("b"))
+    for _ in range(13):
+        told = send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
+        driver.advance(5_000)
+    assert told.error is ErrorCode.UNKNOWN_MEMBER_ID, "60 s are over"
+    assert not driver.shard.consumers["g"].members, "and b has said nothing for 45 s"
+
+
+def test_a_timer_whose_records_fail_comes_again() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
+    driver.advance(SETTINGS.session_timeout_ms)
+    assert driver.shard.consumers["g"].members
+    driver.advance(500)
+    assert not driver.shard.consumers["g"].members
+
+
+def test_topics_that_change_move_the_group() -> None:
+    driver = Driver()
+    send(driver, joining("a", ("t", "u")))
+    one = {"t": topic("t", 5)}
+    assert send(driver, Beat("g", "a", 1, owned=frozenset()), one, 1).assignment == (), "the old topics are gone"
+    told = send(driver, Beat("g", "a", 1, owned=frozenset()), one, 1)
+    assert told.assignment == tuple((one["t"].id.bytes, index) for index in range(5))
+    assert told.epoch == 2
+    assert driver.shard.consumers["g"].epoch == 2
+
+
+def test_a_pattern_has_the_topics_that_were_looked_up() -> None:
+    driver = Driver()
+    resolved = Resolved(("t",), 1, 5)
+    beat = joining("a", (), regex="t.*", resolved={"t.*": resolved, "of nobody": resolved})
+    assert send(driver, beat).assignment == t(0, 1, 2, 3)
+    assert driver.shard.consumers["g"].regexes == {"t.*": resolved}
+    assert driver.restart().shard.consumers["g"].regexes == {"t.*": resolved}
+    assert driver.shard.consumers["g"].subscribes_to("t")
+    more = Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3)), resolved={"t.*": Resolved(("t", "u"), 2, 6)})
+    assert send(driver, more).assignment == (*sorted([*t(0, 1, 2, 3), (U, 0), (U, 1)]),)
+    del driver.log[:]
+    send(driver, Beat("g", "a", -1))
+    assert (16, "t.*", True) in keys(driver.log)
+
+
+def test_joins_within_the_interval_are_assigned_together() -> None:
+    driver, settings = Driver(), ConsumerSettings(assignment_interval_ms=1_000)
+    send(driver, joining("a"), settings=settings)
+    send(driver, joining("b"), settings=settings)
+    before = driver.shard.consumers["g"].assignment_epoch
+    for name in ("c", "d"):
+        assert send(driver, joining(name), settings=settings).epoch == before, "with what is known until then"
+    assert driver.shard.consumers["g"].state == "Assigning"
+    driver.advance(1_000)
+    assert driver.shard.consumers["g"].assignment_epoch == driver.shard.consumers["g"].epoch == before + 2
+
+
+def test_limits() -> None:
+    driver = Driver(GroupSettings(member_max_bytes=2_000))
+    assert send(driver, joining("a", assignor="mine")).error is ErrorCode.UNSUPPORTED_ASSIGNOR
+    assert send(driver, joining("a", ("t" * 200,) * 10)).error is ErrorCode.INVALID_REQUEST
+    small = ConsumerSettings(max_size=1)
+    assert send(driver, joining("a"), settings=small).error is ErrorCode.NONE
+    assert send(driver, joining("b"), settings=small).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert driver.shard.member_bytes() > 0
+    tight = Driver(GroupSettings(members_max_bytes=500))
+    assert send(tight, joining("a")).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
+    driver = Driver(GroupSettings(initial_rebalance_delay_ms=0))
+    classic = Client(driver, "a", group="g", protocols=(Protocol("range", b"r"),))
+    classic.join()
+    assert send(driver, joining("n")).error is ErrorCode.GROUP_ID_NOT_FOUND, "it has a classic member"
+    classic.join()
+    classic.sync({classic.member_id: b"x"})
+    assert send(driver, joining("n")).error is ErrorCode.GROUP_ID_NOT_FOUND
+    classic.commit(7)
+    classic.leave()
+    del driver.log[:]
+    assert send(driver, joining("n")).error is ErrorCode.NONE
+    assert keys(driver.log)[0] == (2, "", True)
+    shard = driver.shard
+    assert [(one.group_id, one.group_type, one.state) for one in shard.listing()] == [("g", "consumer", "Stable")]
+    assert shard.describe("g").error is ErrorCode.GROUP_ID_NOT_FOUND
+    request = JoinRequest("g", "", None, "c", "/h", "consumer", (Protocol("range", b"r"),), 10_000, 60_000, "id")
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    assert joined.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert ask(driver, lambda s, now, ticket: s.delete_group("g", now, ticket)) is ErrorCode.NON_EMPTY_GROUP
+    offsets = dict(shard.groups["g"].offsets)
+    assert offsets
+    send(driver, Beat("g", "n", -1))
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    assert joined.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the client asks again"
+    assert not shard.consumers
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    assert joined.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert shard.groups["g"].offsets == offsets
+
+
+def test_offsets_expire_without_a_subscriber_and_the_group_with_the_last() -> None:
+    driver = Driver(GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=10_000))
+    send(driver, joining("a"))
+    assert commit(driver, committing("a", 1, 0)) is ErrorCode.NONE
+    for _ in range(20):
+        driver.advance(5_000)
+        send(driver, Beat("g", "a", 1))
+    assert driver.shard.groups["g"].offsets
+    tp = (TopicPartition("t", 0),)
+    answer = ask(driver, lambda shard, now, ticket: shard.delete_offsets("g", tp, now, ticket))
+    assert answer == {tp[0]: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+    send(driver, Beat("g", "a", -1))
+    driver.advance(20_000)
+    assert not driver.shard.consumers
+    assert not driver.shard.groups.get("g")
+    assert keys(driver.log)[-2:] == [(6, "", True), (3, "", True)]

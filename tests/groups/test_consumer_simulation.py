@@ -1,0 +1,88 @@
+"""Histories of a consumer group; and each rule of it left out, which some history must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fleetlog.brokers.groups.consumer import group as machine
+from fleetlog.brokers.groups.consumer import records as r
+from fleetlog.brokers.groups.consumer.group import Beat, ConsumerGroup, Member
+from fleetlog.brokers.groups.consumer.records import Current
+from fleetlog.brokers.groups.members import Turn
+from fleetlog.brokers.groups.requests import ConsumerSettings
+from fleetlog.wire.errors import ErrorCode
+from tests.groups.consumer_world import Violation, run
+
+SEEDS = 24
+PLANTED_SEEDS = 150
+"""Within so many histories a planted fault is found; most are found in the first."""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_histories(part: int) -> None:
+    for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
+        run(seed)
+
+
+def taken_at_its_word(member: Member, beat: Beat) -> bool:
+    """As Kafka: what a member does not name it does not have, even if it may not have heard yet that it is gone."""
+    owned = beat.owned
+    return beat.epoch == 0 or (owned is not None and not owned & member.at.pending.keys())
+
+
+def free_while_given_up(group: ConsumerGroup, member: Member, current: Current | None) -> None:
+    have(group, member, None if current is None else current._replace(pending={}))
+    member.current = current
+
+
+def nothing_ends(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settings: ConsumerSettings) -> None:
+    if kind == "assign":
+        on_timer(group, kind, member_id, turn, settings)
+
+
+def no_time_to_give_up(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settings: ConsumerSettings) -> None:
+    if kind != "revoke":
+        on_timer(group, kind, member_id, turn, settings)
+
+
+def at_once(*asked: object) -> Current:
+    """A member gets its target without giving up the rest first."""
+    group, member, target, epoch = asked[:4]
+    assert isinstance(member, Member)
+    assert isinstance(target, tuple)
+    assert isinstance(epoch, int)
+    assert isinstance(group, ConsumerGroup)
+    return Current(epoch, member.at.epoch, r.STABLE, dict.fromkeys(target, epoch), {})
+
+
+have, on_timer = ConsumerGroup._have, machine.on_timer
+PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a member moves at once": (machine, "_next", at_once),
+    "whoever is asked has given up": (machine, "_gave_up", lambda member, beat: True),
+    "a member is taken at its word": (machine, "_gave_up", taken_at_its_word),
+    "what is given up is free": (ConsumerGroup, "_have", free_while_given_up),
+    "any epoch is heard": (machine, "_check_epoch", lambda at, beat: None),
+    "anybody may commit": (ConsumerGroup, "commit_errors", lambda group, request, transactional: ErrorCode.NONE),
+    "only the newest epoch may commit": (
+        ConsumerGroup, "commit_errors",
+        lambda group, request, transactional: ErrorCode.NONE
+        if request.member_id in group.members and group.members[request.member_id].at.epoch == request.generation
+        else ErrorCode.STALE_MEMBER_EPOCH,
+    ),
+    "no session ends": (machine, "on_timer", nothing_ends),
+    "giving up takes as long as it likes": (machine, "on_timer", no_time_to_give_up),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, attribute, fault = PLANTED[name]
+    monkeypatch.setattr(place, attribute, fault)
+    for seed in range(PLANTED_SEEDS):
+        try:
+            run(seed)
+        except Violation:
+            return
+    pytest.fail(f"{PLANTED_SEEDS} histories do not show that {name}")
