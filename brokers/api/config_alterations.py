@@ -89,7 +89,9 @@ def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: Top
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
 
 
-def check_broker(present: Mapping[str, str], wanted: Mapping[str, str], broker: Callable[[], BrokerConfig]) -> None:
+def check_broker_settings(
+    present: Mapping[str, str], wanted: Mapping[str, str], broker: Callable[[], BrokerConfig]
+) -> None:
     """Refuse settings with which a broker would not start: INVALID_CONFIG. ``broker`` tells what all would be then."""
     changed = {name for name in present.keys() | wanted.keys() if present.get(name) != wanted.get(name)}
     if changed.isdisjoint(LIVE_TOGETHER):

@@ -39,7 +39,7 @@ from fleetlog.brokers.api.config_alterations import (
     Resource,
     Unknown,
     altered,
-    check_broker,
+    check_broker_settings,
     check_internal_topic,
     check_topic,
     setting_of,
@@ -398,7 +398,7 @@ async def _alter_one(
         if resource is Resource.TOPIC:
             check_topic(present, wanted, metadata.effective.topic_defaults())
         if resource is Resource.BROKER:
-            check_broker(present, wanted, partial(metadata.broker_with, entity, wanted))
+            check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
             check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:

@@ -17,7 +17,7 @@ from fleetlog.brokers.api.config_alterations import (
     Resource,
     Unknown,
     altered,
-    check_broker,
+    check_broker_settings,
     setting_of,
 )
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
@@ -222,7 +222,7 @@ def test_what_alters_a_broker_is_checked_together_as_by_kafka(classpath: str) ->
         try:
             rows = {one.name: setting_of(one, BROKER_SETTINGS, Resource.BROKER, Unknown()) for one in steps}
             after = altered({}, steps, {name: row for name, row in rows.items() if row is not None}, {})
-            check_broker({}, after, partial(effective_config, broker, {}, after))
+            check_broker_settings({}, after, partial(effective_config, broker, {}, after))
             ours.append("ok")
         except Refused as wrong:
             ours.append(wrong.message)

@@ -21,7 +21,7 @@ from fleetlog.brokers.api.config_alterations import (
     Resource,
     Unknown,
     altered,
-    check_broker,
+    check_broker_settings,
     setting_of,
 )
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
@@ -216,9 +216,9 @@ def test_what_was_stored_before_does_not_keep_from_other_settings(stored: dict[s
     def broker() -> BrokerConfig:
         return BrokerConfig(log_retention_ms=0)
 
-    check_broker(stored, {**stored, "log.segment.bytes": "5000000"}, broker)
+    check_broker_settings(stored, {**stored, "log.segment.bytes": "5000000"}, broker)
     with pytest.raises(Refused, match="at least 1, or -1 for ever"):
-        check_broker(stored, {**stored, "max.connections.per.ip": "5"}, broker)
+        check_broker_settings(stored, {**stored, "max.connections.per.ip": "5"}, broker)
 
 
 @pytest.mark.parametrize("key", [33, 44])
