@@ -87,7 +87,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
     except BadPattern as problem:
         text = f"SubscribedTopicRegex is not a regular expression of RE2: {problem}"
         return refused(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
-    owned = request.topic_partitions
+    owned = None if request.topic_partitions is None else (yield from _owned(request.topic_partitions))
     beat = Beat(
         request.group_id,
         request.member_id or str(uuid.uuid4()),  # before version 1 the coordinator names new members
@@ -98,7 +98,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
         request.subscribed_topic_regex if context.api_version >= 1 else None,
         request.server_assignor,
-        None if owned is None else _owned(owned),
+        owned,
         context.client_id,
         f"/{context.connection.peer_host}",
         resolved,
@@ -109,6 +109,17 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         request.group_id, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket)
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
+
+
+def _owned(rows: Iterable[ConsumerGroupHeartbeatTopicPartitions]) -> Generator[Any, None, frozenset[Partition]]:
+    """What the member says that it owns."""
+    owned: set[Partition] = set()
+    for row in rows:
+        for index in row.partitions:
+            yield
+            if row.topic_id is not None:
+                owned.add((row.topic_id.bytes, index))
+    return frozenset(owned)
 
 
 NOT_SERVED = "group.protocol=consumer is not served before group.version 1 is finalized: fleetlog features upgrade."
@@ -186,11 +197,6 @@ def _looked_up(
     return {regex: Resolved(tuple(sorted(name for name in matched if name not in denied)), version, now_ms)}
 
 
-def _owned(rows: Iterable[ConsumerGroupHeartbeatTopicPartitions]) -> frozenset[Partition]:
-    """The zero id names no topic."""
-    return frozenset((row.topic_id.bytes, index) for row in rows if row.topic_id for index in row.partitions)
-
-
 def _by_topic(partitions: Iterable[Partition]) -> dict[uuid.UUID, list[int]]:
     topics: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
@@ -250,7 +256,8 @@ def _described(
         for member in list(group.members.values()):
             yield
             members.append(_described_member(member, names, version))
-        topics = (row.topic_name for one in members for row in one.assignment.topic_partitions)
+        both = ((one.assignment, one.target_assignment) for one in members)
+        topics = (row.topic_name for pair in both for assignment in pair for row in assignment.topic_partitions)
         denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
         if denied:
             members, group, error = [], None, ErrorCode.TOPIC_AUTHORIZATION_FAILED

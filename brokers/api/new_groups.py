@@ -15,7 +15,8 @@ from fleetlog.wire.requests import ShareGroupHeartbeatRequest
 @in_slices
 def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Paced:
     """ShareGroupHeartbeat v1: refused."""
-    code, text = context.refusal(READ, GROUP, request.group_id), None
+    text: str | None = None
+    code = context.refusal(READ, GROUP, request.group_id)
     if code is ErrorCode.NONE:
         denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, request.subscribed_topic_names or ())
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else code

@@ -142,6 +142,13 @@ def test_what_is_not_a_heartbeat_is_refused(api: ConsumerApi, said: dict[str, An
     assert not api.driver.log
 
 
+def test_a_topic_without_an_id_is_nobodys(api: ConsumerApi) -> None:
+    api.beat()
+    kind = m.ConsumerGroupHeartbeatRequest.TopicPartitions
+    nameless = [kind(version=1, topic_id=uuid.UUID(int=0), partitions=[0])]
+    assert api.beat("m", 1, topic_partitions=nameless).error_code == 0
+
+
 def test_a_pattern_matches_whole_names(api: ConsumerApi) -> None:
     answer = api.beat(subscribed_topic_names=None, subscribed_topic_regex="t|te.")
     assert api.told(answer) == {"t": [0, 1], "tea": [0, 1]}
