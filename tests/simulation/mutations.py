@@ -342,7 +342,7 @@ def _keeps_the_start_in_memory(original: Any, self: Any) -> None:
 
 
 def _applies_any_change(self: Any, sequence: int, entry: Any, delta: Any) -> None:
-    self._image.apply(entry, delta)
+    self.image.apply(entry, delta)
     self._sequence = sequence
 
 
