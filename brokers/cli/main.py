@@ -36,6 +36,11 @@ _SUBJECTS = {
     "profile": ("fleetlog.brokers.cli.profile", "profile", "Fleets by name: create, use, list, show, edit, delete."),
     "quotas": ("fleetlog.brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
     "records": ("fleetlog.brokers.cli.records", "records", "Single records: write one, copy one."),
+    "registry": (
+        "fleetlog.brokers.schemas.command",
+        "registry",
+        "A schema registry that keeps its schemas in the fleet.",
+    ),
     "sinks": ("fleetlog.brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "spark": ("fleetlog.brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
     "topics": ("fleetlog.brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),

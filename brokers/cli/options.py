@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from pathlib import Path
@@ -96,6 +97,14 @@ def settings_text(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UnicodeError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+
+
+def listen_address(host: str) -> Any:
+    """The address of --listen. Raises click.BadParameter."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError:
+        raise click.BadParameter(f"{host!r} is not an IP address", param_hint="--listen") from None
 
 
 partition_option = click.option(

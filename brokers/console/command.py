@@ -14,6 +14,7 @@ from fleetlog import how_to_install
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
+from fleetlog.brokers.cli.options import listen_address
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
@@ -84,13 +85,13 @@ def console(
 
     Without --login any browser that reaches the address has the rights of --command-config: so it is on loopback only.
     """
-    address = _listen_address(host)
+    address = listen_address(host)
     _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise CliError(f"the console needs {', '.join(missing)}: {how_to_install('console')}")
     from fleetlog.brokers.console.serving import serve
-    from fleetlog.brokers.console.web import ConsoleSettings
+    from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
     registry = _registry(registry_url or target.registry or None, registry_config)
     issuer = _issuer(login, **oidc)
@@ -103,7 +104,7 @@ def console(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        settings=ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer),
+        app=create_console(ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer)),
         host=str(address),
         port=port,
         certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
@@ -162,13 +163,6 @@ def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
         return SchemaRegistry(url, user)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--schema-registry") from None
-
-
-def _listen_address(host: str) -> Any:
-    try:
-        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
-    except ValueError:
-        raise click.BadParameter(f"{host!r} is not an IP address", param_hint="--listen") from None
 
 
 def _is_loopback_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the console by uvicorn, which is plain Python and needs only h11 and click: a console serves a few people."""
+"""Runs the console and the registry by uvicorn, which is plain Python and needs only h11 and click."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import h11
 import uvicorn
@@ -16,7 +16,6 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
 OPEN_MAX: Final = 200
 """Connections that are open at the same time. For one more, the one that has waited longest for its request makes way;
@@ -111,14 +110,14 @@ class TimedConnection(H11Protocol):
 
 def serve(
     *,
-    settings: ConsoleSettings,
+    app: Any,
     host: str,
     port: int,
     certificate: tuple[str, str] | None,
     stop_s: int,
     ready: Callable[[int], None],
 ) -> None:
-    """Listen, call ``ready`` with the port, and serve until SIGINT or SIGTERM. Raises CliError."""
+    """Serve an ASGI application, ``ready`` is told the port, until SIGINT or SIGTERM. Raises CliError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,7 +128,7 @@ def serve(
         listening.close()
         raise CliError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     config = uvicorn.Config(
-        create_console(settings),
+        app,
         http=TimedConnection,
         loop="asyncio",  # the same everywhere, whatever else is installed
         log_level="warning",

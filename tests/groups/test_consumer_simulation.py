@@ -57,12 +57,12 @@ def at_once(*asked: object) -> Current:
     return Current(epoch, member.at.epoch, r.STABLE, dict.fromkeys(target, epoch), {})
 
 
-have, on_timer = ConsumerGroup._have, machine.on_timer
+have, on_timer = ConsumerGroup.keep_current, machine.on_timer
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a member moves at once": (machine, "_next", at_once),
     "whoever is asked has given up": (machine, "_gave_up", lambda member, beat: True),
     "a member is taken at its word": (machine, "_gave_up", taken_at_its_word),
-    "what is given up is free": (ConsumerGroup, "_have", free_while_given_up),
+    "what is given up is free": (ConsumerGroup, "keep_current", free_while_given_up),
     "any epoch is heard": (machine, "_check_epoch", lambda at, beat: None),
     "anybody may commit": (ConsumerGroup, "commit_errors", lambda group, request, transactional: ErrorCode.NONE),
     "only the newest epoch may commit": (

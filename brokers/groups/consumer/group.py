@@ -254,7 +254,7 @@ class ConsumerGroup:
             current = None if raw is None else r.decode_current(raw)
             known = raw is None or current is not None
             if known:
-                self._have(member, current)
+                self.keep_current(member, current)
         if known:
             self.members[member.id] = member
         if member.value is None and member.current is None and member.target is None:
@@ -269,7 +269,7 @@ class ConsumerGroup:
         if value is not None and value.instance_id is not None:
             self.statics[value.instance_id] = member.id
 
-    def _have(self, member: Member, current: Current | None) -> None:
+    def keep_current(self, member: Member, current: Current | None) -> None:
         for partition in (*member.at.assigned, *member.at.pending):
             if self.owners.get(partition) == member.id:
                 del self.owners[partition]
@@ -282,7 +282,7 @@ class ConsumerGroup:
         """Give each member a whole session, and those that give up partitions their time; drop torn members."""
         for member in list(self.members.values()):
             if member.value is None:  # the cleaner took the record away, and the tombstones of the others are to come
-                self._have(member, None)
+                self.keep_current(member, None)
                 del self.members[member.id]
                 continue
             turn.schedule("member", self.id, settings.session_timeout_ms, member.id)
