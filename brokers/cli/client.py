@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -261,6 +261,18 @@ def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]])
             return sorted(name for name in ask(client) if name.startswith(incomplete))
     except click.ClickException:
         return []
+
+
+def _setting_names(names: Iterable[str], incomplete: str, parameter: click.Parameter) -> list[str]:
+    mark = "=" if "=" in (parameter.metavar or "") else ""
+    return sorted(f"{name}{mark}" for name in names if name.startswith(incomplete))
+
+
+def complete_topic_settings(_: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of a topic's settings."""
+    from fleetlog.brokers.topic_config import TOPIC_SETTINGS
+
+    return _setting_names(TOPIC_SETTINGS, incomplete, parameter)
 
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

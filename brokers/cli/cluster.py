@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from fleetlog.brokers.cli.diagnosis import FleetHealth
 
 PROBLEMS_SHOWN = 50
+WATCH_S = 1.0
+EXIT_CODES = {"good": 0, "warning": 3, "bad": 4}
+"""As doctor's."""
 
 
 @click.group(cls=CommandGroup)
@@ -60,6 +64,51 @@ def describe_cluster(target: Target, out: Output) -> None:
         out.value(overview_value(overview, health))
         return
     _print(overview, health)
+
+
+@cluster.command("health")
+@click.option("--watch", "-w", is_flag=True, help="Look every second, and write what changes, until Ctrl-C.")
+@click.option("--exit-when-healthy", "-e", "until", is_flag=True, help="With --watch: end when nothing is wrong.")
+@client_options
+def cluster_health(target: Target, out: Output, watch: bool, until: bool) -> None:
+    """Say whether something is wrong with brokers, disks, ZooKeeper and partitions: what `doctor` says first.
+
+    Exit code: 0 if nothing is wrong, 3 with warnings, 4 with errors, 1 if no broker answers; --watch waits for one.
+
+    \b
+      fleetlog cluster health
+      timeout 300 fleetlog cluster health --watch --exit-when-healthy
+    """
+    if until and not watch:
+        raise click.UsageError("--exit-when-healthy goes with --watch")
+    if watch and out.as_json and not until:
+        raise click.UsageError("--watch never ends, and --json is one value: add --exit-when-healthy")
+    shown: FleetHealth | None = None
+    while True:
+        health = _health(target, watch)
+        done = not watch or (until and health.level == "good")
+        if out.as_json and done:
+            out.value(health._asdict())
+        elif not out.as_json and health != shown:
+            click.echo("\n".join([f"{health.level}: {health.words[0]}", *(f"  {word}" for word in health.words[1:])]))
+        if done:
+            break
+        shown = health
+        time.sleep(WATCH_S)
+    click.get_current_context().exit(EXIT_CODES[health.level])
+
+
+def _health(target: Target, patient: bool) -> FleetHealth:
+    """The verdict now; ``patient`` makes one of no answer. Raises CliError."""
+    from fleetlog.brokers.cli.doctor import judged
+
+    try:
+        with admin(target) as client:
+            return judged(client, fetch_overview(client))[1]
+    except CliError as error:
+        if not patient:
+            raise
+        return FleetHealth("bad", [error.message])
 
 
 @cluster.command("rebalance")

@@ -26,14 +26,14 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
-from fleetlog.brokers.cli.times import DurationType, TimeType
+from fleetlog.brokers.cli.times import DurationType, PointType, TimeType
 from fleetlog.wire.errors import ErrorCode
 
 MEMBERLESS = {"Empty", "Dead"}
 _ENDS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, later={"seek": ("fleetlog.brokers.cli.groups", "reset_group_offsets")})
 def groups() -> None:
     """Consumer groups: list, lag, describe, reset, delete."""
 
@@ -214,20 +214,22 @@ class OffsetReset(NamedTuple):
     "--to-datetime", type=TimeType(), metavar="TIME", help="The first record at or after this time: 2013-01-31T12:00."
 )
 @click.option("--by-duration", type=DurationType(), metavar="SPAN", help="The first record of the last 90s, 1h30m, ...")
+@click.option("--to", type=PointType(), metavar="POSITION",
+              help="As `consume --from` has them: beginning, end, end-10, an offset, a time, -1h.")  # fmt: skip
 @click.option("--shift-by", type=int, metavar="N", help="N records forward, or back when negative.")
 @click.option("--execute", is_flag=True, help="Perform the reset. Without it, only show the plan.")
 @client_options
 def reset_group_offsets(
     target: Target, out: Output, name: str, wanted: list[PartitionsOf], execute: bool, **how: Any
 ) -> None:
-    """Move a group's committed offsets. Shows the plan; --execute performs it."""
+    """Move a group's committed offsets. Shows the plan; --execute performs it. `seek` is another name of `reset`."""
     chosen = [key for key, value in how.items() if value is not None and value is not False]
     if len(chosen) != 1:
         options = ", ".join("--" + key.replace("_", "-") for key in how)
         raise click.UsageError(f"give exactly one of {options}")
     with admin(target, f"group {name}") as client:
         state = client.describe_groups([name])[name]["group_state"]
-        moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
+        moves = _plan(client, name, wanted, *_by_point(chosen[0], how[chosen[0]]))
         if execute:
             if state not in MEMBERLESS:
                 raise CliError(f"group {name} has active members (it is {state}); stop them first (NON_EMPTY_GROUP)")
@@ -235,6 +237,14 @@ def reset_group_offsets(
     _show(out, moves, execute)
     if not execute and state not in MEMBERLESS:
         click.echo(f"fleetlog: the group is {state}: its members must stop before --execute", err=True)
+
+
+def _by_point(how: str, value: Any) -> tuple[str, Any]:
+    """A position as the option that means the same."""
+    if how != "to":
+        return how, value
+    names = {"beginning": "to_earliest", "end": "to_latest", "offset": "to_offset", "timestamp": "to_datetime"}
+    return names.get(value.kind, value.kind), value.value
 
 
 def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[OffsetReset]:
@@ -255,7 +265,8 @@ def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: A
     moves = []
     for tp in sorted(partitions):
         begin, end = first[tp].offset, last[tp].offset
-        offset = {"to_earliest": begin, "to_latest": end}.get(how)
+        ends = {"to_earliest": begin, "to_latest": end}
+        offset = max(end - value, begin) if how == "before_end" else ends.get(how)
         if offset is None:
             offset = goal(tp)
         # An offset outside the partition cannot be read: take the nearest end.

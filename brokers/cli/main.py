@@ -17,7 +17,7 @@ _SUBJECTS = {
         "brokers",
         "Single brokers: drain, replace, unregister, levels of their loggers.",
     ),
-    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
+    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, health, rebalance."),
     "completion": ("fleetlog.brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("fleetlog.brokers.cli.broker", "config", "List every setting of a broker or a topic."),
     "console": (
@@ -43,7 +43,11 @@ _SUBJECTS = {
     ),
     "sinks": ("fleetlog.brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "spark": ("fleetlog.brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
-    "topics": ("fleetlog.brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
+    "topics": (
+        "fleetlog.brokers.cli.topics",
+        "topics",
+        "Topics: create, describe, alter, analyze, trim, reassign, elect, delete.",
+    ),
     "users": ("fleetlog.brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
     "transactions": (
         "fleetlog.brokers.cli.transactions",

@@ -63,12 +63,23 @@ class PartitionBounds(NamedTuple):
     end: int
 
 
+class StoredBatch(NamedTuple):
+    """Bytes of a batch as it is stored, and with its records inflated."""
+
+    stored: int
+    inflated: int
+    records: int
+    codec: str
+    is_control: bool
+
+
 class FetchedPart(NamedTuple):
     """What one fetch gave for a partition, and where the next one begins. ``size`` counts inflated bytes."""
 
     records: list[StoredRecord]
     next_offset: int
     size: int
+    batches: tuple[StoredBatch, ...] = ()
 
 
 class TopicReader:
@@ -190,6 +201,7 @@ def decode_part(
     for the next fetch; one is decoded."""
     runs = _Aborted(aborted)
     stored: list[StoredRecord] = []
+    batches: list[StoredBatch] = []
     next_offset, size = start, 0
     for position, header in scan(data):
         if stored and (len(stored) >= records_max or size >= bytes_max):
@@ -204,7 +216,9 @@ def decode_part(
         stored += [record for record in records if record.offset >= start]
         next_offset = max(next_offset, header.last_offset + 1)
         size += max(header.size, inflated)
-    return FetchedPart(stored, next_offset, size)
+        codec = NAMES.get(header.codec, str(header.codec))
+        batches.append(StoredBatch(header.size, HEADER_SIZE + inflated, len(records), codec, header.is_control))
+    return FetchedPart(stored, next_offset, size, tuple(batches))
 
 
 def _records(

@@ -1,4 +1,4 @@
-"""``fleetlog topics``: create, list, describe, alter, compact, delete."""
+"""``fleetlog topics``: create, list, describe, alter, analyze, trim, compact, delete."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fleetlog.brokers.cli.client import (
     Target,
     admin,
     client_options,
+    complete_topic_settings,
     complete_topics,
     known_partitions,
     raise_for_code,
@@ -32,6 +33,8 @@ READ_UNCOMMITTED = 0
 
 CLEANUP = "cleanup.policy"
 _LATER = {
+    "analyze": ("fleetlog.brokers.cli.topic_records", "analyze_topic"),
+    "trim": ("fleetlog.brokers.cli.topic_records", "trim_topic"),
     "compact": ("fleetlog.brokers.cli.compact", "compact_topics"),
     "reassign": ("fleetlog.brokers.cli.reassign", "reassign"),
     "elect": ("fleetlog.brokers.cli.reassign", "elect_leaders"),
@@ -40,7 +43,7 @@ _LATER = {
 
 @click.group(cls=CommandGroup, later=_LATER)
 def topics() -> None:
-    """Topics: create, list, describe, alter, compact, reassign, elect, delete."""
+    """Topics: create, list, describe, alter, analyze, trim, compact, reassign, elect, delete."""
 
 
 @topics.command("list")
@@ -67,7 +70,7 @@ def list_topics(target: Target, out: Output, internal: bool) -> None:
 
 _settings_option = click.option(
     "--set", "-s", "--config", "-c", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE",
-    help="A setting of the topic.",
+    shell_complete=complete_topic_settings, help="A setting of the topic.",
 )  # fmt: skip
 
 
@@ -259,7 +262,8 @@ def topic_value(
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option("--partitions", "-p", type=PARTITION_COUNT, help="The new number of partitions (it can only grow).")
 @_settings_option
-@click.option("--unset", "-u", multiple=True, metavar="NAME", help="Reset to the default.")
+@click.option("--unset", "-u", multiple=True, metavar="NAME", shell_complete=complete_topic_settings,
+              help="Reset to the default.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
 @client_options
 def alter_topic(

@@ -1,0 +1,175 @@
+"""Health, trimmed and analyzed topics, positions of groups: what operators have of rpk."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+
+from fleetlog.brokers.cli.main import cli
+from tests.cli.shell import Shell
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.zookeeper
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("operated"))
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def shell(own: Fleet) -> Shell:
+    return Shell(own)
+
+
+@pytest.fixture
+def topic(shell: Shell) -> str:
+    name = f"operated-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "2", "-r", "3")
+    return name
+
+
+def test_health_is_an_exit_code_and_is_waited_for(own: Fleet, shell: Shell, topic: str) -> None:
+    dead = own.brokers[2]
+    dead.kill()
+
+    def health() -> tuple[int, dict[str, object]]:
+        done = CliRunner().invoke(cli, ["cluster", "health", "--json"], env=shell.environment, catch_exceptions=False)
+        return done.exit_code, json.loads(done.stdout)
+
+    code, value = eventually(health, "it is known to be dead", good=lambda look: "broker 3" in str(look[1]["words"]))
+    assert (code, value["level"]) in {(3, "warning"), (4, "bad")}
+    watching = shell.start("cluster", "health", "--watch", "--exit-when-healthy")
+    try:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        assert first.startswith(f"{value['level']}: ")
+        assert watching.poll() is None
+        dead.start()
+        dead.wait_ready()
+        rest, _ = watching.communicate(timeout=240)
+    finally:
+        watching.kill()
+    assert (watching.returncode, rest.splitlines()[-1].split(":")[0]) == (0, "good")
+    assert "goes with --watch" in shell.run("cluster", "health", "-e", code=2).stderr
+
+
+def test_a_topic_is_trimmed_and_a_group_is_moved(own: Fleet, shell: Shell, topic: str) -> None:
+    now = int(time.time() * 1000)
+    producer = Producer({"bootstrap.servers": own.bootstrap})
+    for number in range(20):
+        producer.produce(topic, str(number), partition=number % 2, timestamp=now - (20 - number) * HOUR_MS)
+    assert producer.flush(60) == 0
+
+    def committed() -> list[int]:
+        return [row["committed"] for row in shell.json("groups", "describe", "g")[0]["offsets"]]
+
+    for position, wanted in (
+        ("end-3", [7, 7]),
+        ("beginning", [0, 0]),
+        ("-630m", [5, 5]),
+        ("4", [4, 4]),
+        ("end", [10, 10]),
+    ):
+        shell.run("groups", "seek", "g", "--topic", topic, "--to", position, "--execute")
+        assert committed() == wanted, position
+    rows = shell.json("topics", "trim", topic, "--before", "end-4", "--dry-run")
+    assert [(row["first_offset"], row["new_first_offset"], row["offsets"]) for row in rows] == [(0, 6, 6), (0, 6, 6)]
+    assert "--yes" in shell.fails("topics", "trim", topic, "--before", "end-4")
+    assert len(shell.lines("consume", topic, "--to", "end")) == 20
+    shell.run("topics", "trim", f"{topic}:1", "--before", "3", "--yes")
+    shell.run("topics", "trim", topic, "--before", "-930m", "--yes")
+    assert sorted(map(int, shell.lines("consume", topic, "--to", "end"))) == list(range(6, 20))
+    assert {row["offsets"] for row in shell.json("topics", "trim", topic, "--before", "0", "--yes")} == {0}
+    shell.run("topics", "trim", topic, "--before", "end", "--yes")
+    assert shell.lines("consume", topic, "--to", "end") == []
+
+
+def test_what_the_records_of_a_topic_are_like(own: Fleet, shell: Shell, topic: str) -> None:
+    settings = {"bootstrap.servers": own.bootstrap, "compression.type": "zstd", "linger.ms": 1000}
+    producer = Producer(settings | {"transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for number in range(400):
+        producer.produce(topic, b"x" * 1000, b"k%d" % (number % 7), partition=number % 2)
+    producer.produce(topic, None, b"often", partition=0)
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.produce(topic, b"never seen" * 1000, partition=0)
+    assert producer.flush(60) == 0
+    producer.abort_transaction()
+    value = shell.json("topics", "analyze", topic)
+    assert (value["records"], value["tombstones"], value["without_key"], value["distinct_keys"]) == (401, 1, 0, 8)
+    assert value["partitions"] == {"0": 201, "1": 200}
+    assert value["record_bytes"]["p50"] == value["record_bytes"]["largest"] == 1002
+    assert value["compression_ratio"] > 10
+    assert set(value["codecs"]) == {"zstd"}
+    assert value["batch_records"]["mean"] > 1
+    assert value["cut_short"] is False
+    assert len(value["most_frequent_keys"]) == 5
+    few = shell.json("topics", "analyze", topic, "--records", "20")
+    assert 0 < few["records"] < 401
+    text = shell.run("topics", "analyze", topic).stdout
+    assert "401 newest records" in text
+    assert "compression ratio" in text
+    empty = f"{topic}-empty"
+    shell.run("topics", "create", empty)
+    assert shell.json("topics", "analyze", empty)["records"] == 0
+    assert "0 newest records" in shell.run("topics", "analyze", empty).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "wanted"),
+    [
+        ("fleetlog topics alter t --set", "retention.b", "retention.bytes="),
+        ("fleetlog topics alter t --unset", "retention.b", "retention.bytes"),
+    ],
+)
+def test_names_of_settings_are_completed(words: str, incomplete: str, wanted: str) -> None:
+    env = {
+        "_FLEETLOG_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"{words} {incomplete}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    lines = CliRunner().invoke(cli, [], env=env, prog_name="fleetlog").output.splitlines()
+    assert f"plain,{wanted}" in lines
+
+
+def test_topics_and_groups_are_completed(shell: Shell, topic: str) -> None:
+    group = f"group-{topic}"
+    shell.run("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
+    for words, wanted in (("fleetlog topics analyze", topic), ("fleetlog groups seek", group)):
+        env = {
+            **shell.environment,
+            "_FLEETLOG_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"{words} {wanted[:-2]}",
+            "COMP_CWORD": str(len(words.split())),
+        }
+        assert f"plain,{wanted}" in CliRunner().invoke(cli, [], env=env, prog_name="fleetlog").output
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("topics", "list", "--bootstrp", "x"), "--bootstrap"),
+        (("consume", "t", "--ofset", "1"), "--offset"),
+        (("cluster", "helth"), "did you mean health?"),
+        (("consum", "t"), "did you mean consume?"),
+    ],
+)
+def test_the_nearest_command_or_option_is_named(words: tuple[str, ...], hint: str) -> None:
+    done = CliRunner().invoke(cli, list(words), prog_name="fleetlog")
+    assert done.exit_code == 2
+    assert hint in done.stderr
