@@ -275,6 +275,13 @@ def complete_topic_settings(_: click.Context, parameter: click.Parameter, incomp
     return _setting_names(TOPIC_SETTINGS, incomplete, parameter)
 
 
+def complete_broker_settings(_: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of a broker's settings."""
+    from fleetlog.brokers.broker_config import BROKER_SETTINGS
+
+    return _setting_names(BROKER_SETTINGS, incomplete, parameter)
+
+
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion of topics."""
     return _names(ctx, incomplete, lambda client: [str(name) for name in client.list_topics()])

@@ -39,9 +39,9 @@ EXIT_CODES = {"good": 0, "warning": 3, "bad": 4}
 """As doctor's."""
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, later={"config": ("fleetlog.brokers.cli.cluster_config", "cluster_config")})
 def cluster() -> None:
-    """The fleet: brokers, their load, problems, and moving load."""
+    """The fleet: brokers, their load, settings, problems, and moving load."""
 
 
 @cluster.command("describe")

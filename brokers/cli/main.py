@@ -17,7 +17,7 @@ _SUBJECTS = {
         "brokers",
         "Single brokers: drain, replace, unregister, levels of their loggers.",
     ),
-    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, health, rebalance."),
+    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, health, config, rebalance."),
     "completion": ("fleetlog.brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("fleetlog.brokers.cli.broker", "config", "List every setting of a broker or a topic."),
     "console": (

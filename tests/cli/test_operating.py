@@ -1,4 +1,4 @@
-"""Health, trimmed and analyzed topics, positions of groups: what operators have of rpk."""
+"""Health, settings of brokers, trimmed and analyzed topics, positions of groups: what operators have of rpk."""
 
 from __future__ import annotations
 
@@ -64,6 +64,38 @@ def test_health_is_an_exit_code_and_is_waited_for(own: Fleet, shell: Shell, topi
         watching.kill()
     assert (watching.returncode, rest.splitlines()[-1].split(":")[0]) == (0, "good")
     assert "goes with --watch" in shell.run("cluster", "health", "-e", code=2).stderr
+
+
+def test_settings_of_brokers_are_shown_changed_and_compared(shell: Shell) -> None:
+    def rows(*words: str) -> list[dict[str, object]]:
+        return list(shell.json("cluster", "config", "get", *words))
+
+    (row,) = rows("log.retention.ms")
+    before = row["value"]
+    assert (row["brokers"], row["from"]) in [([1, 2, 3], "default"), ([1, 2, 3], "properties")]
+    assert {one["setting"] for one in rows()} > {"broker.id", "log.dirs"}
+    assert len(rows("--all")) > len(rows())
+    shell.run("cluster", "config", "set", "log.retention.ms=987654321", "--dry-run")
+    assert rows("log.retention.ms") == [row]
+    shell.run("cluster", "config", "set", "log.retention.ms=987654321")
+    changed = {"setting": "log.retention.ms", "value": "987654321", "from": "all brokers, at run time"}
+    eventually(lambda: rows("log.retention.ms") == [{**changed, "brokers": [1, 2, 3]}], "all brokers have read it")
+    assert shell.json("cluster", "config", "diff") == []
+    shell.run("cluster", "config", "set", "--broker", "2", "log.retention.ms=5000000")
+    different = eventually(
+        lambda: json.loads(
+            CliRunner().invoke(cli, ["cluster", "config", "diff", "--json"], env=shell.environment).stdout
+        ),
+        "broker 2 has read it",
+    )
+    assert [(one["value"], one["brokers"]) for one in different] == [("987654321", [1, 3]), ("5000000", [2])]
+    shell.run("cluster", "config", "diff", code=3)
+    shell.run("cluster", "config", "set", "--broker", "2", "-u", "log.retention.ms")
+    shell.run("cluster", "config", "set", "-u", "log.retention.ms")
+    eventually(lambda: [one["value"] for one in rows("log.retention.ms")] == [before], "it is as it was")
+    assert "did you mean log.retention.ms?" in shell.fails("cluster", "config", "get", "log.retention.m")
+    assert "broker.id" in shell.fails("cluster", "config", "set", "broker.id=7")
+    assert "broker 77" in shell.fails("cluster", "config", "get", "--broker", "77")
 
 
 def test_a_topic_is_trimmed_and_a_group_is_moved(own: Fleet, shell: Shell, topic: str) -> None:
@@ -135,6 +167,8 @@ def test_what_the_records_of_a_topic_are_like(own: Fleet, shell: Shell, topic: s
     [
         ("fleetlog topics alter t --set", "retention.b", "retention.bytes="),
         ("fleetlog topics alter t --unset", "retention.b", "retention.bytes"),
+        ("fleetlog cluster config set", "log.retention.m", "log.retention.ms="),
+        ("fleetlog cluster config get", "log.retention.ms", "log.retention.ms"),
     ],
 )
 def test_names_of_settings_are_completed(words: str, incomplete: str, wanted: str) -> None:
@@ -166,6 +200,7 @@ def test_topics_and_groups_are_completed(shell: Shell, topic: str) -> None:
         (("topics", "list", "--bootstrp", "x"), "--bootstrap"),
         (("consume", "t", "--ofset", "1"), "--offset"),
         (("cluster", "helth"), "did you mean health?"),
+        (("cluster", "config", "gets"), "did you mean get?"),
         (("consum", "t"), "did you mean consume?"),
     ],
 )
