@@ -26,6 +26,7 @@ _SUBJECTS = {
         "A console for browsers: fleet, topics, messages, groups.",
     ),
     "consume": ("fleetlog.brokers.cli.consume", "consume", "Read records."),
+    "debug": ("fleetlog.brokers.cli.debug", "debug", "Help others to help: a bundle of what a fleet shows."),
     "dev": ("fleetlog.brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "doctor": ("fleetlog.brokers.cli.doctor", "doctor", "Say what is wrong with the fleet, why, and what to do."),
     "features": ("fleetlog.brokers.cli.features", "features", "Finalized features: describe, upgrade."),

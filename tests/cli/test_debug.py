@@ -1,0 +1,69 @@
+"""The bundle for those who help: what it has, and that planted secrets are not in it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetlog.brokers.cli.debug import CONTENTS
+from tests.cli.shell import Shell
+from tests.support.fleet import Fleet
+
+pytestmark = pytest.mark.zookeeper
+PLANTED = "pl4nted-s3cret"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Its properties have passwords of stores and logins that no listener uses."""
+    settings = {
+        "ssl.keystore.password": f"{PLANTED}-1", "ssl.key.password": f"{PLANTED}-2",
+        "sasl.jaas.config": f'any.Module required password="{PLANTED}-3";',
+    }  # fmt: skip
+    fleet = Fleet(tmp_path_factory.mktemp("bundled"), 1, **settings)
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+def test_a_bundle_has_what_its_readme_says_and_no_secret(own: Fleet, tmp_path: Path) -> None:
+    shell = Shell(own)
+    shell.run("topics", "create", "orders", "-p", "1", "-c", "retention.ms=987654321")
+    shell.run("produce", "orders", stdin="a record\n")
+    shell.run("groups", "reset", "g", "--topic", "orders", "--to-earliest", "--execute")
+    (broker,) = own.brokers
+    other = tmp_path / "other.log"
+    lines = (
+        "harmless line", f"sasl.jaas.config=x required password=\"{PLANTED}-4\";", f"url https://me:{PLANTED}-5@host/",
+        f"ssl.keystore.password: {PLANTED}-6", f"-----BEGIN PRIVATE KEY-----{PLANTED}-7",
+    )  # fmt: skip
+    other.write_text("\n".join(lines) + "\n")
+    path = tmp_path / "bundle.zip"
+    shown = shell.json("debug", "bundle", "-o", str(path), "--log", str(broker.log_file), "--log", str(other))
+    assert path.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(path) as bundle:
+        files = {name: bundle.read(name).decode() for name in bundle.namelist()}
+    assert sorted(shown["files"]) == sorted(files)
+    assert set(files) == {
+        *(name for name in CONTENTS if "/" not in name), "README.txt", "metrics/broker-1.txt", "logs/1-broker.out",
+        "logs/2-other.log",
+    }  # fmt: skip
+    assert [name for name, text in files.items() if PLANTED in text] == []
+    assert all(name in files["README.txt"] for name in CONTENTS)
+    assert json.loads(files["errors.json"]) == []
+    settings = {row["name"]: row for row in json.loads(files["settings.json"])}
+    assert settings["broker.id"]["value"] == "1"
+    assert settings["ssl.keystore.password"]["value"] == "[hidden]"
+    assert json.loads(files["topics.json"])["orders"] == {"retention.ms": "987654321"}
+    assert json.loads(files["groups.json"])["groups"][0]["group_id"] == "g"
+    assert json.loads(files["fleet.json"])["brokers"][0]["alive"] is True
+    assert "findings" in json.loads(files["doctor.json"])
+    assert "fleetlog_requests_total" in files["metrics/broker-1.txt"]
+    assert files["logs/2-other.log"].count("is left out") == 4
+    assert files["logs/2-other.log"].startswith("harmless line\n")
+    assert "File exists" in shell.fails("debug", "bundle", "-o", str(path))
