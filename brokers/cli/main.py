@@ -33,6 +33,11 @@ _SUBJECTS = {
     "groups": ("fleetlog.brokers.cli.groups", "groups", "Consumer groups: list, lag, describe, reset, delete."),
     "host": ("fleetlog.brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
     "log": ("fleetlog.brokers.cli.logs", "log", "Read the files of log directories."),
+    "mcp": (
+        "fleetlog.brokers.cli.model_context",
+        "serve_tools",
+        "Tools for programs that speak the Model Context Protocol.",
+    ),
     "produce": ("fleetlog.brokers.cli.produce", "produce", "Write records."),
     "profile": ("fleetlog.brokers.cli.profile", "profile", "Fleets by name: create, use, list, show, edit, delete."),
     "quotas": ("fleetlog.brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
