@@ -64,6 +64,13 @@ def loaded(fleet: Fleet, *words: str) -> set[str]:
         ("groups describe g", OTHERS + OWN_MESSAGES),
         ("groups lag", OTHERS),
         ("cluster describe", (*OTHERS, *OF_MOVES)),
+        ("cluster health", OTHERS),
+        ("cluster config get log.retention.ms", OTHERS),
+        ("topics trim t --before 0 --dry-run", OTHERS),
+        (
+            "consume t --to end",
+            ("re2", "fleetlog._native", "fleetlog.brokers.cli.record_filter", "asyncio", "pydantic"),
+        ),
     ],
 )
 def test_a_command_loads_nothing_that_it_does_not_use(fleet: Fleet, command: str, unused: tuple[str, ...]) -> None:
