@@ -13,7 +13,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.kafka_names import KafkaPage
 from fleetlog.brokers.log.disk.sync_times import SYNC_SECONDS
-from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, by_slices
 from fleetlog.brokers.metrics.topics import OTHER_TOPICS, TopicTable
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import (
@@ -219,7 +219,7 @@ def _open_transactions(services: Services) -> Iterator[Metric | None]:
     oldest_ms = oldest_batch_ms = now_ms
     number = 0
     for shard in services.transactions.shards():
-        for some in in_slices(shard.transactions.values()):
+        for some in by_slices(shard.transactions.values()):
             for transaction in some:
                 if transaction.state is TransactionState.ONGOING and transaction.start_ms >= 0:
                     oldest_ms = min(oldest_ms, transaction.start_ms)

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from fleetlog._native.tally import TIME_BOUNDS_S
 from fleetlog.brokers.api.base import Services
-from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, in_slices
+from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, by_slices
 from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
@@ -174,7 +174,7 @@ class KafkaPage:
             for name, _ in _TOPIC_METRICS
         ]
         rows, totals = Rows(("topic",), families), [0] * len(_TOPIC_METRICS)
-        for some in in_slices(topics.all().items(), SLICE):
+        for some in by_slices(topics.all().items(), SLICE):
             for topic, figures in some:
                 numbers = [getattr(figures, attribute) for _, attribute in _TOPIC_METRICS]
                 totals = [total + number for total, number in zip(totals, numbers, strict=True)]

@@ -21,8 +21,8 @@ from fleetlog.brokers.metrics.exposition import (
     SLICE,
     Exposition,
     Rows,
+    by_slices,
     exposition_text,
-    in_slices,
     in_weighed_slices,
 )
 from fleetlog.brokers.metrics.registry import Metrics
@@ -216,7 +216,7 @@ def test_other_work_runs_between_two_slices() -> None:
     seen: list[str] = []
 
     def source() -> Iterator[Metric | None]:
-        for some in in_slices(range(3), 1):
+        for some in by_slices(range(3), 1):
             seen.append(f"slice {some[0]}")
             yield None
 

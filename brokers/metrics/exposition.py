@@ -138,7 +138,7 @@ def exposition_text(families: Iterable[Metric | Rows | OffLoop | bytes]) -> byte
     return b"".join([*blocks, *made])  # which lets other threads move
 
 
-def in_slices(many: Iterable[T], size: int = SLICE) -> Iterator[list[T]]:
+def by_slices(many: Iterable[T], size: int = SLICE) -> Iterator[list[T]]:
     """Lists of that many, as they were when the walk began: what is walked may change between two of them."""
     every = iter(list(many))
     while some := list(islice(every, size)):

@@ -18,8 +18,8 @@ from fleetlog.brokers.metrics.exposition import (
     PARTITION_PAGE,
     Exposition,
     MetricSource,
+    by_slices,
     exposition_text,
-    in_slices,
 )
 from fleetlog.wire.errors import ErrorCode
 
@@ -154,14 +154,14 @@ class _Numbers:
     def collect(self) -> Iterator[Metric | None]:
         for name, doc, label, counters in list(self.counters):
             counted = CounterMetricFamily(name, doc, labels=[label] if label else [])
-            for some in in_slices(counters.items()):
+            for some in by_slices(counters.items()):
                 for value, counter in some:
                     counted.add_metric([value] if label else [], counter.value)
                 yield None
             yield counted
         for name, doc, label, histograms in list(self.histograms):
             observed = HistogramMetricFamily(name, doc, labels=[label] if label else [])
-            for few in in_slices(histograms.items(), HISTOGRAMS_PER_SLICE):
+            for few in by_slices(histograms.items(), HISTOGRAMS_PER_SLICE):
                 for value, histogram in few:
                     buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
                     observed.add_metric([value] if label else [], buckets, histogram.total)

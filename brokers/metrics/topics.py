@@ -14,7 +14,7 @@ from operator import attrgetter
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from fleetlog._native.tally import Tally
-from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, in_slices
+from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, by_slices
 
 OTHER_TOPICS = "_other"
 """The label of topics beyond the bound, and of deleted ones: no topic that clients create has it before the bound."""
@@ -114,7 +114,7 @@ class TopicTable:
         read = attrgetter(*(attribute for attribute, _, _ in COUNTED_BY_TOPIC))
         rows, records, size = Rows(("topic",), families), 0, 0
         sizes: list[Iterable[int]] = []
-        for some in in_slices(self.all().items(), SLICE):
+        for some in by_slices(self.all().items(), SLICE):
             rows.rows += [((topic,), read(figures)) for topic, figures in some]
             records += sum(figures.records_in for _, figures in some)
             size += sum(figures.bytes_in for _, figures in some)

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetlog.brokers.metrics.exposition import LONG_SLICE, in_slices
+from fleetlog.brokers.metrics.exposition import LONG_SLICE, by_slices
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
@@ -191,7 +191,7 @@ class FetchPlan:
 
         What is followed may change between two of them.
         """
-        for some in in_slices(self._entries.values(), LONG_SLICE):
+        for some in by_slices(self._entries.values(), LONG_SLICE):
             yield max(entry.lag for entry in some)
 
     def _start(self, key: Key, entry: _Entry) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from fleetlog.brokers.log import Log
-from fleetlog.brokers.metrics.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
+from fleetlog.brokers.metrics.exposition import LONG_SLICE, RowFamily, Rows, by_slices, in_weighed_slices
 from fleetlog.brokers.model import Clock, PartitionState, TopicInfo
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
@@ -207,7 +207,7 @@ def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> I
         "fleetlog_lost_commits", "Truncations below the high watermark: only an unclean election may cause one.", lost
     )
     by_topic = Rows(("topic",), _TOPIC_GAUGES)
-    for few in in_slices(sorted(topics.items())):
+    for few in by_slices(sorted(topics.items())):
         by_topic.rows += [((topic,), row) for topic, row in few]
         yield None
     yield by_topic
@@ -247,7 +247,7 @@ DEDUP_GAUGES = tuple(
 def dedup_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
     """The replicas of topics that drop duplicates."""
     rows = Rows(("partition",), DEDUP_GAUGES)
-    for some in in_slices(replicas.all(), LONG_SLICE):
+    for some in by_slices(replicas.all(), LONG_SLICE):
         for partition in some:
             sets = partition.log.producers.positions
             if sets is not None:

@@ -34,7 +34,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.logins.sasl import SaslListener
-from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
+from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, by_slices
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.quotas.image import QuotaImage
 from fleetlog.brokers.quotas.metering import CREATED, ConnectionRates, Meter, Metering
@@ -143,7 +143,7 @@ class ConnectionFigures:
         listeners: Counter[str] = Counter(dict.fromkeys(self._listeners, 0))
         software: Counter[tuple[str, str, str]] = Counter()
         ciphers: Counter[tuple[str, str, str]] = Counter()
-        for some in in_slices(self._connections.values(), _PER_SLICE):
+        for some in by_slices(self._connections.values(), _PER_SLICE):
             listeners.update([one.peer.listener for one in some])
             software.update([(*one.software, one.peer.listener) for one in some])
             ciphers.update([(*one.tls, one.peer.listener) for one in some if isinstance(one, TlsConnection)])
