@@ -197,10 +197,16 @@ class SchemaStore:
             try:
                 while True:
                     try:
-                        self._claim(deadline_s)
+                        claimed = self._claim(deadline_s)
                         if mark in self._seen:  # it was written, though no answer said so
                             return answer
-                        plan = decide(self.registry())
+                        try:
+                            plan = decide(self.registry())
+                        except RegistryRefusal:
+                            if claimed:
+                                raise
+                            self._release()  # another one may have written since: no record of ours would find that out
+                            continue
                         answer = plan.answer
                         if plan.records:
                             self._write(plan.records, mark, deadline_s)
@@ -214,16 +220,17 @@ class SchemaStore:
                 self._awaited.discard(mark)
                 self._seen.discard(mark)
 
-    def _claim(self, deadline_s: float) -> None:
-        """Become the writer: nothing that another one decided comes behind this. Raises CliError."""
+    def _claim(self, deadline_s: float) -> bool:
+        """Become the writer: nothing that another one decided comes behind this. False: it was. Raises CliError."""
         if self._writer is not None and time.monotonic() - self._claimed_s < CLAIM_S:
-            return
+            return False
         self._release()
         client = self._connection.enter_context(admin(self._target, f"topic {TOPIC}"))
         left_s = max(deadline_s - time.monotonic(), 1.0)
         self._claimed_s = time.monotonic()
         self._writer = _Writer(client, TOPIC, acks="all", codec="none", timeout_s=left_s)
         self._write([BARRIER], b"", deadline_s)
+        return True
 
     def _release(self) -> None:
         self._writer = None
