@@ -123,6 +123,7 @@ WORK: dict[int, Entry] = {
     65: _entry(),
     66: _entry(transactional_id_pattern=r"\pL" * 333, duration_filter=-1),
     68: _entry(),
+    69: _entry(include_authorized_operations=True),
     74: _entry(),
     75: _entry(response_partition_limit=2_000, cursor=None),
     76: _entry(),
