@@ -151,7 +151,7 @@ class GroupShard:
         try:
             group = self._consumer_group(beat, turn)
             self._admit(group, beat, settings, now)
-            result = consumers.heartbeat(group, beat, picture, turn, settings)
+            result = consumers.consumer_heartbeat(group, beat, picture, turn, settings)
         except BeatRefused as refused:
             return Result(response=BeatAnswer(refused.error, str(refused)))
         result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))

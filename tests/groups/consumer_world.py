@@ -164,7 +164,8 @@ class World:
     def _lie(self, client: Client, beat: Beat) -> Beat:
         every = [(info.id.bytes, index) for info in self.topics.values() for index in range(len(info.partitions))]
         owned = frozenset(self.random.sample(every, self.random.randint(0, len(every)))) if beat.epoch else beat.owned
-        return beat._replace(owned=owned, epoch=max(beat.epoch + self.random.choice([0, 0, 0, 1, -1]), 0))
+        epoch = max(beat.epoch + self.random.choice([0, 0, 0, 1, -1]), 0)
+        return Beat(*beat[:2], epoch, *beat[3:9], owned, *beat[10:])
 
     def leave(self, client: Client) -> None:
         """A static member goes for a moment, and comes back with another id; others go for good."""

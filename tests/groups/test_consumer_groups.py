@@ -167,7 +167,7 @@ def test_the_epoch_before_is_heard_with_what_the_member_has() -> None:
     send(driver, joining("b"))
     send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
     assert send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1)))).epoch == 2
-    again = send(driver, joining("a")._replace(epoch=1, owned=frozenset(t(0, 1))))
+    again = send(driver, Beat("g", "a", 1, rebalance_timeout_ms=60_000, topics=("t",), owned=frozenset(t(0, 1))))
     assert (again.error, again.epoch, again.assignment) == (ErrorCode.NONE, 2, t(0, 1))
     assert send(driver, Beat("g", "a", 1, owned=frozenset(t(2)))).error is ErrorCode.FENCED_MEMBER_EPOCH
     assert send(driver, Beat("g", "a", 1)).error is ErrorCode.FENCED_MEMBER_EPOCH

@@ -30,8 +30,8 @@ KEYS = {
     "regex-key": ConsumerKey(ConsumerKind.REGEX, "g", "a.*"),
 }
 VALUES: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "group": ((7, -3), lambda pair: r.group_value(*pair), r.decode_group),
-    "group-plain": ((7, 0), lambda pair: r.group_value(*pair), r.decode_group),
+    "group": ((7, -3), lambda pair: r.consumer_group_value(*pair), r.decode_consumer_group),
+    "group-plain": ((7, 0), lambda pair: r.consumer_group_value(*pair), r.decode_consumer_group),
     "member": (
         r.MemberValue("i", "r", "c", "/h", ("a", "b"), "a.*", 300_000, "range"), r.member_value, r.decode_member,
     ),

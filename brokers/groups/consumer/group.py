@@ -216,7 +216,7 @@ class ConsumerGroup:
         """
         match key.kind:
             case ConsumerKind.GROUP | ConsumerKind.TARGET:
-                pair = (0, 0) if raw is None else r.decode_group(raw)
+                pair = (0, 0) if raw is None else r.decode_consumer_group(raw)
                 if pair is not None and key.kind is ConsumerKind.GROUP:
                     self.epoch, self.hash = pair
                     self.exists = raw is not None
@@ -402,7 +402,9 @@ class _Draft:
                 group.hashed_version = picture.version
         if changed or self.hash != group.hash:
             self.epoch = group.epoch + 1
-            turn.records.append(r.record(_key(group, ConsumerKind.GROUP), r.group_value(self.epoch, self.hash)))
+            turn.records.append(
+                r.record(_key(group, ConsumerKind.GROUP), r.consumer_group_value(self.epoch, self.hash))
+            )
 
 
 def group_picture(group: ConsumerGroup) -> Picture:
@@ -410,7 +412,9 @@ def group_picture(group: ConsumerGroup) -> Picture:
     return group.picture if group.picture is not None else Picture({}, -1)
 
 
-def heartbeat(group: ConsumerGroup, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings) -> Result:
+def consumer_heartbeat(
+    group: ConsumerGroup, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings
+) -> Result:
     """Handle a heartbeat; answers :class:`BeatAnswer`. Raises BeatRefused."""
     group.picture = picture
     if beat.epoch < JOINS:
@@ -581,7 +585,7 @@ def _leave(group: ConsumerGroup, beat: Beat, turn: Turn) -> Result:
         turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(away)))
         turn.cancel("revoke", group.id, member.id)
     else:
-        remove(group, member, turn)
+        remove_member(group, member, turn)
     return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, beat.epoch))
 
 
@@ -595,7 +599,7 @@ def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
     turn.cancel("revoke", group.id, member.id)
 
 
-def remove(group: ConsumerGroup, member: Member, turn: Turn) -> None:
+def remove_member(group: ConsumerGroup, member: Member, turn: Turn) -> None:
     """End a membership: what the member has is free, and the others get it at their heartbeats."""
     _bury(group, member, turn)
     draft = _Draft(group, member)
@@ -611,4 +615,4 @@ def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settin
         if group.picture is not None and group.epoch > group.assignment_epoch and draft.values:
             draft.assign(settings, turn)
     elif member is not None and (kind == "member" or member.at.state == r.UNREVOKED):
-        remove(group, member, turn)
+        remove_member(group, member, turn)

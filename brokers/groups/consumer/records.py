@@ -111,7 +111,7 @@ def _with_epochs(partitions: Mapping[Partition, int]) -> bytes:
     return _varint(len(rows) + 1) + b"".join(rows)
 
 
-def group_value(epoch: int, metadata_hash: int) -> bytes:
+def consumer_group_value(epoch: int, metadata_hash: int) -> bytes:
     """Value of key 3: the group's epoch, and a hash of what its topics were."""
     return _I16.pack(0) + _I32.pack(epoch) + _tags({0: _I64.pack(metadata_hash)} if metadata_hash else {})
 
@@ -192,7 +192,7 @@ def _tagged_i64(reader: RecordReader) -> int:
     return 0 if raw is None else RecordReader(raw).i64()
 
 
-def decode_group(raw: bytes) -> tuple[int, int] | None:
+def decode_consumer_group(raw: bytes) -> tuple[int, int] | None:
     """Epoch and hash of key 3."""
     reader = _reader(raw)
     return None if reader is None else (reader.i32(), _tagged_i64(reader))
@@ -215,7 +215,7 @@ def decode_member(raw: bytes) -> MemberValue | None:
 
 def decode_target(raw: bytes) -> tuple[int, int] | None:
     """Assignment epoch and time of key 6."""
-    return decode_group(raw)
+    return decode_consumer_group(raw)
 
 
 def decode_member_target(raw: bytes) -> tuple[Partition, ...] | None:
