@@ -277,7 +277,7 @@ def complete_topic_settings(_: click.Context, parameter: click.Parameter, incomp
 
 def complete_broker_settings(_: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion of a broker's settings."""
-    from fleetlog.brokers.broker_config import BROKER_SETTINGS
+    from fleetlog.brokers.config import BROKER_SETTINGS
 
     return _setting_names(BROKER_SETTINGS, incomplete, parameter)
 

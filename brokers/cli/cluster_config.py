@@ -57,7 +57,7 @@ def settings_of_brokers(
         warn(f"broker {', '.join(map(str, sorted(silent)))} does not answer, and is left out")
     for name in names:
         if name not in rows:
-            from fleetlog.brokers.broker_config import BROKER_SETTINGS
+            from fleetlog.brokers.config import BROKER_SETTINGS
             from fleetlog.brokers.setting_kinds import suggest
 
             raise CliError(f"no broker has a setting {name}{suggest(name, BROKER_SETTINGS)}")

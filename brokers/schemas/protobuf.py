@@ -210,7 +210,7 @@ class _ProtobufComparison:
             if names[0] != names[1]:
                 yield "FIELD_NAMED_TYPE_CHANGED", path
             elif None not in rows:
-                yield from self._message(*rows, f"{path}/")
+                yield from self._message(rows[0], rows[1], f"{path}/")
 
 
 def _oneof_of(message: Any) -> dict[int, str]:
