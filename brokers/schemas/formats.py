@@ -8,16 +8,28 @@ Sources: Avro 1.12 (schema resolution, as org.apache.avro.SchemaCompatibility de
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
+TEXT_BYTES_MAX: Final = 800_000
+"""Of a schema with all that it refers to: a record of ``_schemas`` stays below the default of max.message.bytes."""
 DEPTH_MAX: Final = 64
 PARTS_MAX: Final = 20_000
 """Objects, arrays and values of a schema in JSON."""
 COMPARISONS_MAX: Final = 100_000
+CHANGES_MAX: Final = 20
+"""Differences that are told of one pair of schemas: a type that is used often would bring its own each time."""
+UNSORTABLE_MAX: Final = 1_000
+"""Values of a list that JSON Schema compares each with each, since they have no order."""
+_PATH_MAX: Final = 500
+_PATTERN_BYTES: Final = 1 << 18
+"""Memory of one pattern's matcher."""
+_PATTERN_STEPS: Final = 100
+"""What compiling a pattern counts, in steps of a comparison."""
 _TYPE_WORD: Final = "type"
 
 Change = tuple[str, str]
@@ -49,21 +61,25 @@ class ComparisonBudget:
     def __init__(self) -> None:
         self._left = COMPARISONS_MAX
 
-    def spend(self) -> None:
-        self._left -= 1
+    def spend(self, steps: int = 1) -> None:
+        self._left -= steps
         if self._left < 0:
             raise FormatError("the schemas have too many parts that refer to each other to compare them")
+
+
+_JSON_MARK: Final = re.compile(r'"(?:[^"\\]|\\.?)*"?|[\[{]|[\]}]', re.DOTALL)
+"""A text, also one that does not end: an expression that failed there would begin anew at each quote in it."""
 
 
 def json_document(text: str) -> Any:
     """The document, bounded. Raises FormatError."""
     depth = 0
-    for mark in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.DOTALL):
+    for mark in _JSON_MARK.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
         if depth > DEPTH_MAX:
             raise FormatError(f"the schema is nested deeper than {DEPTH_MAX} levels", too_large=True)
     try:
-        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+        document = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
     except FormatError:
         raise
     except ValueError as error:
@@ -81,6 +97,13 @@ def json_document(text: str) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise FormatError(f"{name} is no value of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise FormatError(f"{text[:40]} is larger than numbers can be")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -318,7 +341,7 @@ class _AvroComparison:
             return known
         self._budget.spend()
         self._results[pair] = []
-        self._results[pair] = result = self._compared(reader, writer, path)
+        self._results[pair] = result = self._compared(reader, writer, path)[:CHANGES_MAX]
         return result
 
     def _compared(self, reader: _AvroType, writer: _AvroType, path: str) -> list[Change]:
@@ -391,6 +414,8 @@ class _JsonModel(NamedTuple):
     document: Any
     named: Mapping[str, Any]
     root: str
+    anchors: dict[int, dict[str, Any]]
+    """Of documents that were searched, by their identity."""
 
 
 def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool) -> ParsedSchema:
@@ -406,6 +431,7 @@ def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool)
     document = json_document(text)
     if not isinstance(document, (dict, bool)):
         raise FormatError("a JSON Schema is an object, true or false")
+    _check_lists(document)
     try:
         validator_for(document, default=Draft7Validator).check_schema(document, format_checker=None)
     except SchemaError as error:
@@ -414,24 +440,42 @@ def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool)
     if isinstance(document, dict):
         root = str(document.get("$id") or document.get("id") or "").rstrip("#")
         named.setdefault(root, document)
-    model = _JsonModel(document, named, root)
-    for reference, holder in _references_of(document):
-        _target(model, holder, reference)
+    model = _JsonModel(document, named, root, {})
+    for reference in _references_of(document):
+        _target(model, document, reference)
     canonical = dumped(document, ordered=normalize)
     return ParsedSchema(JSON, canonical, canonical, model)
 
 
-def _references_of(document: Any) -> Iterator[tuple[str, Any]]:
-    """Each ``$ref`` of a document with that document."""
+def _check_lists(document: Any) -> None:
+    """Raises FormatError for a list whose values jsonschema would compare each with each."""
     waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if (
+            isinstance(value, list)
+            and len(value) > UNSORTABLE_MAX
+            and not (all(isinstance(one, str) for one in value) or all(map(_is_number, value)))
+        ):
+            raise FormatError(
+                f"a list of more than {UNSORTABLE_MAX} values must have only texts or only numbers", too_large=True
+            )
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def _references_of(document: Any) -> set[str]:
+    """The ``$ref`` of a document."""
+    references, waiting = set(), [document]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
             if isinstance(value.get("$ref"), str):
-                yield value["$ref"], document
+                references.add(value["$ref"])
             waiting += [part for name, part in value.items() if name not in {"enum", "const", "default", "examples"}]
         elif isinstance(value, list):
             waiting += value
+    return references
 
 
 def _target(model: _JsonModel, document: Any, reference: str) -> tuple[Any, Any]:
@@ -455,21 +499,29 @@ def _target(model: _JsonModel, document: Any, reference: str) -> tuple[Any, Any]
             else:
                 raise FormatError(f"{reference[:200]!r} leads nowhere")
     elif fragment:
-        value = _anchored(document, fragment)
+        value = _anchored(model, document, fragment)
     return value, document
 
 
-def _anchored(document: Any, anchor: str) -> Any:
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if value.get("$anchor") == anchor or value.get("$id") == f"#{anchor}" or value.get("id") == f"#{anchor}":
-                return value
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    raise FormatError(f"there is no anchor {anchor[:200]!r}")
+def _anchored(model: _JsonModel, document: Any, anchor: str) -> Any:
+    """What has the anchor. Raises FormatError."""
+    anchors = model.anchors.get(id(document))
+    if anchors is None:
+        anchors, waiting = {}, [document]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                names = value.get("$anchor"), value.get("$id"), value.get("id")
+                for name in {n if not turn else n[1:] for turn, n in enumerate(names)
+                             if isinstance(n, str) and (not turn or n.startswith("#"))}:  # fmt: skip
+                    anchors.setdefault(name, value)
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+        model.anchors[id(document)] = anchors
+    if anchor not in anchors:
+        raise FormatError(f"there is no anchor {anchor[:200]!r}")
+    return anchors[anchor]
 
 
 class _JsonPart(NamedTuple):
@@ -498,6 +550,7 @@ class _JsonComparison:
         self._keep: list[Any] = []  # what the results are known by must not go while they are
         self._parts: dict[tuple[int, bool], _JsonPart] = {}
         self._branches: dict[tuple[int, bool], list[_JsonPart]] = {}
+        self._texts: dict[int, str] = {}
         self._budget = ComparisonBudget()
 
     def compare(self, old: _Located, new: _Located, path: str) -> list[Change]:
@@ -509,7 +562,9 @@ class _JsonComparison:
         self._budget.spend()
         self._keep += [old[0], new[0]]
         self._results[pair] = []
-        self._results[pair] = result = self._compared(self._part(old, False), self._part(new, True), path)
+        if len(path) > _PATH_MAX:
+            path = f"{path[:_PATH_MAX]}..."
+        self._results[pair] = result = self._compared(self._part(old, False), self._part(new, True), path)[:CHANGES_MAX]
         return result
 
     def _part(self, located: _Located, newer: bool) -> _JsonPart:
@@ -562,6 +617,7 @@ class _JsonComparison:
             return self._combined(old, new, path)
         if old.kind in {"enum", "const"}:
             before = old.schema if old.kind == "enum" else [old.schema]
+            self._budget.spend(len(before) + (len(new.schema) if new.kind == "enum" else 1))
             after = {dumped(value, ordered=True) for value in (new.schema if new.kind == "enum" else [new.schema])}
             lost = [value for value in before if dumped(value, ordered=True) not in after]
             return (
@@ -617,9 +673,16 @@ class _JsonComparison:
         if key not in self._branches:
             self._keep.append(part)
             branches = [self._branch(part, schema, newer) for schema in part.parts]
-            distinct = {(one.kind, dumped(one.schema, ordered=True)): one for one in branches}
+            distinct = {(one.kind, self._text(one.schema)): one for one in branches}
             self._branches[key] = list(distinct.values())
         return self._branches[key]
+
+    def _text(self, schema: Any) -> str:
+        """The schema as text, which is made once of one that many branches refer to."""
+        if id(schema) not in self._texts:
+            self._keep.append(schema)
+            self._texts[id(schema)] = dumped(schema, ordered=True)
+        return self._texts[id(schema)]
 
     def _limits(self, old: _JsonPart, new: _JsonPart, path: str) -> list[Change]:
         """What a limit of the new schema refuses that the old one took."""
@@ -679,24 +742,47 @@ class _JsonComparison:
         before, after = old.schema.get("properties") or {}, new.schema.get("properties") or {}
         needed, needs = set(old.schema.get("required") or ()), set(new.schema.get("required") or ())
         result: list[Change] = []
+        self._budget.spend(len(before) + len(after))
+        removed = self._opened(new.schema, before.keys() - after.keys())
+        added = self._opened(old.schema, after.keys() - before.keys())
         for name in sorted(before.keys() | after.keys()):
             place = f"{path}/properties/{name}"
             has_default = isinstance(after.get(name), dict) and "default" in after[name]
             if name not in after:
-                result += self._removed(before[name], _open_to(new.schema, name), old, new, place, "PROPERTY")
+                result += self._removed(before[name], removed[name], old, new, place, "PROPERTY")
             elif name in before:
                 result += self.compare((before[name], old.holder), (after[name], new.holder), place)
                 if name in needs - needed and not has_default:
                     result.append(("REQUIRED_ATTRIBUTE_ADDED", f"{path}/required/{name}"))
             else:
-                opened = _open_to(old.schema, name)
-                if opened is not False:
-                    result += self._added(after[name], opened, old, new, place, "PROPERTY")
+                if added[name] is not False:
+                    result += self._added(after[name], added[name], old, new, place, "PROPERTY")
                 if not _is_open(old.schema) and name in needs and not has_default:
                     result.append(("REQUIRED_PROPERTY_ADDED_TO_UNOPEN_CONTENT_MODEL", place))
         result += self._dependencies(old, new, path)
         rest = old.schema.get("additionalProperties", True), new.schema.get("additionalProperties", True)
         return result + self._rest(old, new, *rest, f"{path}/additionalProperties", "ADDITIONAL_PROPERTIES")
+
+    def _opened(self, schema: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+        """What a schema says of properties that it does not name: True, False, or a schema."""
+        import re2
+
+        opened = dict.fromkeys(names, _plain(schema.get("additionalProperties", True)))
+        options = re2.Options()
+        options.max_mem, options.log_errors = _PATTERN_BYTES, False
+        left = set(names)
+        for pattern, described in (schema.get("patternProperties") or {}).items() if names else ():
+            self._budget.spend(_PATTERN_STEPS)
+            try:
+                expression = re2.compile(pattern, options)
+            except re2.error:  # what has no linear-time matcher matches nothing here
+                continue
+            for name in list(left):
+                self._budget.spend(1 + len(name) // 100)
+                if expression.search(name):
+                    opened[name] = described
+                    left.discard(name)
+        return opened
 
     def _added(self, schema: Any, opened: Any, old: _JsonPart, new: _JsonPart, place: str, what: str) -> list[Change]:
         """A property or item that the old schema did not name, but took as anything or as ``opened`` says."""
@@ -779,19 +865,6 @@ def _plain(schema: Any) -> Any:
 
 def _is_open(schema: Mapping[str, Any]) -> bool:
     return not schema.get("patternProperties") and schema.get("additionalProperties", True) in (True, {})
-
-
-def _open_to(schema: Mapping[str, Any], name: str) -> Any:
-    """What a schema says of a property that it does not name: True, False, or a schema."""
-    import re2
-
-    for pattern, described in (schema.get("patternProperties") or {}).items():
-        try:
-            if re2.search(pattern, name):
-                return described
-        except re2.error:  # what has no linear-time matcher matches nothing here
-            continue
-    return _plain(schema.get("additionalProperties", True))
 
 
 def _dependencies_of(schema: Mapping[str, Any]) -> dict[str, Any]:

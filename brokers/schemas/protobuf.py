@@ -14,15 +14,31 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, Final
 
-from fleetlog.brokers.schemas.formats import DEPTH_MAX, Change, ComparisonBudget, FormatError, ParsedSchema, dumped
+from fleetlog.brokers.schemas.formats import (
+    DEPTH_MAX,
+    TEXT_BYTES_MAX,
+    Change,
+    ComparisonBudget,
+    FormatError,
+    ParsedSchema,
+    dumped,
+)
 
 PROTOBUF: Final = "PROTOBUF"
 COMPILE_S: Final = 20
 _MAIN: Final = "schema.proto"
 _PATH: Final = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_PROTO_MARK: Final = re.compile(
+    r"""\"(?:[^"\\\n]|\\[^\n]?)*\"?|'(?:[^'\\\n]|\\[^\n]?)*'?|//[^\n]*|/\*.*?(?:\*/|\Z)|[{}]""", re.DOTALL
+)
+"""Texts and comments, also those that do not end: an expression that failed there would begin anew at each mark."""
+_FILE_BYTES_MAX: Final = 8 << 20
+"""Of descriptors and of messages that the compiler writes: a long name can stand in each of many lines."""
+_ERROR_BYTES: Final = 4_000
+_NAME_MAX: Final = 200
 _LABELS: Final = ("", "optional", "required", "repeated")
 _REPEATED: Final = 3
 _SCALARS: Final = (
@@ -54,7 +70,14 @@ def parse_protobuf(text: str, references: Mapping[str, str], normalize: bool) ->
     if compiled is not None:
         if not compiled.message_type and not compiled.enum_type:
             raise FormatError("the file descriptor has no message and no enum")
-        source = _proto_text(compiled)
+        try:
+            source = _proto_text(compiled)
+        except (IndexError, ValueError):
+            raise FormatError(
+                "the file descriptor has a oneof that is not there, or a map without key or value"
+            ) from None
+        if len(source.encode()) > TEXT_BYTES_MAX:
+            raise FormatError(f"as source the file descriptor has more than {TEXT_BYTES_MAX} bytes", too_large=True)
     files = _compiled(source, references)
     main = files[-1]
     main.name = ""
@@ -71,7 +94,7 @@ def _compiled(source: str, references: Mapping[str, str]) -> list[Any]:
     from google.protobuf import descriptor_pb2
 
     depth = 0
-    for mark in re.finditer(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|//[^\n]*|/\*.*?\*/|[{}]', source, re.DOTALL):
+    for mark in _PROTO_MARK.finditer(source):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)
         if depth > DEPTH_MAX:
             raise FormatError(f"the schema is nested deeper than {DEPTH_MAX} levels", too_large=True)
@@ -79,17 +102,25 @@ def _compiled(source: str, references: Mapping[str, str]) -> list[Any]:
         root = Path(directory).resolve()
         (root / _MAIN).write_text(source, "utf-8")
         for name, part in references.items():
-            if not _PATH.fullmatch(name) or ".." in name.split("/") or name == _MAIN:
+            if len(name) > _NAME_MAX or not _PATH.fullmatch(name) or name == _MAIN or {".", ".."} & {*name.split("/")}:
                 raise FormatError(f"a reference is named by the file that is imported, not {name[:200]!r}")
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(_source_of(part), "utf-8")
-        command = [sys.executable, "-I", "-c", _COMPILER, str(root), _MAIN]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=COMPILE_S, check=False, cwd=root)
-        except subprocess.TimeoutExpired:
-            raise FormatError(f"the schema is not compiled within {COMPILE_S} s", too_large=True) from None
+            try:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(_source_of(part), "utf-8")
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise FormatError(f"the reference {name!r} is a file and a directory of others") from None
+        command = [sys.executable, "-I", "-c", _COMPILER, str(root), _MAIN, str(_FILE_BYTES_MAX)]
+        with TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    command, stdout=subprocess.DEVNULL, stderr=errors, timeout=COMPILE_S, check=False, cwd=root
+                )
+            except subprocess.TimeoutExpired:
+                raise FormatError(f"the schema is not compiled within {COMPILE_S} s", too_large=True) from None
+            errors.seek(0)
+            told = errors.read(_ERROR_BYTES)
         if done.returncode:
-            lines = done.stderr.decode(errors="replace").replace(f"{root}/", "").strip().splitlines()
+            lines = told.decode(errors="replace").replace(f"{root}/", "").strip().splitlines()
             problem = "; ".join(lines)[:500] or f"the compiler ended with {done.returncode}"
             raise FormatError(f"not a schema of Protobuf: {problem}")
         return list(descriptor_pb2.FileDescriptorSet.FromString((root / "out").read_bytes()).file)
@@ -110,13 +141,14 @@ _COMPILER: Final = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
 import grpc_tools, os
 from grpc_tools import protoc
 own = os.path.join(os.path.dirname(grpc_tools.__file__), "_proto")
 where = ["-I" + sys.argv[1], "-I" + own]
 sys.exit(protoc.main(["protoc", *where, "--include_imports", "--descriptor_set_out=out", sys.argv[2]]))
 """
-"""Runs the compiler with bounds on time and memory."""
+"""Runs the compiler with bounds on time, memory and what it writes."""
 
 
 def _messages(file: Any) -> Iterator[tuple[str, Any]]:
@@ -164,17 +196,21 @@ class _ProtobufComparison:
         self._budget.spend()
         before, after = ({field.number: field for field in row.field} for row in (old, new))
         homes, places = _oneof_of(old), _oneof_of(new)
-        for name in sorted(set(places.values())):
-            members = [number for number, at in places.items() if at == name and number in before]
+        by_name: dict[str, list[int]] = {}
+        for number, name in places.items():
+            if number in before:
+                by_name.setdefault(name, []).append(number)
+        for name, members in sorted(by_name.items()):
             moved = [number for number in members if number not in homes]
             if len(moved) > 1:
                 yield "MULTIPLE_FIELDS_MOVED_TO_ONEOF", f"{path}{name}"
             elif moved and len(members) > 1:
                 yield "FIELD_MOVED_TO_EXISTING_ONEOF", f"{path}{name}"
+        oneofs = set(places.values())
         for number in sorted(before.keys() | after.keys()):
             place = f"{path}{number}"
             if number not in after:
-                if homes.get(number) in set(places.values()):
+                if homes.get(number) in oneofs:
                     yield "ONEOF_FIELD_REMOVED", place
                 elif _LABELS[before[number].label] == "required":
                     yield "REQUIRED_FIELD_REMOVED", place
@@ -255,6 +291,9 @@ def _message_text(message: Any, implicit: bool, indent: str) -> list[str]:
     maps = {row.name: row for row in message.nested_type if row.options.map_entry}
     lines = [f"{indent}message {message.name} {{"]
     homes, begun = _oneof_of(message), set()
+    members: dict[str | None, list[Any]] = {}
+    for field in message.field:
+        members.setdefault(homes.get(field.number), []).append(field)
     for field in message.field:
         home = homes.get(field.number)
         if home is None:
@@ -262,9 +301,7 @@ def _message_text(message: Any, implicit: bool, indent: str) -> list[str]:
         elif home not in begun:
             begun.add(home)
             lines.append(f"{inner}oneof {home} {{")
-            lines += [
-                f"{inner}  {_field_text(one, maps, True)}" for one in message.field if homes.get(one.number) == home
-            ]
+            lines += [f"{inner}  {_field_text(one, maps, True)}" for one in members[home]]
             lines.append(f"{inner}}}")
     for row in message.nested_type:
         if row.name not in maps:

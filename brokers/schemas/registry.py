@@ -16,14 +16,20 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.schemas import formats, protobuf
-from fleetlog.brokers.schemas.formats import AVRO, JSON, Change, FormatError, ParsedSchema
+from fleetlog.brokers.schemas.formats import (
+    AVRO,
+    CHANGES_MAX,
+    JSON,
+    TEXT_BYTES_MAX,
+    Change,
+    FormatError,
+    ParsedSchema,
+)
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 
 logger = logging.getLogger(__name__)
 
 KINDS: Final = (AVRO, JSON, PROTOBUF)
-TEXT_BYTES_MAX: Final = 800_000
-"""Of a schema with all that it refers to: a record of ``_schemas`` stays below the default of max.message.bytes."""
 REFERENCES_MAX: Final = 200
 """Schemas that one refers to, over all steps."""
 SUBJECT_MAX: Final = 1_000
@@ -35,8 +41,6 @@ DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
 DEFAULT_CONTEXT: Final = "."
 CONFIG_WORDS: Final = frozenset({"compatibilityLevel", "normalize", "alias", "compatibilityGroup"})
-CHANGES_MAX: Final = 20
-"""Differences that are told of one pair of schemas."""
 _INT_MAX: Final = 2**31 - 1
 _PARSED_KEPT: Final = 1_000
 
@@ -109,7 +113,13 @@ def _text_of(value: Any) -> str:
 @lru_cache(_PARSED_KEPT)
 def _parsed(kind: str, text: str, references: tuple[tuple[str, str], ...], normalize: bool) -> ParsedSchema:
     parsers = {AVRO: formats.parse_avro, JSON: formats.parse_json_schema, PROTOBUF: protobuf.parse_protobuf}
-    return parsers[kind](text, dict(references), normalize)
+    try:
+        text.encode()
+        schema = parsers[kind](text, dict(references), normalize)
+        schema.text.encode()
+    except UnicodeEncodeError:
+        raise FormatError("it has half of a surrogate pair, which is no character") from None
+    return schema
 
 
 def parse(kind: str, text: str, references: Mapping[str, str], normalize: bool = False) -> ParsedSchema:
@@ -140,6 +150,10 @@ def changes(old: ParsedSchema, new: ParsedSchema) -> list[Change]:
     except (FormatError, RecursionError) as error:
         text = str(error) if isinstance(error, FormatError) else "they are nested too deeply"
         raise RegistryRefusal(42209, f"the schemas cannot be compared: {text}") from None
+    except (TypeError, AttributeError, ValueError, KeyError, ZeroDivisionError) as error:
+        # JSON Schema: a reference may lead to what no validator has seen
+        logger.warning("schemas that cannot be compared: %r", error)
+        raise RegistryRefusal(42201, "Invalid schema: a reference leads to what is no schema") from None
 
 
 def context_of(subject: str | None) -> str:
