@@ -66,6 +66,7 @@ FETCH_MS: Final = 500
 READ_BYTES: Final = 4 << 20
 RECORD_BYTES_MAX: Final = 1_000_000
 BODY_BYTES_MAX: Final = 2_000_000
+FIELDS_MAX: Final = 100
 PAUSE_S: Final = 0.1
 STOP_S: Final = 3
 THREADS: Final = 8
@@ -361,8 +362,7 @@ def _with_metadata(call: Call, state: RegistryState) -> dict[str, Any]:
     subject = call.subject(1)
     for number in reversed(state.versions(subject, deleted=call.flag("deleted"))):
         stored = state.version(subject, str(number), deleted=True)
-        properties = (stored.fields.get("metadata") or {}).get("properties") or {}
-        if all(properties.get(key) == value for key, value in zip(keys, values, strict=False)):
+        if all(stored.properties.get(key) == value for key, value in zip(keys, values, strict=False)):
             return stored.shown()
     raise RegistryRefusal(40401, f"Subject '{subject}' not found.")
 
@@ -476,7 +476,12 @@ class RegistryServer:
         origin = headers.get(b"origin")
         if origin is not None and origin.rpartition("//")[2] != headers.get(b"host"):
             raise RegistryRefusal(403, "pages of other sites may not ask the registry")
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+        try:
+            query = parse_qsl(
+                scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=FIELDS_MAX
+            )
+        except ValueError:
+            raise RegistryRefusal(400, f"a query may have {FIELDS_MAX} fields") from None
         body = await read_body(headers, receive) if method in {"POST", "PUT"} else None
         call = Call(parts, query, body, context)
         _, _, how, handler = route

@@ -71,13 +71,18 @@ _JSON_MARK: Final = re.compile(r'"(?:[^"\\]|\\.?)*"?|[\[{]|[\]}]', re.DOTALL)
 """A text, also one that does not end: an expression that failed there would begin anew at each quote in it."""
 
 
-def json_document(text: str) -> Any:
-    """The document, bounded. Raises FormatError."""
+def check_nesting(text: str) -> None:
+    """Raises FormatError for JSON that is nested too deeply."""
     depth = 0
     for mark in _JSON_MARK.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
         if depth > DEPTH_MAX:
             raise FormatError(f"the schema is nested deeper than {DEPTH_MAX} levels", too_large=True)
+
+
+def json_document(text: str) -> Any:
+    """The document, bounded. Raises FormatError."""
+    check_nesting(text)
     try:
         document = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
     except FormatError:
@@ -307,6 +312,8 @@ def _strings(value: Any) -> list[str]:
 def _avro_name(schema: Any, space: str) -> tuple[str, str]:
     """The full name of a named type, and its namespace."""
     name = schema["name"]
+    if not name or not isinstance(schema.get("namespace") or "", str):
+        raise FormatError("a name or a namespace is empty or no text")
     if "." in name:
         return name.removeprefix("."), name.rpartition(".")[0]
     inner = schema.get("namespace", space) or ""
@@ -432,8 +439,17 @@ def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool)
     if not isinstance(document, (dict, bool)):
         raise FormatError("a JSON Schema is an object, true or false")
     _check_lists(document)
+    draft = document.get("$schema", "") if isinstance(document, dict) else ""
     try:
-        validator_for(document, default=Draft7Validator).check_schema(document, format_checker=None)
+        if not isinstance(draft, str):
+            raise ValueError
+        validator = validator_for(document, default=Draft7Validator)
+    except ValueError:
+        raise FormatError(
+            "$schema is not the address of a draft, such as http://json-schema.org/draft-07/schema#"
+        ) from None
+    try:
+        validator.check_schema(document, format_checker=None)
     except SchemaError as error:
         raise FormatError(f"not a JSON Schema: {error.message[:300]}") from None
     root = ""

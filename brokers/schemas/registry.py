@@ -12,13 +12,13 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.schemas import formats, protobuf
 from fleetlog.brokers.schemas.formats import (
     AVRO,
     CHANGES_MAX,
+    DEPTH_MAX,
     JSON,
     TEXT_BYTES_MAX,
     Change,
@@ -40,9 +40,11 @@ MODES: Final = ("READWRITE", "READONLY", "READONLY_OVERRIDE", "IMPORT")
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
 DEFAULT_CONTEXT: Final = "."
-CONFIG_WORDS: Final = frozenset({"compatibilityLevel", "normalize", "alias", "compatibilityGroup"})
+CONFIG_TYPES: Final = {"compatibilityLevel": str, "normalize": bool, "alias": str, "compatibilityGroup": str}
 _INT_MAX: Final = 2**31 - 1
-_PARSED_KEPT: Final = 1_000
+_PARSED_BYTES_MAX: Final = 16_000_000
+"""Of the texts of schemas that stay parsed; what is made of one takes some ten times as much."""
+_PARSED_BYTES: Final = 1_000
 
 Record = tuple[dict[str, Any], dict[str, Any] | None]
 """Key and value."""
@@ -82,6 +84,12 @@ class Stored(NamedTuple):
         return list(self.fields.get("references") or ())
 
     @property
+    def properties(self) -> dict[str, Any]:
+        """Those of its metadata."""
+        properties = (self.fields.get("metadata") or {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    @property
     def content(self) -> tuple[str, ...]:
         """What is the same for two versions of the same schema."""
         return self.kind, self.text, _text_of(self.fields)
@@ -110,12 +118,41 @@ def _text_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-@lru_cache(_PARSED_KEPT)
-def _parsed(kind: str, text: str, references: tuple[tuple[str, str], ...], normalize: bool) -> ParsedSchema:
+class ParsedSchemas:
+    """The schemas that were used last, as they are parsed. For any thread: each step leaves a whole table."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, tuple[ParsedSchema, int]] = {}
+
+    def get(self, kind: str, text: str, references: Mapping[str, str], normalize: bool) -> ParsedSchema:
+        """Raises FormatError."""
+        key = kind, text, tuple(references.items()), normalize
+        row = self.rows.pop(key, None)
+        if row is None:
+            schema = _parsed(kind, text, references, normalize)
+            size = _PARSED_BYTES + len(text) + sum(map(len, references.values())) + 2 * len(schema.identity)
+            row = schema, size
+            kept = list(self.rows.items())
+            excess = sum(size for _, (_, size) in kept) + size - _PARSED_BYTES_MAX
+            for oldest, (_, freed) in kept:
+                if excess <= 0:
+                    break
+                self.rows.pop(oldest, None)
+                excess -= freed
+        self.rows[key] = row
+        return row[0]
+
+
+_parsed_schemas: Final = ParsedSchemas()
+
+
+def _parsed(kind: str, text: str, references: Mapping[str, str], normalize: bool) -> ParsedSchema:
     parsers = {AVRO: formats.parse_avro, JSON: formats.parse_json_schema, PROTOBUF: protobuf.parse_protobuf}
+    if kind not in parsers:
+        raise FormatError(f"its type {kind[:40]} is none of {', '.join(KINDS)}")
     try:
         text.encode()
-        schema = parsers[kind](text, dict(references), normalize)
+        schema = parsers[kind](text, references, normalize)
         schema.text.encode()
     except UnicodeEncodeError:
         raise FormatError("it has half of a surrogate pair, which is no character") from None
@@ -127,11 +164,11 @@ def parse(kind: str, text: str, references: Mapping[str, str], normalize: bool =
 
     Raises RegistryRefusal: 42201, 42209.
     """
-    size = len(text.encode("utf-8", "surrogatepass")) + sum(len(other.encode()) for other in references.values())
+    size = sum(len(one.encode("utf-8", "surrogatepass")) for one in (text, *references.values()))
     if size > TEXT_BYTES_MAX:
         raise RegistryRefusal(42209, f"a schema with its references may have {TEXT_BYTES_MAX} bytes, not {size}")
     try:
-        return _parsed(kind, text, tuple(references.items()), normalize)
+        return _parsed_schemas.get(kind, text, references, normalize)
     except FormatError as error:
         raise RegistryRefusal(42209 if error.too_large else 42201, f"Invalid schema: {error}") from None
     except RecursionError:
@@ -196,22 +233,35 @@ class RegistryState:
                     if stored.version <= value["version"]:
                         self._keep(stored._replace(deleted=True))
             elif kind == "CONFIG":
-                _put(self._configs, subject, value)
+                known = (
+                    {}
+                    if value is None
+                    else {word: one for word, one in value.items() if isinstance(one, CONFIG_TYPES.get(word, object))}
+                )
+                _put(self._configs, subject, None if value is None else known)
             elif kind == "MODE":
                 _put(self._modes, subject, None if value is None else str(value["mode"]))
             elif kind == "NOOP" and isinstance(value, dict):
                 for context, number in value["ids"].items():
                     self._highest[context] = max(self._highest.get(context, 0), int(number))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("a record of _schemas is not understood, and is left out: %s", error)
 
     def _apply_schema(self, subject: str, version: int, value: Any) -> None:
         if value is None:
             self._drop(subject, version)
             return
-        words = ("references", "metadata", "ruleSet")
-        fields = {word: value[word] for word in words if value.get(word)}
-        kind = value.get("schemaType") or AVRO
+        fields: dict[str, Any] = {}
+        if value.get("references"):
+            fields["references"] = [
+                {"name": str(row["name"]), "subject": str(row["subject"]), "version": int(row["version"])}
+                for row in value["references"]
+            ]
+        fields |= {word: value[word] for word in ("metadata", "ruleSet") if isinstance(value.get(word), dict)}
+        fields = {word: one for word, one in fields.items() if one}
+        kind = str(value.get("schemaType") or AVRO)
+        if not isinstance(value["schema"], str):
+            raise ValueError("its schema is no text")
         self._keep(
             Stored(subject, version, int(value["id"]), kind, value["schema"], fields, bool(value.get("deleted")))
         )
@@ -401,7 +451,8 @@ class RegistryState:
         if not isinstance(text, str) or not text.strip():
             raise RegistryRefusal(42201, "Invalid schema: the request has no schema")
         if kind not in KINDS:
-            raise RegistryRefusal(42201, f"Invalid schema type {str(kind)[:40]}; there are {', '.join(KINDS)}")
+            name = f" {kind[:40]}" if isinstance(kind, str) else ""
+            raise RegistryRefusal(42201, f"Invalid schema type{name}; there are {', '.join(KINDS)}")
         fields: dict[str, Any] = {}
         if body.get("references"):
             fields["references"] = self._reference_rows(body["references"], context_of(subject))
@@ -409,7 +460,10 @@ class RegistryState:
             if body.get(word):
                 if not isinstance(body[word], dict):
                     raise RegistryRefusal(42201, f"Invalid schema: {word} must be an object")
+                _check_nesting(word, body[word])
                 fields[word] = body[word]
+        if not isinstance((fields.get("metadata") or {}).get("properties") or {}, dict):
+            raise RegistryRefusal(42201, "Invalid schema: the metadata's properties must be an object")
         normalize = normalize or bool(self.config(subject, default=True).get("normalize"))
         texts = self._resolved(fields.get("references", []), context_of(subject))
         model = parse(kind, text, texts, normalize)
@@ -420,7 +474,11 @@ class RegistryState:
             raise RegistryRefusal(42201, f"Invalid schema: references are a list of at most {REFERENCES_MAX} rows")
         checked = []
         for row in rows:
-            if not isinstance(row, dict) or not all(isinstance(row.get(word), str) for word in ("name", "subject")):
+            if (
+                not isinstance(row, dict)
+                or not all(isinstance(row.get(word), str) for word in ("name", "subject"))
+                or not isinstance(row.get("version", -1), int | str)
+            ):
                 raise RegistryRefusal(42201, "Invalid schema: a reference has a name, a subject and a version")
             at = self.version(qualified(row["subject"], context), str(row.get("version", -1)))
             checked.append({"name": row["name"], "subject": row["subject"], "version": at.version})
@@ -471,7 +529,7 @@ class RegistryState:
             if problems:
                 details = ", ".join(problems)
                 raise RegistryRefusal(
-                    40901,
+                    409,
                     "Schema being registered is incompatible with an earlier schema for subject "
                     f'"{subject}", details: [{details}]',
                 )
@@ -498,7 +556,7 @@ class RegistryState:
         level = config["compatibilityLevel"]
         rows = [one for one in self._rows(candidate.subject) if not one.deleted] if against is None else against
         if (group := config.get("compatibilityGroup")) is not None:
-            rows = [one for one in rows if _property(one, group) == _property(candidate, group)]
+            rows = [one for one in rows if one.properties.get(group) == candidate.properties.get(group)]
         if against is None and not level.endswith("_TRANSITIVE"):
             rows = rows[-1:]
         told: list[str] = []
@@ -573,18 +631,21 @@ class RegistryState:
     def set_config(self, subject: str | None, body: Mapping[str, Any]) -> Plan:
         """Change settings of a subject, a context or all. Raises RegistryRefusal: 42203."""
         given = {("compatibilityLevel" if word == "compatibility" else word): value for word, value in body.items()}
-        unknown = [word for word, value in given.items() if word not in CONFIG_WORDS and value is not None]
+        unknown = [word for word, value in given.items() if word not in CONFIG_TYPES and value is not None]
         if unknown:
             raise RegistryRefusal(
-                42203, f"{unknown[0]!r} is no setting of this registry: {', '.join(sorted(CONFIG_WORDS))}"
+                42203, f"{unknown[0][:80]!r} is no setting of this registry: {', '.join(sorted(CONFIG_TYPES))}"
             )
+        for word, kind in CONFIG_TYPES.items():
+            if given.get(word) is not None and not isinstance(given[word], kind):
+                raise RegistryRefusal(42203, f"{word} must be {'true or false' if kind is bool else 'a text'}")
         level = given.get("compatibilityLevel")
         if level is not None and level not in LEVELS:
             raise RegistryRefusal(42203, f"Invalid compatibility level. Valid values are {', '.join(LEVELS)}")
         merged = {
             word: value
             for word, value in (self._configs.get(subject, {}) | given).items()
-            if value is not None and word in CONFIG_WORDS
+            if value is not None and word in CONFIG_TYPES
         }
         if subject is not None:
             check_subject(subject, setting=True)
@@ -628,8 +689,11 @@ def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
         table[key] = value
 
 
-def _property(stored: Stored, name: str) -> Any:
-    return ((stored.fields.get("metadata") or {}).get("properties") or {}).get(name)
+def _check_nesting(word: str, value: Any) -> None:
+    try:
+        formats.check_nesting(_text_of(value))
+    except (FormatError, RecursionError):
+        raise RegistryRefusal(42209, f"Invalid schema: {word} is nested deeper than {DEPTH_MAX} levels") from None
 
 
 def _setting(kind: str, subject: str | None, value: dict[str, Any] | None) -> Record:

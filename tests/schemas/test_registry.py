@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fleetlog.brokers.schemas import registry
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
     Plan,
@@ -66,7 +67,7 @@ def test_a_level_decides_against_the_last_version_or_all() -> None:
     written(state, state.set_config("s", {"compatibility": "BACKWARD_TRANSITIVE"}))
     with pytest.raises(RegistryRefusal) as refused:
         register(state, "s", record_of("b"))
-    assert code(refused) == 40901
+    assert code(refused) == 409
     written(state, state.set_config("s", {"compatibility": "FORWARD"}))
     assert register(state, "s", record_of("b"))["version"] == 3
     written(state, state.set_config("s", {"compatibility": "FULL_TRANSITIVE"}))
@@ -167,7 +168,10 @@ def test_an_alias_leads_to_another_subject() -> None:
         ({"schema": '"int"', "references": [{}] * 1_000}, 42201),
         ({"schema": '"int"', "id": "7"}, 42207), ({"schema": '"int"', "version": -3}, 42202),
         ({"schema": '"int"', "metadata": []}, 0), ({"schema": '"int"', "metadata": [1]}, 42201),
-        ({"schema": '"int"', "id": 2**40}, 42207),
+        ({"schema": '"int"', "id": 2**40}, 42207), ({"schema": '"int"', "schemaType": ["AVRO"]}, 42201),
+        ({"schema": '"int"', "metadata": {"properties": [1]}}, 42201),
+        ({"schema": '"int"', "ruleSet": json.loads('{"a":' * 65 + "1" + "}" * 65)}, 42209),
+        ({"schema": '"int"', "references": [{"name": "a", "subject": "s", "version": [1]}]}, 42201),
     ],
 )  # fmt: skip
 def test_bodies_that_are_refused(body: dict[str, Any], expected: int) -> None:
@@ -186,6 +190,28 @@ def test_names_that_are_no_subjects(subject: str) -> None:
     assert code(refused) == 42208
 
 
+@pytest.mark.parametrize(
+    "body", [{"alias": {"a": 1}}, {"alias": 7}, {"compatibilityGroup": ["g"]}, {"normalize": "x"}, {"compatibility": 1}]
+)
+def test_settings_of_a_wrong_type_are_refused_and_not_read(body: dict[str, Any]) -> None:
+    state = RegistryState()
+    with pytest.raises(RegistryRefusal) as refused:
+        state.set_config("s", body)
+    assert code(refused) == 42203
+    state.apply(b'{"keytype":"CONFIG","subject":"s","magic":0}', json.dumps(body).encode())
+    assert register(state, "s", "int", metadata={"properties": {}})["version"] == 1
+
+
+def test_parsed_schemas_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = registry.ParsedSchemas()
+    monkeypatch.setattr(registry, "_PARSED_BYTES_MAX", 20_000)
+    for n in range(100):
+        text = json.dumps({"title": f"{n}", "description": "x" * 1_000})
+        assert kept.get("JSON", text, {}, False) is kept.get("JSON", text, {}, False)
+    assert 1 < len(kept.rows) < 10
+    assert sum(size for _, size in kept.rows.values()) <= 20_000
+
+
 def test_names_in_contexts() -> None:
     assert [context_of(name) for name in ("a", ":.x:a", ":.x:", ":x:a", ":.:a")] == [".", ".x", ".x", ".", "."]
     assert [qualified("a", ".x"), qualified(":.y:a", ".x"), qualified(":.:a")] == [":.x:a", ":.y:a", "a"]
@@ -201,6 +227,9 @@ def test_records_that_are_not_understood_change_nothing() -> None:
         (b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}', b'{"id":"x"}'),
         (b'{"keytype":"SCHEMA","subject":"gone","version":9,"magic":1}', None),
         (b'{"keytype":"DELETE_SUBJECT","subject":"s","magic":0}', b"7"),
+        (b'{"keytype":"CONFIG","subject":"s","magic":0}', b"[1]"),
+        (b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}', b'{"id":1,"schema":7}'),
+        (b'{"keytype":"SCHEMA","subject":"t","version":1,"magic":1}', b"[" * 100_000 + b"]" * 100_000),
     ):  # fmt: skip
         state.apply(key, value)
     assert vars(state) == vars(before)
