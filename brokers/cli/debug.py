@@ -29,6 +29,9 @@ METRICS_BYTES_MAX: Final = 8_000_000
 METRICS_S: Final = 5.0
 LOG_BYTES_MAX: Final = 4_000_000
 TOPICS_MAX: Final = 2_000
+PEM_LINES: Final = 200
+"""More than keys have, where the end of one is not found."""
+_BASE64: Final = re.compile(r"\s*[A-Za-z0-9+/=]{60,}\s*")
 LINE_HIDDEN: Final = "[a line that may have a secret is left out]"
 CONTENTS: Final = {
     "client.json": "versions of Python, fleetlog and its packages on this machine, and when it was asked",
@@ -121,7 +124,7 @@ def _collected(client: AdminClient, logs: tuple[Path, ...], errors: list[dict[st
     for number, log in enumerate(logs, 1):
         name = f"logs/{number}-{log.name}"
         try:
-            yield name, _lines_without_secrets(_tail(log))
+            yield name, lines_without_secrets(tail_of(log))
         except OSError as error:
             errors.append({"file": name, "why": str(error)})
 
@@ -197,10 +200,13 @@ def _metrics(client: AdminClient, broker_id: int, address: str) -> str:
         connection.close()
 
 
-def _tail(path: Path) -> str:
+def tail_of(path: Path) -> str:
+    """The last lines of a file, none of them cut: what says that it has a secret may stand at its begin."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
-        return file.read(LOG_BYTES_MAX).decode(errors="replace")
+        begin = max(0, path.stat().st_size - LOG_BYTES_MAX)
+        file.seek(begin)
+        data = file.read(LOG_BYTES_MAX)
+    return (data.partition(b"\n")[2] if begin else data).decode(errors="replace")
 
 
 # ---------------------------------------------------------------- secrets
@@ -222,8 +228,14 @@ def _tells(text: str) -> bool:
     return "-----BEGIN" in text or (re.search(r"[=:]", text) is not None and secret(text))
 
 
-def _lines_without_secrets(text: str) -> str:
-    return "\n".join(LINE_HIDDEN if _tells(line) else line for line in text.split("\n"))
+def lines_without_secrets(text: str) -> str:
+    """A log without the lines that look like a secret's, among them all of a key in PEM."""
+    lines, left = [], 0
+    for line in text.split("\n"):
+        left = PEM_LINES if "-----BEGIN" in line else left - 1
+        lines.append(LINE_HIDDEN if (left > 0 and line) or _tells(line) or _BASE64.fullmatch(line) else line)
+        left = 0 if "-----END" in line else left
+    return "\n".join(lines)
 
 
 def _own_secrets(target: Target) -> list[str]:
@@ -238,5 +250,6 @@ def _own_secrets(target: Target) -> list[str]:
 
 def _without(own: list[str], text: str) -> str:
     for one in own:
-        text = text.replace(one, HIDDEN)
+        for written in (one, json.dumps(one)[1:-1]):
+            text = text.replace(written, HIDDEN)
     return text

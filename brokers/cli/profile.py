@@ -50,8 +50,8 @@ def create_profile(*, name: str, file: Path | None, used: bool, as_json: bool, *
     profiles = read_profiles()
     if name in profiles.by_name:
         raise CliError(f"there is a profile {name!r}; `fleetlog profile edit {name}` changes it")
-    if not name.isprintable() or name.startswith("-"):
-        raise click.BadParameter("a name has no control characters, and does not begin with -")
+    if not name or not name.isprintable() or name.startswith("-"):
+        raise click.BadParameter("a name is not empty, has no control characters, and does not begin with -")
     security: dict[str, str] = {}
     if file is not None:
         from fleetlog.brokers.cli.command_config import read_command_config

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.cli.debug import CONTENTS
+from fleetlog.brokers.cli import debug
+from fleetlog.brokers.cli.debug import CONTENTS, lines_without_secrets, tail_of
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
 
-pytestmark = pytest.mark.zookeeper
 PLANTED = "pl4nted-s3cret"
 
 
@@ -31,6 +31,22 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.close()
 
 
+def test_no_line_of_a_key_is_left_in_a_log() -> None:
+    key = ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBg", f"{PLANTED}", "-----END PRIVATE KEY-----"]
+    shown = lines_without_secrets("\n".join(["before", *key, "after", "A1b+" * 16, "last"])).split("\n")
+    assert [line for line in shown if line != debug.LINE_HIDDEN] == ["before", "after", "last"]
+
+
+def test_the_tail_of_a_log_begins_with_a_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a line has the password without the name of its setting."""
+    log = tmp_path / "a.log"
+    log.write_text(f"sasl.password={PLANTED}\nnext\nlast\n")
+    assert tail_of(log) == log.read_text()
+    monkeypatch.setattr(debug, "LOG_BYTES_MAX", len("anted-s3cret\nnext\nlast\n"))
+    assert tail_of(log) == "next\nlast\n"
+
+
+@pytest.mark.zookeeper
 def test_a_bundle_has_what_its_readme_says_and_no_secret(own: Fleet, tmp_path: Path) -> None:
     shell = Shell(own)
     shell.run("topics", "create", "orders", "-p", "1", "-c", "retention.ms=987654321")

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from fleetlog.brokers.cli.profile import profile
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
 from tests.support.ports import free_port
@@ -105,3 +107,11 @@ def test_a_file_that_others_may_read_is_refused(shell: Profiled) -> None:
     shell.file.chmod(0o600)
     shell.file.write_text('{"in_use": "", "profiles": {"x": {"bootstrap": 5}}}')
     assert "no file of profiles" in shell.fails("profile", "list")
+
+
+def test_a_name_that_no_command_can_give_makes_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("", "a\nb"):
+        refused = CliRunner().invoke(profile, ["create", "--", name])
+        assert (refused.exit_code, "a name is not empty" in refused.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []
