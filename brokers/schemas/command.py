@@ -561,7 +561,7 @@ def registry(*, target: Target, out: Output, host: str, port: int) -> None:
         )
     missing = [name for name in NEEDED if not _is_installed(name)]
     if missing:
-        raise CliError(f"the registry needs {', '.join(missing)}: {how_to_install('registry')}")
+        raise CliError(f"the registry needs {', '.join(missing)}: {how_to_install('schemas')}")
     from fleetlog.brokers.console.serving import serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
