@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import click
@@ -62,6 +62,13 @@ def settings_of_brokers(
 
             raise CliError(f"no broker has a setting {name}{suggest(name, BROKER_SETTINGS)}")
     return rows
+
+
+def shown_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Without secrets: what a command prints stays in logs of others."""
+    from fleetlog.brokers.setting_kinds import HIDDEN, secret
+
+    return {name: HIDDEN if secret(name) else value for name, value in settings.items()}
 
 
 def _listed(out: Output, rows: dict[str, dict[int, Any]]) -> None:
@@ -147,9 +154,10 @@ def set_settings(
     with admin(target, where) as client:
         for row in client.ask_any(request).responses:
             raise_for_code(where, row.error_code, row.error_message)
-    done = [f"{key}={value}" for key, value in settings.items()] + [f"no {key} of run time" for key in unset]
+    shown = shown_settings(settings)
+    done = [f"{key}={value}" for key, value in shown.items()] + [f"no {key} of run time" for key in unset]
     verb = "would have" if dry_run else "have now" if broker_id is None else "has now"
     out.done(
         f"{where} {verb} {', '.join(done)}",
-        {"broker": broker_id, "set": settings, "unset": list(unset), "dry_run": dry_run},
+        {"broker": broker_id, "set": shown, "unset": list(unset), "dry_run": dry_run},
     )

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
+from fleetlog.brokers.cli.cluster_config import shown_settings
 from fleetlog.brokers.cli.main import cli
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
@@ -64,6 +65,11 @@ def test_health_is_an_exit_code_and_is_waited_for(own: Fleet, shell: Shell, topi
         watching.kill()
     assert (watching.returncode, rest.splitlines()[-1].split(":")[0]) == (0, "good")
     assert "goes with --watch" in shell.run("cluster", "health", "-e", code=2).stderr
+
+
+def test_what_a_change_prints_has_no_secret() -> None:
+    given = {"ssl.keystore.password": "s3cret", "log.retention.ms": "5", "listener.name.x.plain.sasl.jaas.config": "y"}
+    assert shown_settings(given) == {name: "5" if name == "log.retention.ms" else "[hidden]" for name in given}
 
 
 def test_settings_of_brokers_are_shown_changed_and_compared(shell: Shell) -> None:
