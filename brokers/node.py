@@ -412,17 +412,18 @@ class Node:
             },
         )
         try:
-            while not await self._keeper.guard.is_current():
-                pass
-            self._registered = await register(
-                self._ports.store,
-                advertisement,
-                wall_ms=self._ports.clock.wall_ms,
-                mono_ms=self._ports.clock.mono_ms,
-                on_waiting=lambda message: logger.warning("%s", message),
-                process=self._process,
-                details=self._intactness,
-                guards=partial(features.registration_guards, self._ports.store),
+            self._registered = await self._keeper.guard.when_current(
+                partial(
+                    register,
+                    self._ports.store,
+                    advertisement,
+                    wall_ms=self._ports.clock.wall_ms,
+                    mono_ms=self._ports.clock.mono_ms,
+                    on_waiting=lambda message: logger.warning("%s", message),
+                    process=self._process,
+                    details=self._intactness,
+                    guards=partial(features.registration_guards, self._ports.store),
+                )
             )
         except (DuplicateBroker, features.LacksFeature) as error:
             raise StartError(str(error)) from error

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.loading import children_or_none, list_changes, read_or_none
@@ -26,6 +27,9 @@ HELP = (
     "This broker leads nothing and deletes nothing. If a newer state of ZooKeeper exists, bring it back; else run"
     " 'fleetlog cluster repair' (docs/zookeeper-backup.md)"
 )
+
+
+T = TypeVar("T")
 
 
 class TreeBehind(StoreError):
@@ -90,6 +94,17 @@ class TreeGuard:
         except TreeBehind:
             return False
         return self._logs_ahead is None
+
+    async def when_current(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do it once the tree is new enough, and again if the tree is found older meanwhile; returns the last outcome.
+
+        Raises StoreError, and what ``act`` raises.
+        """
+        while True:
+            if await self.is_current():
+                outcome = await act()
+                if self.behind is None:
+                    return outcome
 
     def refuse(self, why: str) -> None:
         """ZooKeeper is older than what this broker has seen."""

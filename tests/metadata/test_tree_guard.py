@@ -121,3 +121,31 @@ async def test_what_other_brokers_have_found_counts_and_what_they_heard_does_not
         assert late.marks.generation == 1
         await store.set(znodes.GENERATION, b"0")
         assert not await late.is_current()
+
+
+@on_loop
+async def test_what_was_done_while_another_broker_found_the_tree_behind_is_done_again(connect: str) -> None:
+    """A registration may wait for half a minute, until that of the session before has ended."""
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "cluster")
+        await ensure(store, znodes.INVENTORIES)
+        path = znodes.inventory_path(2, 0, 0, proven=True)
+        guard = TreeGuard(store, 1)
+        done: list[str | None] = []
+
+        async def act() -> int:
+            if not done:
+                await store.create(path, b"")
+                await guard.listen(lambda _event: None)
+            done.append(guard.behind)
+            return len(done)
+
+        task = asyncio.create_task(guard.when_current(act))
+        while not done:
+            await asyncio.sleep(0.01)
+        assert not await guard.is_current()
+        assert not task.done(), "nothing is led in a tree that another broker knows to be older"
+        await store.delete(path)
+        assert await task == 2
+        assert done == ["broker 2 says so", None]
