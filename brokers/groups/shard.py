@@ -337,6 +337,8 @@ class GroupShard:
             self.skipped["group value"] += 1
             return
         self._fleeting.pop(key.group_id, None)
+        # as in Kafka the later record counts: a coordinator that skips the others has made it a classic group
+        self.consumers.pop(key.group_id, None)
         group = self.groups.setdefault(key.group_id, Group(key.group_id))
         group.adopt(stored)
         if group.rebalancing_since_ms is not None:

@@ -331,6 +331,22 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
     assert shard.groups["g"].offsets == offsets
 
 
+def test_a_classic_group_of_a_coordinator_that_skips_the_others_records_is_one_after_a_load() -> None:
+    driver, older = Driver(), Driver(GroupSettings(initial_rebalance_delay_ms=0))
+    send(driver, joining("a"))
+    classic = Client(older, "c", group="g", protocols=(Protocol("range", b"r"),))
+    classic.join()
+    classic.join()
+    classic.sync({classic.member_id: b"x"})
+    loaded = Driver(older.settings, log=[*driver.log, *older.log])
+    assert not loaded.shard.consumers
+    assert [(one.group_id, one.group_type, one.state) for one in loaded.shard.listing()] == [("g", "classic", "Stable")]
+    request = OffsetCommitRequest("g", 1, classic.member_id, None, ((TopicPartition("t", 0), CommittedOffset(5)),))
+    assert commit(loaded, request) is ErrorCode.NONE
+    loaded.advance(20_000)
+    assert loaded.shard.groups["g"].offsets, "no timer of the members from before"
+
+
 def test_offsets_expire_without_a_subscriber_and_the_group_with_the_last() -> None:
     driver = Driver(GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=10_000))
     send(driver, joining("a"))
