@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Before the tree is looked at again."""
+_PROOF = re.compile(rf"([0-9]+)-([0-9]+)-[0-9]+-{znodes.PROVEN}")
+"""What a broker tells of its logs, by its id and the tree's generation."""
 HELP = (
     "This broker leads nothing and deletes nothing. If a newer state of ZooKeeper exists, bring it back; else run"
     " 'fleetlog cluster repair' (docs/zookeeper-backup.md)"
@@ -155,10 +158,9 @@ class TreeGuard:
             self.refuse(wrong)
 
     def _proof(self, inventories: Iterable[str], generation: int) -> str | None:
-        for name in inventories:
-            broker_id, tree, _part, proven = name.split("-")
-            if int(broker_id) != self._broker_id and int(tree) == generation and proven == znodes.PROVEN:
-                return f"broker {broker_id} says so"
+        for match in map(_PROOF.fullmatch, inventories):
+            if match is not None and int(match[1]) != self._broker_id and int(match[2]) == generation:
+                return f"broker {match[1]} says so"
         return None
 
 

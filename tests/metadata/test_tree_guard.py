@@ -99,6 +99,7 @@ async def test_what_other_brokers_have_found_counts_and_what_they_heard_does_not
         await adopt(store, lambda: "cluster")
         await ensure(store, znodes.INVENTORIES)
         await store.create(znodes.inventory_path(2, 0, 0, proven=False), b"")
+        await store.create(f"{znodes.INVENTORIES}/of-somebody-else", b"")
         guard = TreeGuard(store, 1)
         assert await guard.is_current()
         await store.create(znodes.inventory_path(2, 0, 0, proven=True), b"")
