@@ -161,7 +161,9 @@ class Node:
             await metadata.start()
         except BadZnode as error:
             raise StartError(str(error)) from error
-        await keeper.guard.compare_logs(lambda: later_epochs(metadata.topics, logs))
+        await keeper.guard.compare_logs(
+            lambda: later_epochs(metadata.topics, logs), partial(metadata.refreshed, METADATA_WAIT_MS)
+        )
         source = EventSource(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
         self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)

@@ -9,6 +9,7 @@ refuses as long as the tree is behind: until the newer tree is back, or one of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -119,8 +120,14 @@ class TreeGuard:
         )
         self.on_behind()
 
-    async def compare_logs(self, later: Callable[[], str | None]) -> None:
-        """Return when no log has leader epochs of elections that the tree does not know: ``later`` names such logs."""
+    async def compare_logs(self, later: Callable[[], str | None], refreshed: Callable[[], Awaitable[object]]) -> None:
+        """Return when no log has leader epochs of elections that the tree does not know: ``later`` names such logs.
+
+        Before it believes that there are some it waits until what was read of the tree is ``refreshed``.
+        """
+        if later() is not None:
+            with contextlib.suppress(StoreError):
+                await refreshed()  # the server that answered may lag behind the others
         while (ahead := later()) is not None:
             self._logs_ahead, self.proven = ahead, True
             self.refuse(ahead)

@@ -10,7 +10,7 @@ import pytest
 from fleetlog.brokers.metadata import tree_guard, znodes
 from fleetlog.brokers.metadata.marks import ClusterMarks
 from fleetlog.brokers.metadata.tree_guard import TreeBehind, TreeGuard
-from fleetlog.coordination.store import WatchEvent
+from fleetlog.coordination.store import StoreError, WatchEvent
 from fleetlog.coordination.tree import adopt, ensure
 from tests.support.stores import Stores, on_loop
 
@@ -79,16 +79,37 @@ async def test_logs_that_are_ahead_keep_a_broker_from_registering(connect: str) 
         store = await stores.open(connect)
         await adopt(store, lambda: "cluster")
         guard = TreeGuard(store, 1)
-        answers = ["t-0 in leader epoch 3, its log has epoch 9", None]
+        ahead = "t-0 in leader epoch 3, its log has epoch 9"
+        answers = [ahead, ahead, None]
         seen: list[tuple[str | None, bool]] = []
 
         def later() -> str | None:
             seen.append((guard.behind, guard.proven))
             return answers.pop(0)
 
-        await guard.compare_logs(later)
-        assert seen == [(None, False), ("t-0 in leader epoch 3, its log has epoch 9", True)]
+        async def refreshed() -> None:
+            raise StoreError("ZooKeeper does not answer")
+
+        await guard.compare_logs(later, refreshed)
+        assert seen == [(None, False), (None, False), ("t-0 in leader epoch 3, its log has epoch 9", True)]
         assert await guard.is_current()
+
+
+@on_loop
+async def test_logs_are_ahead_only_of_what_is_read_behind_a_sync(connect: str) -> None:
+    """A server that lags behind the others makes no broker refuse, and by what that tells no other one."""
+    async with Stores() as stores:
+        guard = TreeGuard(await stores.open(connect), 1)
+        refused: list[None] = []
+        guard.on_behind = lambda: refused.append(None)
+        ahead: list[str | None] = ["t-0 in leader epoch 3, its log has epoch 4"]
+
+        async def refreshed() -> None:
+            ahead[0] = None
+
+        await guard.compare_logs(lambda: ahead[0], refreshed)
+        assert not refused
+        assert not guard.proven
 
 
 @on_loop
