@@ -308,8 +308,8 @@ class BrokerConfig:
         INT, 2**31 - 1, "Members of a group at most (group.protocol=consumer).", low=1
     )
     group_consumer_assignors: tuple[str, ...] = setting(
-        LIST, ("uniform", "range"), "Assignors that members may ask for; the first is the default.",
-        choices=("uniform", "range"),
+        LIST, ("uniform", "range"), "Assignors that members may ask for; the first is the default. Those that are not"
+        " Kafka's uniform and range are passed over.",
     )  # fmt: skip
     group_lag_interval_ms: int = setting(
         INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0

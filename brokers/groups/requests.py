@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,9 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 """How long a new member may wait in a rebalance: it has no id yet, so it cannot send heartbeats (as Kafka)."""
 
 
+ASSIGNOR_NAMES = ("uniform", "range")
+
+
 class ConsumerSettings(NamedTuple):
     """``group.consumer.*`` of the broker, or of the group where it has its own. Times in ms."""
 
@@ -24,7 +27,7 @@ class ConsumerSettings(NamedTuple):
     heartbeat_interval_ms: int = 5_000
     assignment_interval_ms: int = 1_000
     max_size: int = 2**31 - 1
-    assignors: tuple[str, ...] = ("uniform", "range")
+    assignors: tuple[str, ...] = ASSIGNOR_NAMES
 
     @classmethod
     def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ConsumerSettings:
@@ -40,8 +43,15 @@ class ConsumerSettings(NamedTuple):
             time_ms("heartbeat.interval.ms", config.group_consumer_heartbeat_interval_ms),
             time_ms("assignment.interval.ms", config.group_consumer_assignment_interval_ms),
             config.group_consumer_max_size,
-            config.group_consumer_assignors,
+            _served(config.group_consumer_assignors),
         )
+
+
+def _served(assignors: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``group.consumer.assignors`` that there are, by their names instead of Kafka's classes; else all."""
+    named = {f"org.apache.kafka.coordinator.group.assignor.{name.title()}Assignor": name for name in ASSIGNOR_NAMES}
+    names = dict.fromkeys(named.get(text, text) for text in assignors)
+    return tuple(name for name in names if name in ASSIGNOR_NAMES) or ASSIGNOR_NAMES
 
 
 @dataclass(frozen=True, slots=True)

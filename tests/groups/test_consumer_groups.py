@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fleetlog.brokers.config import load_config
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, Picture
 from fleetlog.brokers.groups.consumer.records import Partition, Resolved
 from fleetlog.brokers.groups.records import CommittedOffset, ConsumerKey, ConsumerKind, GroupKey, decode_group_key
@@ -329,6 +330,21 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
     joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
     assert joined.error is ErrorCode.MEMBER_ID_REQUIRED
     assert shard.groups["g"].offsets == offsets
+
+
+@pytest.mark.parametrize(
+    ("text", "served"),
+    [
+        ("range", ("range",)),
+        ("org.apache.kafka.coordinator.group.assignor.RangeAssignor,com.example.Own,uniform", ("range", "uniform")),
+        ("com.example.Own", ("uniform", "range")),
+        ("", ("uniform", "range")),
+    ],
+)
+def test_a_broker_starts_with_any_assignors_and_serves_those_that_there_are(text: str, served: tuple[str, ...]) -> None:
+    """The setting was accepted without an effect before."""
+    config = load_config(f"broker.id=1\nlog.dirs=/x\nzookeeper.connect=z:1\ngroup.consumer.assignors={text}\n")
+    assert ConsumerSettings.of(config).assignors == served
 
 
 def test_a_classic_group_of_a_coordinator_that_skips_the_others_records_is_one_after_a_load() -> None:
