@@ -119,7 +119,11 @@ class InventoryKeeper:
                 self._told = None
             if self._listens != session.session_id:
                 self._listens = session.session_id
-                await self.guard.listen(self._heard)
+                try:
+                    await self.guard.listen(self._heard)
+                except StoreError:
+                    self._listens = 0
+                    raise
         elif self._told is None or self._told[:2] != (session.session_id, self.guard.proven):
             if self._told is not None:
                 await self._take_back(self._told[2])
