@@ -268,6 +268,9 @@ def offsets_row(record: Any) -> Row:
         key = group_records.decode_group_key(record.key or b"")
         if isinstance(key, group_records.UnknownKey):
             return {"key_version": key.version, **_plain(record)}
+        if isinstance(key, group_records.ConsumerKey):
+            kind = {"group": key.group_id, "kind": key.kind.name.lower(), "name": key.name}
+            return kind | ({"deleted": True} if record.value is None else _plain(record))
         row: Row = {"group": key.group_id}
         value: Any
         if isinstance(key, group_records.OffsetKey):

@@ -17,7 +17,7 @@ from fleetlog.brokers.cli.client import DEFAULT_BOOTSTRAP, Target
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.output import Output
 
-_CONNECTION = ("bootstrap", "timeout", "command_config", "as_json")
+_CONNECTION = ("bootstrap", "profile", "timeout", "command_config", "as_json")
 
 
 class _Collected(Output):

@@ -141,11 +141,12 @@ def test_committed_offsets_and_groups_are_decoded(tmp_path: Path) -> None:
         group_records.offset_record("g", partition, committed._replace(topic_id=topic_id.bytes)),
         group_records.group_record("g", group_records.GroupRecord("consumer", 5, "range", "m", TIME_MS, (member,))),
         group_records.offset_tombstone("g", partition),
-        (b"\0\x08new", b"x"),
+        (b"\0\x63new", b"x"),
         (b"\0\1", b"x"),
+        (b"\0\5\0\1g\0\1m", None),
     )
     rows = [r for r in dump("-r", path) if "record" in r]
-    assert [r["offset"] for r in rows] == [0, 1, 2, 3, 4]
+    assert [r["offset"] for r in rows] == [0, 1, 2, 3, 4, 5]
     assert (rows[0]["group"], rows[0]["partition"], rows[0]["committed"], rows[0]["metadata"]) == (
         "g",
         "t:4",
@@ -155,8 +156,9 @@ def test_committed_offsets_and_groups_are_decoded(tmp_path: Path) -> None:
     assert rows[0]["topic_id"] == id_text(topic_id)
     assert (rows[1]["generation"], rows[1]["members"][0]["member_id"]) == (5, "m")
     assert rows[2]["deleted"] is True
-    assert rows[3]["key_version"] == 8
+    assert rows[3]["key_version"] == 99
     assert "unreadable" in rows[4]
+    assert (rows[5]["group"], rows[5]["kind"], rows[5]["name"], rows[5]["deleted"]) == ("g", "member", "m", True)
     plain = [r for r in dump("-r", "--decode", "none", path) if "record" in r]
     assert "group" not in plain[0]
 
