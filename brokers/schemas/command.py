@@ -69,9 +69,10 @@ BODY_BYTES_MAX: Final = 2_000_000
 FIELDS_MAX: Final = 100
 PAUSE_S: Final = 0.1
 STOP_S: Final = 3
-THREADS: Final = 8
+THREADS: Final = {"work": 8, "change": 1}
+"""Of each kind of request: changes wait for each other anyhow, and nobody else waits for them."""
 WAITING_MAX: Final = 200
-"""Requests that wait for a thread."""
+"""Requests of a kind that wait for a thread."""
 CONTENT: Final = b"application/vnd.schemaregistry.v1+json"
 TAKEN: Final = frozenset({
     "application/vnd.schemaregistry.v1+json", "application/vnd.schemaregistry+json", "application/json",
@@ -189,9 +190,11 @@ class SchemaStore:
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    def change(self, decide: Callable[[RegistryState], Plan]) -> Any:
+    def change(self, decide: Callable[[RegistryState], Plan], asked_s: float) -> Any:
         """What a change answers once it is read back. Raises RegistryRefusal, 50001 and 50002 among them."""
-        deadline_s = time.monotonic() + self._target.timeout_s
+        deadline_s = asked_s + self._target.timeout_s
+        if time.monotonic() >= deadline_s:
+            raise RegistryRefusal(50002, "the changes before this one took too long; nothing was changed, ask again")
         mark, answer = uuid.uuid4().bytes, None
         with self._writing:
             self._awaited.add(mark)
@@ -381,7 +384,7 @@ Handler = Callable[[Call, RegistryState], Any]
 READ: Final = "read"
 """Answered on the loop."""
 WORK: Final = "work"
-"""Compiles a schema: on a thread."""
+"""Compiles a schema: on one of several threads."""
 CHANGE: Final = "change"
 """Returns a plan of records."""
 
@@ -444,8 +447,8 @@ class RegistryServer:
 
     def __init__(self, store: SchemaStore) -> None:
         self._store = store
-        self._threads = ThreadPoolExecutor(THREADS, "registry")
-        self._waiting = 0
+        self._threads = {how: ThreadPoolExecutor(number, f"registry-{how}") for how, number in THREADS.items()}
+        self._waiting = dict.fromkeys(THREADS, 0)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -487,18 +490,18 @@ class RegistryServer:
         _, _, how, handler = route
         if how == READ or (method == "GET" and "format" not in call.query):
             return handler(call, self._store.registry())
-        if self._waiting >= WAITING_MAX:
+        if self._waiting[how] >= WAITING_MAX:
             raise RegistryRefusal(503, "too many requests wait for an answer; ask again")
-        self._waiting += 1
+        self._waiting[how] += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._done, how, handler, call)
+            return await loop.run_in_executor(self._threads[how], self._done, how, handler, call, time.monotonic())
         finally:
-            self._waiting -= 1
+            self._waiting[how] -= 1
 
-    def _done(self, how: str, handler: Handler, call: Call) -> Any:
+    def _done(self, how: str, handler: Handler, call: Call, asked_s: float) -> Any:
         if how == CHANGE:
-            return self._store.change(lambda state: handler(call, state))
+            return self._store.change(lambda state: handler(call, state), asked_s)
         return handler(call, self._store.registry())
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.schemas import command
 from fleetlog.brokers.schemas.command import FIELDS_MAX, RegistryServer, SchemaStore
-from fleetlog.brokers.schemas.registry import RegistryState
+from fleetlog.brokers.schemas.registry import RegistryRefusal, RegistryState
 
 
 class Kept(SchemaStore):
@@ -24,7 +27,7 @@ class Kept(SchemaStore):
         return self.state
 
 
-def asked(method: str, path: str, query: str = "", body: bytes = b"") -> tuple[int, Any]:
+async def answered_by(server: RegistryServer, method: str, path: str, query: str, body: bytes) -> list[Any]:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -34,8 +37,12 @@ def asked(method: str, path: str, query: str = "", body: bytes = b"") -> tuple[i
         sent.append(message)
 
     scope = {"type": "http", "method": method, "raw_path": path.encode(), "query_string": query.encode(), "headers": []}
-    asyncio.run(RegistryServer(Kept())(scope, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    await server(scope, receive, send)
+    return sent
+
+
+async def status_of(server: RegistryServer, method: str, path: str) -> int:
+    return int((await answered_by(server, method, path, "", b"{}"))[0]["status"])
 
 
 @pytest.mark.parametrize(
@@ -53,8 +60,38 @@ def asked(method: str, path: str, query: str = "", body: bytes = b"") -> tuple[i
     ],
 )  # fmt: skip
 def test_requests_that_are_refused(method: str, path: str, query: str, body: bytes, status: int, code: int) -> None:
-    answered = asked(method, path, query, body)
-    assert (answered[0], answered[1]["error_code"]) == (status, code)
+    begin, end = asyncio.run(answered_by(RegistryServer(Kept()), method, path, query, body))
+    assert (begin["status"], json.loads(end["body"])["error_code"]) == (status, code)
+
+
+def test_a_look_up_waits_for_no_change() -> None:
+    """Changes that wait, for brokers or for each other, leave a thread to serializers that look up a schema."""
+    begun, over = threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        def change(self, decide: Any, asked_s: float) -> Any:
+            begun.set()
+            assert over.wait(60)
+            return []
+
+    async def both() -> int:
+        server = RegistryServer(Slow())
+        changes = [asyncio.create_task(status_of(server, "DELETE", "/subjects/s")) for _ in range(20)]
+        await asyncio.to_thread(begun.wait, 60)
+        try:
+            return await asyncio.wait_for(status_of(server, "POST", "/subjects/s"), 60)
+        finally:
+            over.set()
+            await asyncio.gather(*changes)
+
+    assert asyncio.run(both()) == 404
+
+
+def test_a_change_that_waited_too_long_is_not_begun() -> None:
+    store = SchemaStore(Target("localhost:1", 1.0, {}))
+    with pytest.raises(RegistryRefusal, match="nothing was changed") as refused:
+        store.change(lambda state: state.delete_subject("s", permanent=False), time.monotonic() - 2)
+    assert refused.value.code == 50002
 
 
 def test_who_lacks_a_package_is_told_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
