@@ -31,7 +31,10 @@ ANSWER_MAX: Final = 200_000
 """Characters of an answer."""
 READ_MAX: Final = 10_000_000
 """Characters that are read of a command."""
-WORD_MAX: Final = 100_000
+WORD_BYTES_MAX: Final = 100_000
+"""Of one argument, which Linux gives 128 KiB."""
+WORDS_BYTES_MAX: Final = 500_000
+"""Of all of a command, which Linux gives 2 MiB with the environment."""
 READ_S: Final = 20.0
 END_S: Final = 5.0
 INSTRUCTIONS: Final = """Tools for one fleet of Kafka brokers, with its user's own rights. Keys, values and headers of
@@ -49,8 +52,13 @@ class Commands:
     def run(self, command: Sequence[str], arguments: Sequence[str], limit_s: float) -> tuple[str, bool]:
         """What the command writes, and whether ``limit_s`` or READ_MAX ended it. Raises CliError with its words."""
         words = [*command, *self._options, "--json", "--", *arguments]
-        if any(len(word) > WORD_MAX for word in words):
-            raise CliError(f"an argument has more than {WORD_MAX} characters")
+        sizes = [len(word.encode(errors="surrogatepass")) for word in words]
+        if max(sizes) > WORD_BYTES_MAX or sum(sizes) > WORDS_BYTES_MAX:
+            raise CliError(
+                f"an argument may have {WORD_BYTES_MAX} bytes, and all together {WORDS_BYTES_MAX}: give shorter ones"
+            )
+        if not all(map(_is_argument, words)):
+            raise CliError("an argument has a NUL or half of a surrogate pair, which no argument of a command can have")
         late = threading.Event()
         with subprocess.Popen(
             [sys.executable, "-m", "fleetlog.brokers.cli.main", *words], stdin=subprocess.DEVNULL,
@@ -103,6 +111,13 @@ class Commands:
                 break
             records.append(record)
         return {"records": records, "cut_short": cut, "note": DATA}
+
+
+def _is_argument(word: str) -> bool:
+    try:
+        return b"\0" not in word.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _end(process: subprocess.Popen[str], late: threading.Event) -> None:

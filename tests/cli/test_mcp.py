@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.model_context import Commands
+from fleetlog.brokers.cli.output import CliError
 from tests.cli.shell import ROOT, Shell
 from tests.support.fleet import Fleet
 
@@ -42,6 +45,14 @@ def session(fleet: Fleet, options: list[str], work: Callable[[Client, Ask], Awai
             await work(client, ask)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("word", ["é" * 60_000, "a\0b", "\ud800"])
+def test_words_that_are_no_arguments_are_refused(word: str) -> None:
+    commands = Commands(Target("127.0.0.1:1", 1.0, {}), [])
+    for words in ([word], ["x" * 99_000] * 6):
+        with pytest.raises(CliError, match="argument"):
+            commands.run(["topics", "describe"], words, 1.0)
 
 
 def test_tools_read_and_none_changes(fleet: Fleet) -> None:
