@@ -26,10 +26,9 @@ CHANGES_MAX: Final = 20
 UNSORTABLE_MAX: Final = 1_000
 """Values of a list that JSON Schema compares each with each, since they have no order."""
 _PATH_MAX: Final = 500
-_PATTERN_BYTES: Final = 1 << 18
-"""Memory of one pattern's matcher."""
-_PATTERN_STEPS: Final = 100
-"""What compiling a pattern counts, in steps of a comparison."""
+_PATTERN_STEPS: Final = 10
+_LARGE_PATTERN_STEPS: Final = 2_000
+"""What compiling a pattern counts, in steps of a comparison: at least, and if RE2 finds it too large."""
 _TYPE_WORD: Final = "type"
 
 Change = tuple[str, str]
@@ -785,14 +784,16 @@ class _JsonComparison:
 
         opened = dict.fromkeys(names, _plain(schema.get("additionalProperties", True)))
         options = re2.Options()
-        options.max_mem, options.log_errors = _PATTERN_BYTES, False
+        options.log_errors = False
         left = set(names)
         for pattern, described in (schema.get("patternProperties") or {}).items() if names else ():
             self._budget.spend(_PATTERN_STEPS)
             try:
                 expression = re2.compile(pattern, options)
-            except re2.error:  # what has no linear-time matcher matches nothing here
+            except re2.error as error:  # what has no linear-time matcher matches nothing here
+                self._budget.spend(_LARGE_PATTERN_STEPS if "too large" in str(error) else 0)
                 continue
+            self._budget.spend(expression.programsize // 100)
             for name in list(left):
                 self._budget.spend(1 + len(name) // 100)
                 if expression.search(name):

@@ -160,6 +160,13 @@ def test_properties_are_not_tried_against_patterns_without_bound() -> None:
     new = {"type": "object", "patternProperties": {f"q{n}": True for n in range(2_000)}}
     with pytest.raises(RegistryRefusal, match="too many parts"):
         changes(parsed(JSON, old), parsed(JSON, new))
+    large = {"type": "object", "patternProperties": {rf"(\pL{{30}}){{30}}{n}": True for n in range(60)}}
+    with pytest.raises(RegistryRefusal, match="too many parts"):
+        changes(parsed(JSON, old), parsed(JSON, large))
+    names = {r"^\p{L}[\p{L}\p{N}_ -]{0,60}$": {"type": "string"}, "(?=a)": False}
+    older = {"type": "object", "properties": {"Größe": {"type": "string"}}, "additionalProperties": False}
+    newer = {"type": "object", "patternProperties": names, "additionalProperties": False}
+    assert changes(parsed(JSON, older), parsed(JSON, newer)) == []
 
 
 @pytest.mark.parametrize(
