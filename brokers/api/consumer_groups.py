@@ -30,7 +30,7 @@ from fleetlog.brokers.groups.consumer.group import (
     Member,
     Picture,
 )
-from fleetlog.brokers.groups.consumer.records import Partition, Resolved
+from fleetlog.brokers.groups.consumer.records import Partition, Resolved, indexes_by_topic
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.features import GROUP_VERSION
 from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
@@ -96,7 +96,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         request.rack_id,
         request.rebalance_timeout_ms,
         None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
-        request.subscribed_topic_regex if context.api_version >= 1 else None,
+        request.subscribed_topic_regex,
         request.server_assignor,
         owned,
         context.client_id,
@@ -138,8 +138,7 @@ def consumer_settings(group_id: str, context: Context) -> ConsumerSettings:
 
 def _wrong(request: ConsumerGroupHeartbeatRequest, context: Context) -> str | None:
     """What Kafka refuses a heartbeat for, in its words."""
-    epoch, names = request.member_epoch, request.subscribed_topic_names
-    regex = request.subscribed_topic_regex if context.api_version >= 1 else None
+    epoch, names, regex = request.member_epoch, request.subscribed_topic_names, request.subscribed_topic_regex
     if bad_group_id(request.group_id):
         return "GroupId can't be empty."
     if not request.member_id and (context.api_version >= 1 or epoch != JOINS):
@@ -173,7 +172,7 @@ def _looked_up(
     """
     _, shard = context.services.groups.shard_for(request.group_id)
     group = (shard.consumers.get(request.group_id) if shard is not None else None) or ConsumerGroup(request.group_id)
-    regex = request.subscribed_topic_regex if context.api_version >= 1 else None
+    regex = request.subscribed_topic_regex
     if regex is None:
         member = group.members.get(request.member_id)
         regex = member.value.regex if member is not None and member.value is not None else None
@@ -198,10 +197,7 @@ def _looked_up(
 
 
 def _by_topic(partitions: Iterable[Partition]) -> dict[uuid.UUID, list[int]]:
-    topics: dict[bytes, list[int]] = {}
-    for topic_id, index in partitions:
-        topics.setdefault(topic_id, []).append(index)
-    return {uuid.UUID(bytes=topic_id): indexes for topic_id, indexes in topics.items()}
+    return {uuid.UUID(bytes=topic_id): indexes for topic_id, indexes in indexes_by_topic(partitions).items()}
 
 
 def _heartbeat_response(
@@ -299,7 +295,7 @@ def _described_member(
         client_host=value.client_host if value is not None else "",
         subscribed_topic_names=list(value.topics) if value is not None else [],
         subscribed_topic_regex=(value.regex or "") if value is not None else None,
-        assignment=assignment(kind.Assignment, sorted(member.at.assigned)),
+        assignment=assignment(kind.Assignment, member.at.assigned),
         target_assignment=assignment(kind.TargetAssignment, member.target or ()),
         member_type=CONSUMER_MEMBER,
     )

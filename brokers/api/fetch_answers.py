@@ -17,7 +17,7 @@ Pair = tuple[FetchPart, FetchOutcome]
 T = TypeVar("T")
 
 LONG_PARTS = 512
-"""A Fetch that has more partitions to look at is executed in slices (``brokers.server.long_work``)."""
+"""A Fetch that has more partitions to look at is executed in slices (``brokers.server.dispatch``)."""
 SLICE_PARTS = 32
 """Partitions between two places at which such a Fetch may be interrupted: some 100 microseconds of work."""
 READS_PER_ANSWER = 1_000

@@ -1,7 +1,7 @@
 """Handlers of the groups' offsets (keys 8, 9, 28, 47): OffsetCommit, OffsetFetch, TxnOffsetCommit, OffsetDelete.
 
 A request may name ten thousand partitions. What is done with each of them before and after the shard's command is done
-in slices (``brokers.server.long_work``); the command itself, and a read of one group, are done in one go: nothing comes
+in slices (``brokers.server.dispatch``); the command itself, and a read of one group, are done in one go: nothing comes
 between two partitions of a request.
 """
 

@@ -15,7 +15,6 @@ from collections.abc import Container, Iterator, Mapping
 
 from fleetlog.brokers.groups import classic, offsets, records
 from fleetlog.brokers.groups.consumer import group as consumers
-from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, BeatRefused, ConsumerGroup, Picture
 from fleetlog.brokers.groups.member_memory import MemberRoom
 from fleetlog.brokers.groups.members import (
@@ -175,9 +174,8 @@ class GroupShard:
 
     def _admit(self, group: ConsumerGroup, beat: Beat, settings: ConsumerSettings, now: Now) -> None:
         """Raises BeatRefused for what the coordinator cannot take."""
-        served = [name for name in settings.assignors if name in ASSIGNORS]
-        if beat.assignor is not None and beat.assignor not in served:
-            text = f"The assignor {beat.assignor} is not one of {', '.join(served)}."
+        if beat.assignor is not None and beat.assignor not in settings.assignors:
+            text = f"The assignor {beat.assignor} is not one of {', '.join(settings.assignors)}."
             raise BeatRefused(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
         if beat.topics is None and beat.regex is None and beat.member_id in group.members:
             return

@@ -30,13 +30,13 @@ KEYS = {
     "regex-key": ConsumerKey(ConsumerKind.REGEX, "g", "a.*"),
 }
 VALUES: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "group": ((7, -3), lambda pair: r.consumer_group_value(*pair), r.decode_consumer_group),
-    "group-plain": ((7, 0), lambda pair: r.consumer_group_value(*pair), r.decode_consumer_group),
+    "group": ((7, -3), lambda pair: r.epoch_value(*pair), r.decode_epoch),
+    "group-plain": ((7, 0), lambda pair: r.epoch_value(*pair), r.decode_epoch),
     "member": (
         r.MemberValue("i", "r", "c", "/h", ("a", "b"), "a.*", 300_000, "range"), r.member_value, r.decode_member,
     ),
     "member-plain": (r.MemberValue(None, None, "", "/h", (), None, -1, None), r.member_value, r.decode_member),
-    "target": ((7, TIME_MS), lambda pair: r.target_value(*pair), r.decode_target),
+    "target": ((7, TIME_MS), lambda pair: r.epoch_value(*pair), r.decode_epoch),
     "member-target": (((ONE, 0), (ONE, 300), (TWO, 1)), r.member_target_value, r.decode_member_target),
     "current": (
         r.Current(7, 6, r.UNREVOKED, {(ONE, 0): 5, (ONE, 300): 7}, {(TWO, 1): 6}), r.current_value, r.decode_current,

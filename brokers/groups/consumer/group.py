@@ -43,6 +43,10 @@ class Picture(NamedTuple):
     version: int
 
 
+NO_PICTURE = Picture({}, -1)
+"""Of a coordinator that has not looked yet."""
+
+
 class Beat(NamedTuple):
     """ConsumerGroupHeartbeat. None: as it was. ``resolved``: patterns that were looked up for this request."""
 
@@ -129,7 +133,8 @@ class ConsumerGroup:
     regexes: dict[str, Resolved] = field(default_factory=dict)
     looked_up: dict[str, Resolved] = field(default_factory=dict)
     """How each pattern was last looked up, here, with nothing new."""
-    picture: Picture | None = None
+    picture: Picture = NO_PICTURE
+    """The topics that the group's coordinator looked at last."""
     hashed_version: int | None = None
     """The version of the picture that ``hash`` is known to be right for."""
     assigned_ms: int | None = None
@@ -216,7 +221,7 @@ class ConsumerGroup:
         """
         match key.kind:
             case ConsumerKind.GROUP | ConsumerKind.TARGET:
-                pair = (0, 0) if raw is None else r.decode_consumer_group(raw)
+                pair = (0, 0) if raw is None else r.decode_epoch(raw)
                 if pair is not None and key.kind is ConsumerKind.GROUP:
                     self.epoch, self.hash = pair
                     self.exists = raw is not None
@@ -350,7 +355,7 @@ class _Draft:
 
     def assign(self, settings: ConsumerSettings, turn: Turn) -> None:
         """A new target, with the records of the members that it is another one for; the group's comes last."""
-        group, topics = self.group, group_picture(self.group).topics
+        group, topics = self.group, self.group.picture.topics
         ids = {name: topics[name].id.bytes for name in self.topics() if name in topics}
         known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
         members: dict[str, Subscriber] = {}
@@ -370,7 +375,7 @@ class _Draft:
                 turn.records.append(r.record(key, r.member_target_value(target)))
             self.targets[name] = target
         self.assignment_epoch = self.epoch
-        value_of_target = r.target_value(self.epoch, turn.now.wall_ms)
+        value_of_target = r.epoch_value(self.epoch, turn.now.wall_ms)
         turn.records.append(r.record(_key(group, ConsumerKind.TARGET), value_of_target))
         group.assigned_ms = turn.now.mono_ms
 
@@ -395,21 +400,14 @@ class _Draft:
 
     def bump(self, changed: bool, turn: Turn) -> None:
         """The group's next epoch if its members' subscriptions or topics changed."""
-        group, picture = self.group, group_picture(self.group)
+        group, picture = self.group, self.group.picture
         if picture.version >= 0 and (changed or picture.version != group.hashed_version):
             self.hash = self.metadata_hash(picture)
             if self.hash == group.hash:
                 group.hashed_version = picture.version
         if changed or self.hash != group.hash:
             self.epoch = group.epoch + 1
-            turn.records.append(
-                r.record(_key(group, ConsumerKind.GROUP), r.consumer_group_value(self.epoch, self.hash))
-            )
-
-
-def group_picture(group: ConsumerGroup) -> Picture:
-    """The topics that the group's coordinator looked at last."""
-    return group.picture if group.picture is not None else Picture({}, -1)
+            turn.records.append(r.record(_key(group, ConsumerKind.GROUP), r.epoch_value(self.epoch, self.hash)))
 
 
 def consumer_heartbeat(
@@ -612,7 +610,7 @@ def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settin
     member = group.members.get(member_id)
     if kind == "assign":
         draft = _Draft(group)
-        if group.picture is not None and group.epoch > group.assignment_epoch and draft.values:
+        if group.picture is not NO_PICTURE and group.epoch > group.assignment_epoch and draft.values:
             draft.assign(settings, turn)
     elif member is not None and (kind == "member" or member.at.state == r.UNREVOKED):
         remove_member(group, member, turn)

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from fleetlog._native.byte_reader import varint_bytes
 from fleetlog.brokers.groups.records import BadRecord, ConsumerKey, RecordReader, consumer_key
 from fleetlog.txn.commands import CoordinatorRecord
 
@@ -66,37 +67,29 @@ def record(key: ConsumerKey, value: bytes | None) -> CoordinatorRecord:
 # --- encoding ---------------------------------------------------------------------------------------------------
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 def _text(text: str | None) -> bytes:
     if text is None:
         return b"\0"
     raw = text.encode()
-    return _varint(len(raw) + 1) + raw
+    return varint_bytes(len(raw) + 1) + raw
 
 
 def _texts(texts: Iterable[str]) -> bytes:
     encoded = [_text(text) for text in texts]
-    return _varint(len(encoded) + 1) + b"".join(encoded)
+    return varint_bytes(len(encoded) + 1) + b"".join(encoded)
 
 
 def _numbers(numbers: list[int]) -> bytes:
-    return _varint(len(numbers) + 1) + struct.pack(f">{len(numbers)}i", *numbers)
+    return varint_bytes(len(numbers) + 1) + struct.pack(f">{len(numbers)}i", *numbers)
 
 
 def _tags(tags: Mapping[int, bytes]) -> bytes:
-    encoded = [_varint(tag) + _varint(len(raw)) + raw for tag, raw in tags.items()]
-    return _varint(len(encoded)) + b"".join(encoded)
+    encoded = [varint_bytes(tag) + varint_bytes(len(raw)) + raw for tag, raw in tags.items()]
+    return varint_bytes(len(encoded)) + b"".join(encoded)
 
 
-def _by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
+def indexes_by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
+    """Indexes by topic id, both sorted."""
     topics: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partitions):
         topics.setdefault(topic_id, []).append(index)
@@ -105,15 +98,18 @@ def _by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
 
 def _with_epochs(partitions: Mapping[Partition, int]) -> bytes:
     rows = []
-    for topic_id, indexes in _by_topic(partitions).items():
+    for topic_id, indexes in indexes_by_topic(partitions).items():
         epochs = _numbers([partitions[topic_id, index] for index in indexes])
         rows.append(topic_id + _numbers(indexes) + _tags({0: epochs}))
-    return _varint(len(rows) + 1) + b"".join(rows)
+    return varint_bytes(len(rows) + 1) + b"".join(rows)
 
 
-def consumer_group_value(epoch: int, metadata_hash: int) -> bytes:
-    """Value of key 3: the group's epoch, and a hash of what its topics were."""
-    return _I16.pack(0) + _I32.pack(epoch) + _tags({0: _I64.pack(metadata_hash)} if metadata_hash else {})
+def epoch_value(epoch: int, number: int) -> bytes:
+    """Value of key 3: the group's epoch, and a hash of what its topics were.
+
+    And of key 6: the group epoch that the target assignment is for, and when it was computed, in ms.
+    """
+    return _I16.pack(0) + _I32.pack(epoch) + _tags({0: _I64.pack(number)} if number else {})
 
 
 def member_value(member: MemberValue) -> bytes:
@@ -134,15 +130,10 @@ def member_value(member: MemberValue) -> bytes:
     )
 
 
-def target_value(assignment_epoch: int, timestamp_ms: int) -> bytes:
-    """Value of key 6: the group epoch that the target assignment is for, and when it was computed."""
-    return _I16.pack(0) + _I32.pack(assignment_epoch) + _tags({0: _I64.pack(timestamp_ms)} if timestamp_ms else {})
-
-
 def member_target_value(partitions: Iterable[Partition]) -> bytes:
     """Value of key 7."""
-    rows = [topic_id + _numbers(indexes) + b"\0" for topic_id, indexes in _by_topic(partitions).items()]
-    return _I16.pack(0) + _varint(len(rows) + 1) + b"".join(rows) + b"\0"
+    rows = [topic_id + _numbers(indexes) + b"\0" for topic_id, indexes in indexes_by_topic(partitions).items()]
+    return _I16.pack(0) + varint_bytes(len(rows) + 1) + b"".join(rows) + b"\0"
 
 
 def current_value(current: Current) -> bytes:
@@ -192,8 +183,8 @@ def _tagged_i64(reader: RecordReader) -> int:
     return 0 if raw is None else RecordReader(raw).i64()
 
 
-def decode_consumer_group(raw: bytes) -> tuple[int, int] | None:
-    """Epoch and hash of key 3."""
+def decode_epoch(raw: bytes) -> tuple[int, int] | None:
+    """Epoch and hash of key 3, epoch and time of key 6."""
     reader = _reader(raw)
     return None if reader is None else (reader.i32(), _tagged_i64(reader))
 
@@ -211,11 +202,6 @@ def decode_member(raw: bytes) -> MemberValue | None:
     return MemberValue(
         instance_id, rack_id, client_id, client_host, topics, regex, rebalance_timeout_ms, assignor, classic
     )
-
-
-def decode_target(raw: bytes) -> tuple[int, int] | None:
-    """Assignment epoch and time of key 6."""
-    return decode_consumer_group(raw)
 
 
 def decode_member_target(raw: bytes) -> tuple[Partition, ...] | None:
