@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import kafka.errors as kafka_errors
@@ -31,6 +31,9 @@ from fleetlog.brokers.cli.options import at_least
 from fleetlog.brokers.cli.output import CliError, Output, number_text
 from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
 from fleetlog.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.cli.times import Point
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_TIMEOUT_S = 15.0
@@ -528,6 +531,24 @@ def wait_for_topics(client: Any, topics: list[str], timeout_s: float) -> list[st
 def _metadata_of(topics: list[str]) -> Any:
     rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
     return MetadataRequest(topics=rows, allow_auto_topic_creation=False)
+
+
+def offsets_at(client: Any, point: Point, begins: Mapping[Any, int], ends: Mapping[Any, int]) -> dict[Any, int]:
+    """Where the point is in each partition, which has records from its begin to its end; an offset may be above it.
+
+    A time after the last record is the end.
+    """
+    match point.kind:
+        case "beginning":
+            return dict(begins)
+        case "end":
+            return dict(ends)
+        case "before_end":
+            return {tp: max(end - point.value, begins[tp]) for tp, end in ends.items()}
+        case "offset":
+            return {tp: max(point.value, begin) for tp, begin in begins.items()}
+    listed = client.list_partition_offsets(dict.fromkeys(begins, point.value))
+    return {tp: listed[tp].offset if listed[tp].offset >= 0 else end for tp, end in ends.items()}
 
 
 def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[dict[str, Any]]]:

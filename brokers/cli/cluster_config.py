@@ -14,6 +14,7 @@ from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import BROKER_ID, pairs
 from fleetlog.brokers.cli.output import CliError, Output, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S
+from fleetlog.brokers.setting_kinds import HIDDEN, secret, suggest
 
 BROKER: Final = 4
 SET, DELETE = 0, 1
@@ -58,7 +59,6 @@ def settings_of_brokers(
     for name in names:
         if name not in rows:
             from fleetlog.brokers.config import BROKER_SETTINGS
-            from fleetlog.brokers.setting_kinds import suggest
 
             raise CliError(f"no broker has a setting {name}{suggest(name, BROKER_SETTINGS)}")
     return rows
@@ -66,8 +66,6 @@ def settings_of_brokers(
 
 def shown_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Without secrets: what a command prints stays in logs of others."""
-    from fleetlog.brokers.setting_kinds import HIDDEN, secret
-
     return {name: HIDDEN if secret(name) else value for name, value in settings.items()}
 
 
@@ -77,7 +75,7 @@ def _listed(out: Output, rows: dict[str, dict[int, Any]]) -> None:
     for name, by_broker in sorted(rows.items()):
         alike: dict[tuple[str | None, str], list[int]] = {}
         for broker_id, one in sorted(by_broker.items()):
-            value = "[hidden]" if one.is_sensitive else one.value
+            value = HIDDEN if one.is_sensitive else one.value
             alike.setdefault((value, SOURCES.get(one.config_source, "")), []).append(broker_id)
         lines += [[name, *key, brokers] for key, brokers in alike.items()]
     out.rows(["setting", "value", "from", "brokers"], lines)

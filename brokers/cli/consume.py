@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.client import (
     consumer,
     explain,
     known_partitions,
+    offsets_at,
     topic_partitions,
 )
 from fleetlog.brokers.cli.options import regular_expression
@@ -243,24 +244,10 @@ class _Bounds:
         ]
         self.open = stop is None
         ends = client.list_partition_offsets(dict.fromkeys(self.partitions, OffsetSpec.LATEST), level)
-        self._ends = {tp: ends[tp].offset for tp in self.partitions}
         begins = client.list_partition_offsets(dict.fromkeys(self.partitions, OffsetSpec.EARLIEST))
-        self._begins = {tp: begins[tp].offset for tp in self.partitions}
-        self.start = self._offsets(client, start)
-        self.stop = self._offsets(client, stop) if stop is not None else {}
-
-    def _offsets(self, client: Any, point: Point) -> dict[Any, int]:
-        match point.kind:
-            case "beginning":
-                return dict(self._begins)
-            case "end":
-                return dict(self._ends)
-            case "before_end":
-                return {tp: max(end - point.value, self._begins[tp]) for tp, end in self._ends.items()}
-            case "offset":
-                return {tp: max(point.value, self._begins[tp]) for tp in self.partitions}
-        listed = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
-        return {tp: listed[tp].offset if listed[tp].offset >= 0 else self._ends[tp] for tp in self.partitions}
+        first, end = ({tp: offsets[tp].offset for tp in self.partitions} for offsets in (begins, ends))
+        self.start = offsets_at(client, start, first, end)
+        self.stop = offsets_at(client, stop, first, end) if stop is not None else {}
 
     def total(self) -> int | None:
         """About how many records there are to read."""

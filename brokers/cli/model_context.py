@@ -7,7 +7,6 @@ answer. Words of a caller are arguments behind ``--`` or values of options: they
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from fleetlog import how_to_install
 from fleetlog.brokers.cli.client import Target, client_options
+from fleetlog.brokers.cli.options import need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.cli.profiles import read_profiles
 from fleetlog.brokers.cli.record_filter import FilterError, parse_filter
@@ -238,8 +237,7 @@ def serve_tools(target: Target, out: Output, allow_changes: bool) -> None:
     """
     if out.as_json:
         raise click.UsageError("the protocol is JSON anyhow: leave --json out")
-    if importlib.util.find_spec("mcp") is None:
-        raise CliError(f"the tools need mcp: {how_to_install('mcp')}")
+    need_packages("the tools need", ["mcp"], "mcp")
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations

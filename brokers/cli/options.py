@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from fleetlog import how_to_install
+from fleetlog.brokers.cli.output import CliError
 
 
 class _Number(click.FloatRange):
@@ -97,6 +102,20 @@ def settings_text(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UnicodeError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+
+
+def need_packages(who: str, names: Iterable[str], extra: str) -> None:
+    """Raise CliError where some of these are not installed: ``who needs them``, and the extra that has them."""
+    missing = [name for name in names if not _is_installed(name)]
+    if missing:
+        raise CliError(f"{who} {', '.join(missing)}: {how_to_install(extra)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def listen_address(host: str) -> Any:

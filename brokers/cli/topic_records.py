@@ -18,6 +18,7 @@ from fleetlog.brokers.cli.client import (
     client_options,
     complete_topics,
     known_partitions,
+    offsets_at,
     topic_partitions,
 )
 from fleetlog.brokers.cli.options import at_least
@@ -57,21 +58,14 @@ def trim_topic(
         partitions = [TopicPartition(topic, one["partition_index"]) for one in listed]
         first = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
         end = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-        goals = {tp: end[tp].offset for tp in partitions}
-        if point.kind == "timestamp":
-            moments = client.list_partition_offsets(dict.fromkeys(partitions, point.value))
-            goals = {tp: moments[tp].offset if moments[tp].offset >= 0 else goals[tp] for tp in partitions}
-        elif point.kind == "before_end":
-            goals = {tp: goal - point.value for tp, goal in goals.items()}
-        elif point.kind != "end":
-            goals = {tp: min(max(point.value, 0), goal) for tp, goal in goals.items()}
-        goals = {tp: max(goal, first[tp].offset) for tp, goal in goals.items()}
-        shrinking = {tp: goal for tp, goal in goals.items() if goal > first[tp].offset}
-        offsets = sum(goal - first[tp].offset for tp, goal in shrinking.items())
+        begins, ends = ({tp: offsets[tp].offset for tp in partitions} for offsets in (first, end))
+        goals = {tp: min(goal, ends[tp]) for tp, goal in offsets_at(client, point, begins, ends).items()}
+        shrinking = {tp: goal for tp, goal in goals.items() if goal > begins[tp]}
+        count = sum(goal - begins[tp] for tp, goal in shrinking.items())
         if shrinking and not dry_run:
-            confirm(f"Delete {offsets} offsets of {len(shrinking)} partition(s) of {topic}?", yes)
+            confirm(f"Delete {count} offsets of {len(shrinking)} partition(s) of {topic}?", yes)
             client.delete_records(shrinking, target.timeout_ms)
-    rows = [[tp.partition, first[tp].offset, goal, goal - first[tp].offset] for tp, goal in sorted(goals.items())]
+    rows = [[tp.partition, begins[tp], goal, goal - begins[tp]] for tp, goal in sorted(goals.items())]
     out.rows(["partition", "first offset", "new first offset", "offsets"], rows)
     if dry_run:
         warn("nothing was deleted; without --dry-run it is")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import logging
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any, Final
 
 import click
 
-from fleetlog import how_to_install
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
-from fleetlog.brokers.cli.options import listen_address
+from fleetlog.brokers.cli.options import listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
@@ -87,9 +85,7 @@ def console(
     """
     address = listen_address(host)
     _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise CliError(f"the console needs {', '.join(missing)}: {how_to_install('console')}")
+    need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings, create_console
 

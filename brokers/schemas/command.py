@@ -8,7 +8,6 @@ that is made from what was read cannot meet another one. An answer goes out when
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import re
@@ -25,14 +24,13 @@ import click
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeAclsRequest
 
-from fleetlog import how_to_install
 from fleetlog.brokers.acls.image import PatternType, Permission
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.acls import Wanted
 from fleetlog.brokers.cli.admin_client import GONE, TRANSACTION, AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, wait_for_topics
 from fleetlog.brokers.cli.command_config import PROTOCOL
-from fleetlog.brokers.cli.options import listen_address
+from fleetlog.brokers.cli.options import listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.cli.sender import INIT_PRODUCER_ID, InputRecord, Sender
 from fleetlog.brokers.cli.topic_reader import UNCOMMITTED, TopicReader
@@ -562,9 +560,7 @@ def registry(*, target: Target, out: Output, host: str, port: int) -> None:
             "the registry does not know who asks it, and would give everybody the rights of its own login: it serves "
             "fleets without logins only"
         )
-    missing = [name for name in NEEDED if not _is_installed(name)]
-    if missing:
-        raise CliError(f"the registry needs {', '.join(missing)}: {how_to_install('schemas')}")
+    need_packages("the registry needs", NEEDED, "schemas")
     from fleetlog.brokers.console.serving import serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -579,10 +575,3 @@ def registry(*, target: Target, out: Output, host: str, port: int) -> None:
         serve(app=RegistryServer(store), host=str(address), port=port, certificate=None, stop_s=STOP_S, ready=ready)
     finally:
         store.close()
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
