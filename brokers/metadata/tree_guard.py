@@ -146,7 +146,8 @@ class TreeGuard:
         """
         if found.generation != seen.generation or seen.change_ms < 0:
             return None
-        made_ms = await _made_ms(self._store, seen.change)
+        same = found.change == seen.change
+        made_ms = found.change_ms if same else await _made_ms(self._store, seen.change)
         return None if made_ms in {-1, seen.change_ms} else f"its change {seen.change} is not the one that was seen"
 
     async def _others(self, generation: int) -> str | None:

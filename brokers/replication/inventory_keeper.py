@@ -1,7 +1,7 @@
 """What a broker keeps of ZooKeeper's tree beside its logs, and tells there of its logs while the tree is older.
 
 Log continuity: whether a starting broker still has everything that its logs held. Each log directory's clean stop is
-compared with the broker's last registration in ZooKeeper. Pure.
+compared with the broker's last registration in ZooKeeper; :func:`intact_since` is pure.
 
 A clean stop is valid for the incarnation that it ended. An older copy of a directory (a restored snapshot, another
 mount) has a clean stop as well, but lacks the records acknowledged since.
@@ -28,6 +28,9 @@ from fleetlog.coordination.store import NodeExists, NoNode, Store, StoreError, W
 from fleetlog.coordination.tree import ensure
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+NAMED_MAX = 3
 
 
 def intact_since(
@@ -69,10 +72,6 @@ def _is_stale(stop: CleanStop, last: LastRegistration) -> bool:
     if stop.incarnation < 0:
         return False
     return stop.incarnation != last.incarnation or stop.broker_epoch not in (-1, last.broker_epoch)
-
-
-LOOK_S = 0.5
-NAMED_MAX = 3
 
 
 class InventoryKeeper:
