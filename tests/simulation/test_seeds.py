@@ -22,7 +22,7 @@ from tests.simulation.world import Report, World
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "100"))
 AT_ONCE = 100
-COVERED_SEEDS = (*range(40), *range(1000, 1030))  # what newer histories have, too
+COVERED_SEEDS = (*range(80), *range(1000, 1030))  # what newer histories have, too
 COVERED_SHARE = 0.80
 
 
