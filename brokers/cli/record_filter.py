@@ -5,6 +5,7 @@
     compares  = "==" "!=" "<" "<=" ">" ">=" "contains" "startsWith" "endsWith" "matches"
     operand   = number | 'text' | true | false | null | field {"." name | "[" number or 'text' "]"}
     field     = key | value | headers | time | topic | partition | offset
+    columns   = field with its path {"," field with its path}
 
 A parsed filter is a tree of functions: nothing is evaluated as Python, expressions are of RE2; length, size and depth
 are bounded. What is not there is null; a text beside a number counts as the number that it spells.
@@ -31,7 +32,7 @@ FIELDS: Final = ("key", "value", "headers", "time", "topic", "partition", "offse
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<number>-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?)
     |(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    |(?P<mark>&&|\|\||==|!=|<=|>=|[<>!().\[\]])
+    |(?P<mark>&&|\|\||==|!=|<=|>=|[<>!().,\[\]])
     |(?P<word>[A-Za-z_][A-Za-z0-9_-]*))""",
     re.VERBOSE | re.DOTALL,
 )
@@ -41,6 +42,7 @@ _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _TEXTS: Final[dict[str, Callable[[str, str], bool]]] = {
     "contains": lambda text, part: part in text, "startsWith": str.startswith, "endsWith": str.endswith,
 }  # fmt: skip
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 
@@ -83,12 +85,16 @@ class FilteredRecord:
     @cached_property
     def json_of_key(self) -> Any:
         """None if it is none."""
-        return _json(self.key)
+        return self.decoded(self._key)
 
     @cached_property
     def json_of_value(self) -> Any:
         """None if it is none."""
-        return _json(self.value)
+        return self.decoded(self._value)
+
+    def decoded(self, raw: bytes | None) -> Any:
+        """The value of these bytes of JSON; None if they are none."""
+        return _json(_text(raw))
 
 
 def _text(raw: bytes | None) -> str | None:
@@ -103,6 +109,27 @@ def _json(text: str | None) -> Any:
 
 
 Operand = Callable[[FilteredRecord], Any]
+Path = tuple[str | int, ...]
+"""A field of a record, and the steps into it: ``("value", "items", 0)``."""
+
+
+class RecordFilter(NamedTuple):
+    """Whether a record matches; ``paths`` are those that it looks at."""
+
+    matches: Callable[[FilteredRecord], bool]
+    paths: frozenset[Path]
+
+    def __call__(self, record: FilteredRecord) -> bool:
+        """Whether it matches."""
+        return self.matches(record)
+
+
+class Column(NamedTuple):
+    """A part of records by its name, such as ``value.items[0]``."""
+
+    name: str
+    path: Path
+    part: Operand
 
 
 class _Token(NamedTuple):
@@ -111,18 +138,37 @@ class _Token(NamedTuple):
     at: int
 
 
-def parse_filter(text: str) -> Callable[[FilteredRecord], bool]:
+def parse_filter(text: str) -> RecordFilter:
     """Whether a record matches. Raises FilterError."""
-    if len(text) > LENGTH_MAX:
-        raise FilterError(f"a filter has at most {LENGTH_MAX} characters")
     return _Parser(text).whole()
+
+
+def parse_columns(text: str) -> list[Column]:
+    """Parts of records, as ``value.price, headers.source`` names them; raises FilterError."""
+    return _Parser(text).columns() if text else []
+
+
+def path_text(path: Path) -> str:
+    """As a filter names it."""
+    first, *steps = path
+    return str(first) + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _NAME.fullmatch(step) else f"[{_quoted(step)}]"
+        for step in steps
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + re.sub(r"(['\"\\])", r"\\\1", text) + "'"
 
 
 class _Parser:
     """By recursive descent, as deep as DEPTH_MAX."""
 
     def __init__(self, text: str) -> None:
+        if len(text) > LENGTH_MAX:
+            raise FilterError(f"a filter has at most {LENGTH_MAX} characters")
         self._tokens: list[_Token] = []
+        self._paths: set[Path] = set()
         self._at = self._nodes = self._depth = 0
         end, text = 0, text.rstrip()
         while end < len(text):
@@ -134,11 +180,24 @@ class _Parser:
             end = match.end()
         self._end = _Token("end", "", len(text) + 1)
 
-    def whole(self) -> Callable[[FilteredRecord], bool]:
+    def whole(self) -> RecordFilter:
         either = self._either()
         if self._next.kind != "end":
             raise self._wrong("&& or || or the end")
-        return either
+        return RecordFilter(either, frozenset(self._paths))
+
+    def columns(self) -> list[Column]:
+        columns: list[Column] = []
+        while not columns or self._takes(","):
+            self._paths.clear()
+            part = self._operand()
+            if not self._paths:
+                raise FilterError(f"a column is a part of {', '.join(FIELDS)}")
+            (path,) = self._paths
+            columns.append(Column(path_text(path), path, part))
+        if self._next.kind != "end":
+            raise self._wrong(", or the end")
+        return columns
 
     @property
     def _next(self) -> _Token:
@@ -225,7 +284,9 @@ class _Parser:
             constant = _CONSTANTS[token.text]
         elif token.kind == "word" and token.text in FIELDS:
             self._at += 1
-            return _field(token.text, self._path())
+            path = self._path()
+            self._paths.add((token.text, *path))
+            return _field(token.text, path)
         else:
             raise self._wrong(f"{', '.join(FIELDS)}, a number or a 'text'")
         self._at += 1

@@ -29,11 +29,14 @@ _STATUS = {
 
 
 class PageError(Exception):
-    """A page that cannot be shown: ``status`` is HTTP's, the text says what to do."""
+    """A page that cannot be shown: ``status`` is HTTP's, the text says what to do.
 
-    def __init__(self, status: int, text: str) -> None:
+    ``page`` is what is shown of it all the same, with the text: its form, to be filled in otherwise.
+    """
+
+    def __init__(self, status: int, text: str, page: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.page = status, page
 
     @classmethod
     def of(cls, error: CliError) -> PageError:

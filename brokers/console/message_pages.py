@@ -19,6 +19,7 @@ import json
 import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,8 +27,9 @@ from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
+from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_filter
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
-from fleetlog.brokers.cli.times import parse_time
+from fleetlog.brokers.cli.times import parse_moment, parse_time
 from fleetlog.brokers.cli.topic_reader import (
     COMMITTED,
     UNCOMMITTED,
@@ -67,10 +69,10 @@ class ScanBudget:
     def __post_init__(self) -> None:
         self._begun_s = self.now_s()
 
-    def spend(self, part: FetchedPart) -> None:
+    def spend(self, records: int, size: int) -> None:
         """Count what was scanned."""
-        self.scanned += len(part.records)
-        self.scanned_bytes += part.size
+        self.scanned += records
+        self.scanned_bytes += size
 
     @property
     def left(self) -> int:
@@ -193,8 +195,9 @@ class Browse:
             for isolation in (COMMITTED, UNCOMMITTED):
                 asked = {p: at[p] for p in due if (at[p] < self.bounds[p].stable) == (isolation == COMMITTED)}
                 for p, part in self._fetched(asked, isolation).items():
-                    self.budget.spend(part)
-                    found[p] += [one for one in part.records if one.offset < stop[p] and self._shown(one)]
+                    records = [one for one in part.records if one.offset < stop[p]]  # a batch may reach beyond
+                    self.budget.spend(len(records), part.size)
+                    found[p] += [one for one in records if self._shown(one)]
                     moved |= part.next_offset > at[p]
                     at[p] = max(at[p], min(part.next_offset, stop[p]))
             if not moved:
@@ -287,7 +290,7 @@ def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) ->
     """By the schema whose id comes first. Bytes that have that look by chance are shown as others, with a word."""
     try:
         if schemas is None:
-            raise SchemaProblem("the console was started without --schema-registry")
+            raise SchemaProblem(NO_REGISTRY)
         decoded = schemas.avro(raw)
     except SchemaProblem as problem:
         if how == "auto":
@@ -398,33 +401,97 @@ WHERE: Final = ("anywhere", "key", "value", "headers")
 SHOW: Final = ("committed", "everything")
 FORMATS: Final = ("ndjson", "csv", "parquet")
 COUNT_MAX, EXPORT_MAX = 500, 10_000
+FILTER_FIELDS: Final = 2_000_000
+"""Fields that a page decodes by schemas to filter by them."""
+NO_REGISTRY: Final = "the console was started without --schema-registry"
+_AT: Final = re.compile("(?:([0-9]{1,9}):)?([0-9]{1,18})")
+"""An offset, with its partition or without."""
+
+
+class SearchedRecord(FilteredRecord):
+    """A record as filters and columns see it: what begins with a schema's id is decoded by that schema."""
+
+    def __init__(self, topic: str, record: StoredRecord, schemas: PageSchemas | None, undecoded: Counter[str]) -> None:
+        super().__init__(
+            topic, record.partition, record.offset, record.timestamp_ms, record.key, record.value, record.headers
+        )
+        self._schemas, self._undecoded = schemas, undecoded
+
+    def decoded(self, raw: bytes | None) -> Any:
+        """The value by its schema, or as JSON; None if it is none, which is counted where a schema was meant."""
+        if raw is None or schema_id(raw) is None:
+            return super().decoded(raw)
+        try:
+            if self._schemas is None:
+                raise SchemaProblem(NO_REGISTRY)
+            by_schema = self._schemas.avro(raw)
+        except SchemaProblem as problem:
+            self._undecoded[str(problem)] += 1
+            return None
+        return super().decoded(raw[PREFIX_BYTES:]) if by_schema is None else by_schema[1]
+
+
+class Search:
+    """What a page looks for. Raises PageError. ``undecoded`` are the reasons why it could not look into records."""
+
+    def __init__(self, asking: Asking) -> None:
+        registry = asking.registry
+        self._topic, self._contains, text = asking.name, _contains(asking), asking.text("filter")
+        self._schemas = None if registry is None else PageSchemas(registry, fields=FILTER_FIELDS)
+        self.undecoded: Counter[str] = Counter()
+        try:
+            self._filter = parse_filter(text) if text else None
+        except FilterError as error:
+            raise PageError(400, f"filter: {error}") from None
+
+    def seen(self, record: StoredRecord) -> SearchedRecord:
+        """As filters see it."""
+        return SearchedRecord(self._topic, record, self._schemas, self.undecoded)
+
+    def matches(self, record: StoredRecord) -> bool:
+        """Whether the record is looked for; a marker is by no filter."""
+        if not self._contains(record):
+            return False
+        return self._filter is None or (not record.marker and self._filter(self.seen(record)))
 
 
 def messages_page(asking: Asking) -> Answer:
     """A page of records, and the cursors of the one before and behind.
 
     ``behind``: so many offsets are between the page and the ends of its partitions, to which ``ends`` goes on.
+    ``left``: so many are left in the page's direction. A form that cannot be read is shown again, with the reason.
     """
     decoders = DECODERS if asking.registry is None else (*DECODERS, REGISTRY)
+    form: Answer = {"topic": asking.name, "decoders": decoders, "messages": [], "following": None}
+    try:
+        return {**form, **_messages(asking, decoders)}
+    except PageError as error:
+        raise PageError(error.status, str(error), form) from None
+
+
+def _messages(asking: Asking, decoders: tuple[str, ...]) -> Answer:
     key_how, value_how = asking.choice("key_as", decoders), asking.choice("value_as", decoders)
     schemas = None if asking.registry is None else PageSchemas(asking.registry)
-    reader, page, browse, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX))
+    search = Search(asking)
+    reader, page, browse, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX), search)
     following, budget = encode_cursor(page.following) if page.following is not None else None, browse.budget
     ends = {p: browse.end(p) if p in browse.bounds else at for p, at in page.reached.items()}
+    behind = sum(ends[p] - page.reached[p] for p in ends)
+    left = sum(max(at - browse.bounds[p].first, 0) for p, at in page.reached.items() if p in browse.bounds)
     return {
-        "topic": asking.name,
         "partitions": sorted(reader.leaders),
         "silent": sorted(reader.silent),
         "mode": mode,
         "messages": [record_row(asking.name, one, key_how, value_how, schemas) for one in page.records],
-        "decoders": decoders,
         "following": following,
         "reached": encode_cursor(page.reached),
         "ends": encode_cursor(ends),
-        "behind": None if mode == "newest" else sum(ends[p] - page.reached[p] for p in ends),
+        "behind": None if mode == "newest" else behind,
+        "left": (left if mode == "newest" else behind) if following else 0,
         "cut_short": page.cut_short,
         "scanned": budget.scanned,
         "scanned_bytes": budget.scanned_bytes,
+        "undecoded": [{"reason": reason, "records": count} for reason, count in search.undecoded.most_common(5)],
     }
 
 
@@ -441,18 +508,21 @@ def copy_page(asking: Asking) -> Answer:
 def export_file(asking: Asking) -> tuple[bytes, str, str]:
     """The records that the page's form names, as a file: contents, media type, name. Raises PageError."""
     kind = asking.choice("to", FORMATS)
-    _, page, _, _ = _browse(asking, asking.number("count", EXPORT_MAX, 1, EXPORT_MAX))
+    _, page, _, _ = _browse(asking, asking.number("count", EXPORT_MAX, 1, EXPORT_MAX), Search(asking))
     contents, media = {"ndjson": _ndjson, "csv": _csv, "parquet": _parquet}[kind](asking.name, page.records)
     return contents, media, f"{asking.name}.{kind}"
 
 
-def _browse(asking: Asking, count: int) -> tuple[TopicReader, BrowsedPage, Browse, str]:
-    mode = asking.choice("from", FROM)
-    reader = TopicReader(asking.client, asking.name, _partitions(asking.text("partitions")))
+def _browse(asking: Asking, count: int, search: Search) -> tuple[TopicReader, BrowsedPage, Browse, str]:
+    mode, at = asking.choice("from", FROM), _AT.fullmatch(asking.text("at"))
+    if asking.text("at") and mode in {"newest", "beginning"}:
+        mode = "at"
+    partitions = [int(at[1])] if mode == "at" and at and at[1] else _partitions(asking.text("partitions"))
     everything = asking.choice("show", SHOW) == "everything"
-    bounds = reader.bounds(undecided=everything)
-    browse = Browse(reader, bounds, count=count, matches=_filter(asking), everything=everything)
     cursor = _cursor(asking.text("cursor"))
+    reader = TopicReader(asking.client, asking.name, partitions)
+    bounds = reader.bounds(undecided=everything)
+    browse = Browse(reader, bounds, count=count, matches=search.matches, everything=everything)
     if mode == "newest":
         page = browse.newest(cursor)
     else:
@@ -469,11 +539,14 @@ def _start(
         return {p: browse.end(p) for p in bounds}
     if mode == "offset":
         return dict.fromkeys(bounds, asking.number("offset", 0, 0, 2**63 - 1))
-    text = asking.text("time")
+    text = asking.text("at" if mode == "at" else "time")
+    if mode == "at" and (offset := _AT.fullmatch(text)):
+        return dict.fromkeys(bounds, int(offset[2]))
     try:
-        moment = parse_time(text)
+        moment = parse_moment(text) if mode == "at" else parse_time(text)
     except ValueError:
-        raise PageError(400, f"{text[:40]!r} is not a time such as 2026-01-31T12:00 or @1769860800000") from None
+        also = ", nor -1h, an offset, or a PARTITION:OFFSET" if mode == "at" else ""
+        raise PageError(400, f"{text[:40]!r} is not a time such as 2026-01-31T12:00 or @1769860800000{also}") from None
     offsets = reader.offsets(max(moment, 0), COMMITTED)
     # a partition without a record that is so new has nothing to show
     return {p: offsets[p] if offsets.get(p, -1) >= 0 else browse.end(p) for p in bounds}
@@ -496,7 +569,7 @@ def _cursor(text: str) -> Positions | None:
         raise PageError(400, "the cursor is malformed; begin again without it") from None
 
 
-def _filter(asking: Asking) -> Matches:
+def _contains(asking: Asking) -> Matches:
     """Whether the text is in the key, the value, or a header; letters of ASCII in either case."""
     wanted, where = asking.text("contains").encode().lower(), asking.choice("where", WHERE)
     if not wanted:

@@ -381,12 +381,14 @@ def schema_id(raw: bytes) -> int | None:
 class PageSchemas:
     """The registry as one page uses it: bounded in ids, seconds and fields."""
 
-    def __init__(self, registry: SchemaRegistry, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, registry: SchemaRegistry, now_s: Callable[[], float] = time.monotonic, fields: int = PAGE_FIELDS
+    ) -> None:
         self._registry, self._now_s = registry, now_s
         self._asked = 0
         self._waited_s = 0.0
         self._silent: SchemaProblem | None = None
-        self._budget = FieldBudget(PAGE_FIELDS)
+        self._budget = FieldBudget(fields)
 
     def avro(self, raw: bytes) -> tuple[int, Any] | None:
         """The schema's id, and the value by that schema; None for a schema of JSON. Raises SchemaProblem."""

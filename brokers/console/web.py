@@ -233,7 +233,13 @@ class Console:
         async def endpoint(request: Request) -> Response:
             session = self.session(request)
             name, params = request.path_params.get("name", ""), dict(request.query_params)
-            answer = await self.run(lambda: self.ask(session, function, params, name))
+            try:
+                answer = await self.run(lambda: self.ask(session, function, params, name))
+            except PageError as error:
+                if error.page is None:
+                    raise
+                answer = {**error.page, "error": str(error), "status": error.status}
+                return self.render(request, session, template, answer, error.status)
             return self.render(request, session, template, answer)
 
         return endpoint

@@ -123,6 +123,7 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
         _every_page(browser, console.url, topic)
         _keyboard_and_change(browser, console.url, shell)
         _live(browser, console.url, shell, topic)
+        _search_on(browser, console.url, shell)
         browser.driver.get(console.url)
         eventually(lambda: "Healthy" in browser.text(), "a healthy fleet")
         assert browser.complaints() == []
@@ -230,6 +231,35 @@ def _fast(browser: Browser, shell: Shell) -> None:
     browser.picture("fast")
 
 
+def _search_on(browser: Browser, url: str, shell: Shell) -> None:
+    """What one page's budget does not reach is found by the next ones; a page that searches can be stopped."""
+    shell.run("topics", "create", "many", "-p", "2", "-r", "1")
+    producer = Producer({"bootstrap.servers": shell.environment["FLEETLOG_BOOTSTRAP"], "linger.ms": 50})
+    for number in range(25_000):
+        producer.produce("many", f'{{"number": {number}}}', partition=number % 2, timestamp=1_700_000_000_000 + number)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    page = browser.driver
+    page.get(f"{url}topics/many/messages")
+    page.find_element(By.NAME, "filter").send_keys("value.number == 12 || value.number == 24998", Keys.ENTER)
+    eventually(lambda: "budget is used up" in browser.text(), "the first page")
+    assert re.search(r"/messages\?filter=[^&]*&count=50$", page.current_url), (
+        f"only what was filled in: {page.current_url}"
+    )
+    assert browser.text().count('"number"') == 1
+    browser.picture("filter-first-page")
+    button = page.find_element(By.CSS_SELECTOR, "[data-search-on] button")
+    button.click()
+    eventually(lambda: "that is all" in browser.text(), "the whole topic was searched")
+    assert browser.text().count('"number"') == 2
+    assert "searched, 2 found, about 0 offsets left: that is all" in browser.text()
+    assert not button.is_enabled()
+    browser.picture("filter-searched-on")
+    page.get(f"{url}topics/many/messages?filter=value.number+<<+3")
+    assert "filter: character 15" in page.find_element(By.CSS_SELECTOR, "[role=alert]").text
+    browser.picture("filter-wrong")
+
+
 def test_without_javascript_pages_are_found_searched_and_changed(
     fleet: Fleet, served: Served, plain_browser: Browser
 ) -> None:
@@ -288,7 +318,7 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     shown("record 20")
     press("Older")
     shown("record 10")
-    page.find_element(By.NAME, "contains").send_keys("record 7")
+    page.find_element(By.NAME, "filter").send_keys("value == 'record 7'")
     press("Show")
     shown("1 shown")
     leave(page.find_element(By.LINK_TEXT, "Groups").click)

@@ -103,6 +103,15 @@ def test_the_newest_come_first_and_older_pages_show_every_record_once(
         ({"from": "beginning", "contains": "key-11", "where": "value"}, range(0)),
         ({"from": "beginning", "contains": "source=s4", "where": "headers"}, range(4, RECORDS, 5)),
         ({"from": "newest", "contains": '"number": 3,'}, [3]),
+        ({"at": "30"}, range(90, RECORDS)),
+        ({"at": "1:38"}, [115, 118]),
+        ({"at": "@1700000100000"}, range(100, RECORDS)),
+        ({"at": "2023-11-14T22:15:00"}, range(100, RECORDS)),
+        ({"at": "-1h"}, range(0)),
+        ({"from": "beginning", "filter": "value.number >= 110 && value.even"}, range(110, RECORDS, 2)),
+        ({"from": "newest", "filter": "key startsWith 'key-11' && partition == 0"}, [117, 114, 111]),
+        ({"at": "1:0", "filter": "headers.source == 's4' && time < '@1700000040000'"}, [4, 19, 34]),
+        ({"from": "beginning", "filter": "value.number < 30", "contains": "key-2"}, [2, *range(20, 30)]),
     ],
 )
 def test_a_start_and_a_filter_select(visitor: Visitor, filled: str, query: dict[str, Any], expected: Any) -> None:
@@ -119,6 +128,33 @@ def test_a_text_beyond_ascii_finds_itself(visitor: Visitor, shell: Shell) -> Non
         assert len(page["messages"]) == found, text
 
 
+def test_a_form_that_cannot_be_read_is_shown_again_with_the_reason(visitor: Visitor, filled: str) -> None:
+    got = visitor.get(f"/topics/{filled}/messages?{urlencode({'filter': 'value.number > <3', 'count': 7})}")
+    assert got.status == 400
+    assert "filter: character 16: key, value, headers" in got.text
+    assert 'value="value.number &gt; &lt;3"' in got.text
+    assert 'name="count" inputmode="numeric" size="3" value="7"' in got.text
+
+
+def test_a_filter_says_how_much_is_left_and_what_it_could_not_look_into(
+    visitor: Visitor, shell: Shell, fleet: Fleet, filled: str
+) -> None:
+    query = {"from": "beginning", "filter": "value.number >= 0", "count": 50}
+    page = visitor.json(f"/topics/{filled}/messages?{urlencode(query)}")
+    assert (page["left"], page["cut_short"], page["undecoded"]) == (RECORDS - 50, False, [])
+    page = visitor.json(f"/topics/{filled}/messages?{urlencode({**query, 'from': 'newest'})}")
+    assert page["left"] == RECORDS - 50
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "1")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap})
+    for value in (b"\0\0\0\0\7abc", b'{"a": 1}', b"{", None, b"\xff"):
+        producer.produce(name, value)
+    assert producer.flush(30) == 0
+    page = visitor.json(f"/topics/{name}/messages?{urlencode({'filter': 'value.a == 1'})}")
+    assert [one["offset"] for one in page["messages"]] == [1]
+    assert page["undecoded"] == [{"reason": "the console was started without --schema-registry", "records": 1}]
+
+
 def test_uncommitted_records_are_shown_only_on_demand(visitor: Visitor, transactional: str) -> None:
     def shown(**query: str) -> list[tuple[str, str]]:
         found = visitor.json(f"/topics/{transactional}/messages?{urlencode({'from': 'beginning', **query})}")
@@ -132,6 +168,9 @@ def test_uncommitted_records_are_shown_only_on_demand(visitor: Visitor, transact
     ]  # fmt: skip
     newest = visitor.json(f"/topics/{transactional}/messages?count=1")["messages"]
     assert [one["value"]["text"] for one in newest] == ["second"]
+    assert [one[0] for one in shown(show="everything", filter="value contains 'o' || key == null")] == [
+        "first", "lost", "second", "open",
+    ]  # fmt: skip
     html = visitor.page(f"/topics/{transactional}/messages?show=everything")
     assert 'class="unseen"' in html
 
@@ -232,7 +271,9 @@ def test_a_pages_budget_counts_bytes_as_they_are_inflated(visitor: Visitor, shel
 
 @pytest.mark.parametrize(
     "query",
-    ["count=0", "count=501", "from=nowhere", "from=time&time=soon", "from=offset&offset=-1", "partitions=a",
+    ["count=0", "count=501", "at=soon", "at=7:1",
+     "at=1:2:3", "at=-1", "filter=value.number+%3D+1", "filter=%28", "from=nowhere",
+     "from=time&time=soon", "from=offset&offset=-1", "partitions=a",
      "partitions=9", "cursor=%00", "cursor=MC4x4", "value_as=groovy", "show=all"],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_said(visitor: Visitor, filled: str, query: str) -> None:

@@ -20,74 +20,96 @@
     }
   });
 
+  // Addresses of forms have only what was filled in, or chosen otherwise than it stands at first.
+  document.addEventListener("formdata", (event) => {
+    if (event.target.method !== "get") return;
+    for (const [name, value] of [...event.formData]) {
+      const field = event.target.elements[name];
+      if (value === "" || field?.selectedIndex === 0) event.formData.delete(name);
+    }
+  });
+
+  const form = document.querySelector("main form.search");
+  const table = document.querySelector("#messages");
+  if (form === null || table === null) return;
+  const rows = table.tBodies[0];
+  // A page's part is what the server makes of the form: its rows are moved here, which holds no markup but the server's.
+  const part = async (more) => {
+    const asked = new URLSearchParams(new FormData(form));
+    for (const [name, value] of Object.entries(more)) asked.set(name, value);
+    const answer = await fetch(`${form.getAttribute("action")}?${asked}`, { headers: { Accept: "text/html", "Fleetlog-Automatic": "true" } });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const got = page.querySelector("#messages");
+    if (got === null) throw new Error(page.querySelector("[role=alert]")?.textContent || "the console asks for a login: reload the page");
+    const found = [...got.tBodies[0].rows].filter((row) => row.querySelector("td.none[colspan]") === null);
+    return { ...got.dataset, rows: found };
+  };
+  const fill = () => rows.querySelectorAll("td.none[colspan]").forEach((one) => one.closest("tr").remove());
+  const count = (number) => Number(number).toLocaleString("en");
+
+  // Search on: page after page from the cursor, until enough was found, all was searched, or one says stop.
+  const searchOn = document.querySelector("[data-search-on]");
+  if (searchOn !== null) {
+    const [press, bar, says] = ["button", "progress", "span"].map((one) => searchOn.querySelector(one));
+    const onward = document.querySelector(".pages input[name=cursor]");
+    const wanted = Number(form.elements.count.value) || 50;
+    const LOOKED_MAX = 2000000;
+    let searching = false, cursor = table.dataset.following, looked = Number(table.dataset.scanned), kept = rows.querySelectorAll("td.n").length / 2;
+    const on = async () => {
+      let left = Number(table.dataset.left);
+      const whole = Number(table.dataset.left) + looked;
+      try {
+        while (searching && cursor && kept < wanted && looked < LOOKED_MAX) {
+          const page = await part({ cursor, count: wanted - kept });
+          if (page.rows.length) fill();
+          rows.append(...page.rows);
+          [kept, looked, cursor, left] = [kept + page.rows.length, looked + Number(page.scanned), page.following, Number(page.left)];
+          [bar.max, bar.value] = [whole, whole - left];
+          says.textContent = `${count(looked)} searched, ${kept} found, about ${count(left)} offsets left`;
+          if (onward) onward.value = cursor;
+        }
+        if (searching) says.textContent += cursor ? "" : ": that is all";
+      } catch (error) {
+        says.textContent = `${error.message}; stopped`;
+      }
+      searching = false;
+      press.textContent = "Search on";
+      press.disabled = !cursor;
+      if (onward) onward.closest("nav").hidden = !cursor;
+    };
+    searchOn.hidden = false;
+    press.addEventListener("click", () => {
+      searching = !searching;
+      press.textContent = searching ? "Stop" : "Search on";
+      if (searching) on();
+    });
+  }
+
   // Follow live: the records behind the page's end, once a second, as many at a time as one chose. Those are left out
-  // that come faster than that, and the page says how many offsets they are.
+  // that come faster than that, and the page says how many offsets they are, and how many come in a second.
   const tail = document.querySelector("[data-tail]");
-  const rows = document.querySelector("#messages tbody");
-  if (tail === null || rows === null) return;
   const [button, rate, status] = ["button", "select", "span"].map((one) => tail.querySelector(one));
-  const KEPT = 500;
-  let following = false, cursor = "", shown = 0, left = 0;
-  const cell = (row, label, text, numeric) => {
-    const one = row.insertCell();
-    one.textContent = text;
-    if (label) one.dataset.label = label;
-    if (numeric) one.className = "n";
-    return one;
-  };
-  const bytes = (row, label, part) => {
-    const shown = document.createElement(part.text === null ? "span" : "pre");
-    shown.textContent = part.text === null ? "null" : part.text;
-    if (part.text === null) shown.className = "none";
-    const whole = cell(row, label, "");
-    whole.append(shown);
-    if (!part.problem) return;
-    const problem = document.createElement("span");
-    [problem.className, problem.textContent] = ["small warning", part.problem];
-    whole.append(problem);
-  };
-  const add = (message) => {
-    const row = rows.insertRow(0);
-    if (message.marker || message.state === "aborted" || message.state === "undecided") row.className = "unseen";
-    cell(row, "Partition", message.partition, true);
-    cell(row, "Offset", message.offset, true);
-    cell(row, "Time", new Date(message.timestamp).toISOString().replace("Z", "+00:00"));
-    if (message.marker || message.meaning) {
-      cell(row, "", message.marker || message.meaning).colSpan = 2;
-    } else {
-      bytes(row, "Key", message.key);
-      bytes(row, "Value", message.value);
-    }
-    const headers = message.headers.map((one) => `${one.name} ${one.text === null ? "null" : one.text}`);
-    if (headers.length) cell(row, "Headers", headers.join(", "));
-    else cell(row, "", "").className = "empty";
-    if (message.state) cell(row, "Transaction", message.state);
-    else cell(row, "", "\u2013").className = "empty";
-    const last = row.insertCell();
-    if (!message.marker && (message.state === "" || message.state === "committed")) {
-      const link = document.createElement("a");
-      link.href = `${tail.dataset.tail.replace(/messages$/, "copy")}?partition=${message.partition}&offset=${message.offset}`;
-      link.textContent = "Copy\u2026";
-      last.append(link);
-    }
-    while (rows.rows.length > KEPT) rows.deleteRow(-1);
-  };
+  const KEPT = 500, LOOKS = 5;
+  let following = false, cursor = "", shown = 0, left = 0, looks = [];
   const look = async () => {
     if (!following) return;
-    const form = new URLSearchParams(new FormData(document.querySelector("main form.search")));
-    for (const [name, value] of Object.entries({ from: "end", count: rate.value, cursor, format: "json" })) form.set(name, value);
     try {
-      const headers = { Accept: "application/json", "Fleetlog-Automatic": "true" };
-      const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers })).json();
-      if (page.error) throw new Error(page.error);
-      if (page.messages.length) rows.querySelectorAll("td.none").forEach((one) => one.closest("tr").remove());
-      page.messages.forEach(add);
-      shown += page.messages.length;
-      const full = page.cut_short || page.messages.length >= Number(form.get("count"));
-      if (full) left += page.behind;
-      const what = form.get("contains") ? "not searched" : "left out";
+      const page = await part({ from: "end", at: "", count: rate.value, cursor });
+      if (page.rows.length) fill();
+      page.rows.forEach((row) => rows.prepend(row));
+      while (rows.rows.length > KEPT) rows.deleteRow(-1);
+      shown += page.rows.length;
+      const full = page.cut || page.rows.length >= Number(rate.value);
+      if (full) left += Number(page.behind);
+      const came = full ? page.rows.length + Number(page.behind) : Number(page.scanned);
+      if (cursor) looks.push([Date.now(), came]);
+      else looks = [[Date.now(), 0]];
+      if (looks.length > LOOKS) looks.shift();
+      const what = form.elements.filter.value || form.elements.contains.value ? "not searched" : "left out";
       const more = rate.selectedIndex + 1 < rate.length ? "; choose a higher number to see more" : "";
+      const speed = looks.slice(1).reduce((sum, one) => sum + one[1], 0) / ((looks.at(-1)[0] - looks[0][0]) / 1000 || 1);
       status.textContent = left ? `${shown} followed, about ${left} ${what}: they came faster${more}` : `${shown} followed`;
+      if (speed) status.textContent += `; about ${count(Math.round(speed))} come in a second`;
       cursor = full ? page.ends : page.reached;
     } catch (error) {
       status.textContent = `${error.message}; trying again`;
