@@ -1,6 +1,7 @@
 """Packages whose ``__init__`` imports far more than brokers and commands need.
 
-``kafka`` imports its producer, consumer and admin client, ``prometheus_client`` a web server. A broker needs neither.
+``kafka`` imports its producer, consumer and admin client, ``prometheus_client`` a web server, ``crc32c`` its command
+line and the library of e-mail. A broker needs none of them.
 The packages of ``kafka.protocol`` make some 160 classes out of JSON files, of which a command or a Spark worker needs a
 few.
 """
@@ -43,9 +44,9 @@ class Later:
         return isinstance(instance, self.made())
 
 
-def defer(name: str) -> None:
+def defer(name: str, names_of: str = "") -> None:
     """Let the package's modules be imported without its ``__init__``, which runs at the first access to a name that it
-    defines.
+    defines and its module ``names_of`` has not.
 
     Does nothing if the package is imported already, or is not installed.
     """
@@ -55,7 +56,7 @@ def defer(name: str) -> None:
     if spec is None or spec.loader is None:
         return
     package = importlib.util.module_from_spec(spec)
-    _without_init(package, spec.loader)
+    _without_init(package, spec.loader, names_of)
     sys.modules[name] = package
 
 
@@ -66,8 +67,14 @@ def defer_classes(*names: str) -> None:
     sys.meta_path.insert(0, _OfClasses(names))
 
 
-def _without_init(package: ModuleType, loader: Loader) -> None:
+def _without_init(package: ModuleType, loader: Loader, names_of: str = "") -> None:
     def missing(attribute: str) -> Any:
+        if attribute == "__module__":  # which no module has, and which is asked of everything
+            raise AttributeError(attribute)
+        if names_of:
+            module = importlib.import_module(f"{package.__name__}.{names_of}")
+            if hasattr(module, attribute):
+                return vars(package).setdefault(attribute, getattr(module, attribute))
         if importlib.util.find_spec(f"{package.__name__}.{attribute}") is not None:
             return importlib.import_module(f"{package.__name__}.{attribute}")
         if vars(package).pop("__getattr__", None) is not None:

@@ -10,10 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from rich.console import Console
 
 from fleetlog.brokers.cli import dev_fleet as fleet
 from fleetlog.brokers.cli.command_group import CommandGroup
@@ -31,10 +30,18 @@ from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
 from fleetlog.brokers.cli.options import pairs
 from fleetlog.brokers.cli.output import table
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_NOT_RUNNING = 3
-_console = Console(stderr=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def default_directory() -> Path:
@@ -160,7 +167,7 @@ def _secured(directory: Path, state: FleetState, secure: bool) -> DevSecurity | 
 def _bring_up(directory: Path, state: FleetState, settings: dict[str, str], security: DevSecurity | None) -> None:
     if not state.detached:
         state.supervisor = Process.of(os.getpid())
-    with _console.status("starting") as spinner:
+    with _console().status("starting") as spinner:
         fleet.start_all(directory, state, settings, spinner.update, security)
         deadline = time.monotonic() + fleet.READY_TIMEOUT_S
         for broker in state.brokers:
@@ -176,7 +183,7 @@ def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) ->
     while True:
         interrupts.forget()
         try:
-            with _console.status("stopping"):
+            with _console().status("stopping"):
                 fleet.stop_all(directory, patience_s)
             return
         except Interrupted:
@@ -193,7 +200,7 @@ def _stay(directory: Path, announce: Callable[[], None]) -> None:
                 dead = broker.process is None or not broker.process.alive()
                 if dead and broker.id not in reported:
                     hint = f"`fleetlog dev start {broker.id}` starts it again"
-                    _console.print(f"[yellow]broker {broker.id} has ended[/]; {hint}")
+                    _console().print(f"[yellow]broker {broker.id} has ended[/]; {hint}")
                     reported.add(broker.id)
                 elif not dead:
                     reported.discard(broker.id)
@@ -285,7 +292,7 @@ def start(broker_id: int, directory: Path) -> None:
             broker = state.broker(broker_id)
             if broker.process is not None and broker.process.alive():
                 raise DevError(f"broker {broker_id} runs")
-            with _console.status(f"waiting for broker {broker_id}"):
+            with _console().status(f"waiting for broker {broker_id}"):
                 fleet.start_broker(directory, state, broker, die_with_parent=False)
                 fleet.wait_ready(broker, time.monotonic() + fleet.READY_TIMEOUT_S)
         click.echo(f"broker {broker_id} is ready")
@@ -304,7 +311,7 @@ def start_new_broker(rack: str, directory: Path) -> None:
         with locked(directory):
             state = _running(directory)
             broker = fleet.add_broker(directory, state, rack)
-            with _console.status(f"waiting for broker {broker.id}"):
+            with _console().status(f"waiting for broker {broker.id}"):
                 fleet.start_broker(directory, state, broker, die_with_parent=False)
                 fleet.wait_ready(broker, time.monotonic() + fleet.READY_TIMEOUT_S)
         click.echo(f"broker {broker.id} is ready at {broker.address}")

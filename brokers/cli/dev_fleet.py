@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from fleetlog.brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity,
 from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from fleetlog.brokers.cli.interrupts import interrupts
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.cli.users import add_users
 from fleetlog.coordination.ensemble import (
     EnsembleError,
     ZooKeeperNode,
@@ -224,6 +222,8 @@ def start_all(
 
 
 def _add_users(node: ZooKeeperNode, state: FleetState, security: DevSecurity) -> None:
+    from fleetlog.brokers.cli.users import add_users
+
     try:
         node.wait_serving()
         add_users(state.zookeeper_connect, security.passwords, security=security.zookeeper)
@@ -281,10 +281,13 @@ def wait_ready(broker: BrokerState, deadline: float) -> None:
 
 def is_ready(broker: BrokerState) -> bool:
     """Does the broker's health endpoint say ready?"""
+    question = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        with socket.create_connection(("127.0.0.1", broker.admin_port), timeout=2) as connection:
+            connection.sendall(question)
+            with connection.makefile("rb") as answer:
+                return answer.readline().split()[1:2] == [b"200"]
+    except OSError:
         return False
 
 

@@ -14,10 +14,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fleetlog.brokers.tls.zookeeper import SECRET_PATHS
-from fleetlog.coordination.connect import ConnectionSecurity
+if TYPE_CHECKING:
+    from fleetlog.coordination.connect import ConnectionSecurity
 
 SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"
@@ -60,6 +60,9 @@ class DevSecurity:
     @property
     def zookeeper(self) -> ConnectionSecurity:
         """How the fleet's own processes use its ZooKeeper, which all users of the machine can reach."""
+        from fleetlog.brokers.tls.zookeeper import SECRET_PATHS
+        from fleetlog.coordination.connect import ConnectionSecurity
+
         return ConnectionSecurity(None, (("digest", self._digest),), True, SECRET_PATHS)
 
     @property

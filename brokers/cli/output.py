@@ -164,8 +164,26 @@ def bytes_text(size: int) -> str:
     return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
 
 
-def progress(shown: bool = True) -> Progress:
+class NoProgress:
+    """A progress bar that nobody sees, without rich."""
+
+    def __enter__(self) -> NoProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def add_task(self, description: str, total: float | None = None) -> Any:
+        """By rich."""
+
+    def update(self, task: Any, **_: object) -> None:
+        """By rich."""
+
+
+def progress(shown: bool = True) -> Progress | NoProgress:
     """A progress bar on stderr; silent where stderr is not a terminal, or unless ``shown``."""
+    if not (shown and sys.stderr.isatty()):
+        return NoProgress()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -177,7 +195,6 @@ def progress(shown: bool = True) -> Progress:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not (shown and sys.stderr.isatty()),
     )
 
 

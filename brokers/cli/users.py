@@ -6,7 +6,6 @@ broker yet, whose first one needs a user of its own, or no user who could log in
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import re
@@ -16,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -33,13 +32,12 @@ from fleetlog.brokers.logins.scram import (
     salted_password,
 )
 from fleetlog.brokers.logins.scram_users import Deletion, Upsertion, describe_users
-from fleetlog.brokers.logins.users import read_users, write_users
-from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
-from fleetlog.coordination.connect import ConnectionSecurity
-from fleetlog.coordination.store import Store, StoreError
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
+
+if TYPE_CHECKING:  # with asyncio: what only --zookeeper needs is imported where it is used
+    from fleetlog.coordination.connect import ConnectionSecurity
+    from fleetlog.coordination.store import Store
 
 MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
 _CONNECT_MS: Final = 10_000
@@ -88,9 +86,12 @@ def _options(function: _Function) -> _Function:
 
 
 def _connection_security(file: Path | None) -> ConnectionSecurity:
+    from fleetlog.coordination.connect import ConnectionSecurity
+
     if file is None:
         return ConnectionSecurity()
     from fleetlog.brokers.config import ConfigError, parse_properties  # loads the settings of brokers
+    from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 
     try:
         parsed = parse_properties(file.read_text("utf-8"), str(file))
@@ -192,6 +193,8 @@ def add_users(zookeeper: str, passwords: Mapping[str, str], security: Connection
 
 
 def _write(ensemble: _Ensemble, deletions: Sequence[Deletion], new: Sequence[Upsertion]) -> None:
+    from fleetlog.brokers.logins.users import write_users
+
     for user, result in _with_store(ensemble, lambda store: write_users(store, deletions, new)).items():
         if result.error is not ErrorCode.NONE:
             raise CliError(f"user {user}: {result.message}")
@@ -225,7 +228,7 @@ def list_users(place: Target | _Ensemble, out: Output) -> None:
         with _asked_brokers(place) as client:
             by_user = users_at(client)
     else:
-        configs = _with_store(place, read_users)
+        configs = _stored_users(place)
         by_user = {user: _by_mechanism(one.credentials) for user, one in describe_users(configs, None).items()}
     rows = [(user, *one) for user in sorted(by_user) for one in by_user[user].items()]
     out.rows(["user", "mechanism", "iterations"], rows)
@@ -250,12 +253,22 @@ def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemb
         with _asked_brokers(place) as client:
             alter_users_at(client, gone(users_at(client, [name]).get(name, {})), [])
     else:
-        _write(place, gone(_with_store(place, lambda store: read_users(store, [name])).get(name, {})), [])
+        _write(place, gone(_stored_users(place, [name]).get(name, {})), [])
     out.done(f"user {name} cannot log in any more", {"user": name})
 
 
+def _stored_users(zookeeper: _Ensemble, names: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
+    from fleetlog.brokers.logins.users import read_users
+
+    return _with_store(zookeeper, lambda store: read_users(store, names))
+
+
 def _with_store(zookeeper: _Ensemble, work: Callable[[Store], Awaitable[_Value]]) -> _Value:
-    from fleetlog.coordination.zookeeper import ZookeeperStore  # which only a fleet's first users need
+    import asyncio
+
+    from fleetlog.brokers.metadata.znodes import BadZnode
+    from fleetlog.coordination.store import StoreError
+    from fleetlog.coordination.zookeeper import ZookeeperStore
 
     async def run() -> _Value:
         store = ZookeeperStore(zookeeper.connect, security=zookeeper.security)

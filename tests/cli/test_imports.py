@@ -14,6 +14,8 @@ from tests.support.fleet import Fleet
 
 pytestmark = pytest.mark.zookeeper
 
+FINDINGS = 3
+"""What doctor ends with."""
 OTHERS = (
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "crc32c", "kafka.consumer", "kafka.producer",
     "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce", "kafka.protocol.admin.acl",
@@ -31,6 +33,10 @@ OWN_MESSAGES = (
     "fleetlog.brokers.logins.mechanisms", "fleetlog.brokers.logins.scram", "fleetlog.brokers.tls.contexts",
 )  # fmt: skip
 """Needed by requests of our own APIs, and by logins."""
+OF_RECORDS = ("rich", "asyncio", "email", "argparse", "crc32c._cli", "confluent_kafka", "kazoo", "pydantic")
+OF_ZOOKEEPER = (
+    "asyncio", "kazoo", "rich", "fleetlog.coordination", "fleetlog.brokers.tls.contexts", "fleetlog.brokers.metadata",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +55,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def loaded(fleet: Fleet, *words: str) -> set[str]:
     """The modules that the command imports."""
-    command = [sys.executable, "-X", "importtime", "-m", "fleetlog.brokers.cli.main", *words, "-b", fleet.bootstrap]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    return imported(*words, "-b", fleet.bootstrap)
+
+
+def imported(*words: str) -> set[str]:
+    command = [sys.executable, "-X", "importtime", "-m", "fleetlog.brokers.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False, input="")
+    assert done.returncode in {0, FINDINGS}, done.stderr[-2000:]
     return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE))
 
 
@@ -69,11 +80,29 @@ def loaded(fleet: Fleet, *words: str) -> set[str]:
         ("topics trim t --before 0 --dry-run", OTHERS),
         (
             "consume t --to end",
-            ("re2", "fleetlog._native", "fleetlog.brokers.cli.record_filter", "asyncio", "pydantic"),
+            (*OF_RECORDS, "re2", "fleetlog._native", "fleetlog.brokers.cli.record_filter"),
         ),
+        ("produce t", OF_RECORDS),
+        ("records write t --value one", OF_RECORDS),
+        ("users list", OF_ZOOKEEPER),
+        ("doctor", OTHERS),
     ],
 )
 def test_a_command_loads_nothing_that_it_does_not_use(fleet: Fleet, command: str, unused: tuple[str, ...]) -> None:
     modules = loaded(fleet, *command.split())
     assert "kafka.admin.client" in modules, "the list is that of the command"
     assert {name for name in modules if name.startswith(tuple(f"{one}." for one in unused)) or name in unused} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (["--help"], 140),
+        (["topics", "--help"], 310),
+        (["dev", "--help"], 195),
+        (["users", "add", "--help"], 310),
+    ],
+)
+def test_help_loads_little(words: list[str], most: int) -> None:
+    modules = imported(*words)
+    assert len(modules) <= most, f"{len(modules)}: {sorted(modules)}"

@@ -39,6 +39,21 @@ def test_what_is_imported_already_stays() -> None:
     subprocess.run([sys.executable, "-c", code + "assert again.KafkaProducer is before"], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert crc32c.crc32c(b'123456789') == 0xE3069283 and 'crc32c._cli' not in sys.modules",
+        "from crc32c import crc32c as found; assert found is crc32c.crc32c and 'email' not in sys.modules",
+        "crc32c.crc32c; assert 'crc32c' in vars(crc32c), 'found once'",
+        "assert crc32c.__version__ and crc32c.CRC32CHash and crc32c.crc32c(b'') == 0",
+        "assert not hasattr(crc32c, 'nothing') and crc32c.crc32c(b'') == 0",
+    ],
+)
+def test_a_checksum_comes_without_a_command_line(use: str) -> None:
+    code = "import sys; from fleetlog import wire; import crc32c; "
+    subprocess.run([sys.executable, "-c", code + use], check=True, timeout=60)
+
+
 LATER = """
 import sys
 from fleetlog import wire
