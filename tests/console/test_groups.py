@@ -116,3 +116,18 @@ def test_records_are_shown_where_a_coordinator_computes_no_seconds(unlagged: Fle
             assert "group.lag.interval.ms is 0" in visitor.page(path)
     finally:
         assert console.close() == 0
+
+
+def test_deleted_records_count_no_more(lagged: Fleet, guest: Visitor) -> None:
+    topic = f"lag-{uuid.uuid4().hex[:8]}"
+    shell = Shell(lagged)
+    shell.run("topics", "create", topic, "-p", "1", "-r", "3")
+    shell.run("produce", topic, stdin="".join(f"{n}\n" for n in range(10)))
+    commit(lagged, topic, topic, {0: 2})
+    shell.run("topics", "trim", topic, "--before", "9", "--yes")
+    value = eventually(
+        lambda: guest.json(f"/group?name={topic}"), "the coordinator counts anew",
+        good=lambda one: [row["lag_read_committed"] for row in one["offsets"]] == [1],
+    )  # fmt: skip
+    assert (value["lag"], value["lag_by_topic"]) == (1, [{"topic": topic, "lag": 1}])
+    assert [one["lag"] for one in guest.json(f"/groups?name={topic}")["groups"]] == [1]

@@ -107,6 +107,18 @@ def test_records_that_are_deleted_count_no_more_anywhere(lagged: Fleet, topic: s
         assert [row["lag"] for row in rows] == [1, 8, 8]
     assert described["lag"] == 17
 
+    def counted() -> bool:
+        metrics = scraped(lagged)
+        of_group = {
+            "fleetlog_group_lag_records": "group",
+            "kafka_consumergroup_lag": "consumergroup",
+            "kafka_consumergroup_lag_sum": "consumergroup",
+            "kminion_kafka_consumer_group_topic_lag": "group_id",
+        }
+        return {summed(metrics, family, **{label: group}) for family, label in of_group.items()} == {17}
+
+    eventually(counted, "all families of metrics count what the commands count")
+
 
 def test_a_group_that_stops_and_one_that_stalls(lagged: Fleet, topic: str) -> None:
     stops, stalls = f"stops-{topic}", f"stalls-{topic}"
