@@ -15,12 +15,13 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from fleetlog.brokers.api.audit import Audit, started_audit
+from fleetlog.brokers.api.audit import started_audit
 from fleetlog.brokers.api.audit_writer import AuditWriter
 from fleetlog.brokers.api.authorizer import Authorization, CannotReplicate
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.groups import drop_topic_offsets
 from fleetlog.brokers.audit.events import EventSource
+from fleetlog.brokers.audit.recorder import Audit
 from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller, hand_over

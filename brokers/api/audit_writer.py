@@ -22,8 +22,8 @@ from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.api.audit import Audit
     from fleetlog.brokers.api.base import Services
+    from fleetlog.brokers.audit.recorder import Audit
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from fleetlog.brokers.acls.cache import AclCache
+    from fleetlog.brokers.audit.recorder import Audit
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.coordinators.lags import LagWatch
@@ -198,6 +199,20 @@ def through(work: Generator[Any, None, R]) -> R:
             return result
 
 
+async def worked(work: Generator[Any, None, R]) -> R:
+    """What paced work returns; the loop runs in between."""
+    rows = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            result: R = ended.value
+            return result
+        rows += 1
+        if rows % ROWS_PER_YIELD == 0:
+            await asyncio.sleep(0)
+
+
 def named_once(topics: Iterable[tuple[str, Iterable[int]]]) -> Generator[None, None, tuple[TopicPartition, ...]]:
     """The partitions that a request names by topic and index, each once, in its order. Paced work."""
     named: dict[TopicPartition, None] = {}
@@ -223,54 +238,23 @@ class RequestSource(Protocol):
         """Read and execute nothing for so long."""
 
 
-class OpenConnection(Protocol):
-    """A connection, as it is described to administrators."""
+class OpenConnection(NamedTuple):
+    """A connection, as it is described to administrators. Times are the monotonic clock's."""
 
-    closed: bool
-    mechanism: str
-    last_active_ms: int
     peer: ClientConnection
-
-    @property
-    def software(self) -> tuple[str, str]:
-        """The client's name and version, once it has said them."""
-
-    @property
-    def client_id(self) -> str:
-        """That of its first request; empty before."""
-
-    @property
-    def since_ms(self) -> int:
-        """When it was accepted, by the monotonic clock."""
-
-    @property
-    def unsent(self) -> int:
-        """Answer bytes that have not left yet."""
-
-    def carried(self) -> Carried:
-        """What it has carried."""
+    mechanism: str
+    client_id: str
+    """That of its first request; empty before."""
+    software: tuple[str, str]
+    since_ms: int
+    last_active_ms: int
+    carried: Carried
+    unsent: int
+    """Answer bytes that have not left yet."""
 
 
-class Auditor(Protocol):
-    """Records what clients do (:mod:`brokers.api.audit`)."""
-
-    def audited(self, row: Any) -> Callable[[Any, Context], Outcome]:
-        """The handler of an API's row, with a record of what each of its requests does, if that is wanted."""
-
-    def is_broker(self, context: Context) -> bool:
-        """Whether another broker asks: only brokers write the audit topic."""
-
-    def must_refuse(self, context: Context, changes: int) -> bool:
-        """Whether a request with so many changes cannot be recorded, and is not to be executed."""
-
-    async def topics_created(self, context: Context, errors: Mapping[str, ErrorCode]) -> None:
-        """Keep which topics a client created by naming them."""
-
-    def logged_in(self, connection: ClientConnection, principal: str, mechanism: str) -> bool:
-        """Keep a login; False: it must be refused."""
-
-    def login_refused(self, connection: ClientConnection, mechanism: str, detail: str) -> None:
-        """Keep a login that was refused."""
+def _no_connections(after_id: int) -> tuple[int, Iterator[OpenConnection]]:
+    return 0, iter(())
 
 
 @dataclass(slots=True)
@@ -296,7 +280,7 @@ class Services:
     """What clients use, where that is measured."""
     client_configs: ClientConfigs | None = None
     """What the quotas are taken from, once the broker follows it."""
-    audit: Auditor | None = None
+    audit: Audit | None = None
     certificates: DynamicTls | None = None
     """Certificates of this broker's listeners, where some have TLS."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
@@ -307,8 +291,8 @@ class Services:
     """How far the groups are behind, where that is computed."""
     history: LeaderHistory | None = None
     """What has changed since the start."""
-    connections: Mapping[int, OpenConnection] = field(default_factory=dict)
-    """Those that are open, by their ids, which grow."""
+    connections: Callable[[int], tuple[int, Iterator[OpenConnection]]] = _no_connections
+    """How many are open, and those behind an id, by their ids, which grow."""
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
     process_health: Callable[[], ProcessHealth] = ProcessHealth
@@ -412,6 +396,15 @@ class Context:
         if granted and self.services.access.tells_brokers:
             self.exempted = True
         return granted
+
+    def writes_audit(self) -> bool:
+        """Whether another broker asks: only brokers write the audit topic. False without an audit."""
+        audit = self.services.audit
+        return (
+            audit is not None
+            and self.connection.principal == audit.brokers
+            and self.allows(CLUSTER_ACTION, CLUSTER, logged=False)
+        )
 
     def may_mutate(self, partitions: int, *, strict: bool) -> bool:
         """Counts partitions to create or delete, a negative number takes back; False: THROTTLING_QUOTA_EXCEEDED."""

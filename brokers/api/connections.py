@@ -25,16 +25,15 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         return Done(kind(version=0, error_code=refusal, connections=[]))
     limit, now_ms = min(max(request.limit, 1), ROWS_MAX), services.clock.mono_ms()
     rows = []
-    for connection in list(services.connections.values()):
+    total, behind = services.connections(request.after_id)
+    for connection in behind:
         yield
-        if connection.peer.id <= request.after_id or connection.closed:
-            continue
-        carried, (name, version) = connection.carried(), connection.software
+        peer, carried, (name, version) = connection.peer, connection.carried, connection.software
         rows.append(
             kind.OpenConnection(
-                version=0, id=connection.peer.id, listener=connection.peer.listener, host=connection.peer.peer_host,
-                principal=connection.peer.principal, mechanism=connection.mechanism, client_id=connection.client_id,
-                software_name=name, software_version=version, age_ms=max(0, now_ms - connection.since_ms),
+                version=0, id=peer.id, listener=peer.listener, host=peer.peer_host, principal=peer.principal,
+                mechanism=connection.mechanism, client_id=connection.client_id, software_name=name,
+                software_version=version, age_ms=max(0, now_ms - connection.since_ms),
                 idle_ms=max(0, now_ms - connection.last_active_ms), bytes_in=carried.bytes_in,
                 bytes_out=carried.bytes_out, round_trip_micros=carried.round_trip_micros,
                 unsent_bytes=connection.unsent,
@@ -42,7 +41,6 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         )  # fmt: skip
         if len(rows) >= limit:
             break
-    total = len(services.connections)
     return Done(kind(version=0, throttle_time_ms=0, error_code=0, total=total, connections=rows))
 
 

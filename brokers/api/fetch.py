@@ -107,7 +107,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
         if fetch.look((row,)) or wait_ms <= 0:
             return _new(Done, (fetch.answer(whole),))
         fetch.without_session().adopt(row, isolation_level)
-        fetch.session.waiter = fetch
+        fetch.session.waiter = fetch.woken
         return fetch.wait()
     if full or session.replica is not None:
         if full and not long:
@@ -125,7 +125,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
     if not session.parts:
         sessions.close(session)
         return Done(encode_fetch_response(context.api_version, []))
-    session.waiter = fetch
+    session.waiter = fetch.woken
     if session.isolation_level != isolation_level:
         session.isolate(isolation_level)
     if session.replica is not None:
@@ -426,8 +426,14 @@ class Fetch:
         """Whether what there is to look at takes slices."""
         return len(self.session.dirty) > answers.LONG_PARTS
 
-    def woken(self, part: SessionPart, urgent: bool) -> None:
-        """A partition moved; many moves in one turn of the loop are one look. Followers don't wait for consumers."""
+    def woken(self, part: SessionPart | None, urgent: bool) -> None:
+        """The session's ``waiter``. Moves in one turn of the loop are one look; followers don't wait for consumers."""
+        if part is None:
+            if not urgent:
+                self._reply_early()
+            elif self.delayed is not None:  # no fetch can resume this session: answer with what there is
+                self.context.services.loop.call_soon(self._finish)
+            return
         if self.delayed is None or self.sizes is not None:
             if self.stirred is None:
                 self.stirred = {}
@@ -449,18 +455,13 @@ class Fetch:
         else:
             services.fetch_wakes.add(services.loop, self._look)
 
-    def reply_early(self) -> None:
+    def _reply_early(self) -> None:
         """The in-sync set may wait for the fetch that acknowledges this answer."""
         replica, now_ms = self.session.replica, self.context.services.clock.mono_ms()
         interval_ms = replica.interval_ms(now_ms) if replica is not None else None
         if self.delayed is not None and interval_ms is not None:
             rest_ms = self.session.early_reply_ms + interval_ms - now_ms
             self._later(max(NEWS_DELAY_MS, rest_ms), self._early_reply_due)
-
-    def abandoned(self) -> None:
-        """No fetch can resume this session: answer with what there is."""
-        if self.delayed is not None:
-            self.context.services.loop.call_soon(self._finish)
 
     def _later(self, delay_ms: int, callback: Callable[[], None]) -> None:
         """Call back once, however often it was asked for."""
@@ -483,7 +484,7 @@ class Fetch:
             return
         if self._moved:
             self._later(NEWS_DELAY_MS, self._tell)
-        self.reply_early()
+        self._reply_early()
         if throttle is not None and self.reader.throttled:
             self._later(max(1, throttle.wait_ms(self.context.services.clock.mono_ms())), self._look)
 
@@ -560,14 +561,14 @@ class Fetch:
             if self.full:
                 self.open()
                 self.follow()
-            self.session.waiter = self
+            self.session.waiter = self.woken
             while not (yield from self._name_in_slices()):
                 # A full fetch of the follower that came meanwhile has ended it: what this one says is older, perhaps.
                 overtaken = self.session.closed and self.session.replica is not None
                 self.context.services.fetch_sessions.close(self.session)
                 if overtaken or not self.full:
                     return Done(refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, self.context))
-                self.without_session().waiter = self
+                self.without_session().waiter = self.woken
             session = self.session
             if not session.parts and not self.full:
                 self.context.services.fetch_sessions.close(session)

@@ -14,7 +14,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.partition import Partition
@@ -53,19 +53,6 @@ def key_of(asked: FetchPart) -> Key:
     return asked.topic_id or asked.topic, asked.partition
 
 
-class Waiter(Protocol):
-    """The fetch of a session that waits."""
-
-    def woken(self, part: SessionPart, urgent: bool) -> None:
-        """There may be something to answer; what is not urgent can wait for a few ms and for company."""
-
-    def reply_early(self) -> None:
-        """The fetch after this one is waited for."""
-
-    def abandoned(self) -> None:
-        """The session is evicted: answer with what there is."""
-
-
 class FollowerSession(ReplicaSession):
     """A follower's session as its leader's partitions know it. A wait for a proof makes its answers leave early."""
 
@@ -87,7 +74,7 @@ class FollowerSession(ReplicaSession):
         """Call once, when ``proven_ms`` rises next. That takes an answer, and the fetch after it."""
         super().on_proof(listener)
         if self.session is not None and self.session.waiter is not None:
-            self.session.waiter.reply_early()
+            self.session.waiter(None, False)
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +188,10 @@ class FetchSession:
     """A moment at which the latest answer had not left yet: a client that acknowledges it still followed us then."""
     twice: list[FetchPart] | None = field(default=None, init=False)
     """Of a fetch without a session: what it named again. Reading that would hold the loop."""
-    waiter: Waiter | None = field(default=None, init=False)
+    waiter: Callable[[SessionPart | None, bool], None] | None = field(default=None, init=False)
+    """The fetch that waits: called with a partition that moved and whether that is urgent, for what is not can wait for
+    a few ms and for company. With None the fetch after it is waited for, or, if that is urgent, the session is evicted.
+    """
 
     @property
     def privileged(self) -> bool:
@@ -212,7 +202,7 @@ class FetchSession:
         """The partition has something to tell, perhaps."""
         self.dirty[part] = None
         if self.waiter is not None:
-            self.waiter.woken(part, urgent)
+            self.waiter(part, urgent)
         else:
             part.unwatch()
 
@@ -337,7 +327,7 @@ class FetchSessions:
             if broker_id in brokers and replica is not None:
                 replica.expected_until_ms = now_ms + EXPECT_MS
                 if session.waiter is not None:
-                    session.waiter.reply_early()
+                    session.waiter(None, False)
 
     def _end_previous(self, replica: FollowerSession) -> None:
         """The follower's session before, or that of its previous incarnation, ends.
@@ -434,7 +424,7 @@ class FetchSessions:
             del self._followers[session.replica.broker_id]
         session.close()
         if session.waiter is not None:
-            session.waiter.abandoned()
+            session.waiter(None, True)
 
     def _evict_idle(self, now_ms: int) -> bool:
         """Make room: a session that is not used goes, whichever owner it has."""

@@ -227,15 +227,16 @@ async def _commit_in_transaction(
     render: Callable[[Any], Any],
 ) -> Outcome:
     """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
-    groups = context.services.groups
-    producer = (request.producer_id, request.producer_epoch)
+    services = context.services
+    groups, producer = services.groups, (request.producer_id, request.producer_epoch)
     place = TopicPartition(GROUP_METADATA_TOPIC, groups.partition_for(request.group_id))
     error, host = groups.host_for(request.group_id)
     if host is None:
         return Done(render(CommandFailed(error)))
     asked = question(VERIFIED, context.api_version, request.transactional_id, producer, [place])
     admitted = await admit(
-        context.services,
+        services.transactions.verifier.ask,
+        services.clock,
         asked.transactional_id,
         producer,
         {place: (cast(Any, host.partition.log).producers, -1)},

@@ -27,7 +27,8 @@ from fleetlog.brokers.acls.access import (
     TRANSACTIONAL_ID,
     mask,
 )
-from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, in_task, through
+from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, in_task, through, worked
+from fleetlog.brokers.api.changes import created_topics
 from fleetlog.brokers.api.metadata_body import TopicRows, body, error_row, leader_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.controller.requests import check_name
@@ -133,8 +134,9 @@ async def _create_and_answer(
 ) -> Outcome:
     """``later`` are topics whose creation has not begun: the client gets a retriable error."""
     made = await context.services.controller.auto_create(missing, CREATION_WAIT_MS)
-    if context.services.audit is not None:
-        await context.services.audit.topics_created(context, made)
+    audit = context.services.audit
+    if audit is not None:
+        await worked(audit.record(context, created_topics(made)))
     errors = {**denied} | dict(made)
     await _led([name for name, error in errors.items() if error is ErrorCode.NONE], context.services.metadata)
     errors |= dict.fromkeys(later, ErrorCode.REQUEST_TIMED_OUT)

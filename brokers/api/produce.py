@@ -178,8 +178,7 @@ class ProduceExecution:
 
     def _may_audit(self, topic: str) -> bool:
         """Whether it is the audit topic, and another broker writes its events."""
-        audit = self.context.services.audit
-        return topic == AUDIT_TOPIC and audit is not None and audit.is_broker(self.context)
+        return topic == AUDIT_TOPIC and self.context.writes_audit()
 
     def _refuse(
         self,
@@ -282,7 +281,8 @@ class ProduceExecution:
         for producer, groups in self._producers(unverified).items():
             asked = question(VERIFIED, context.api_version, run.transactional_id, producer, ())
             admitted = await verification.admit(
-                context.services,
+                context.services.transactions.verifier.ask,
+                context.services.clock,
                 run.transactional_id,
                 producer,
                 self._first(groups),

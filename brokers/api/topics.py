@@ -99,10 +99,9 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
 
 def _kept_for_brokers(request: CreateTopicsRequest, context: Context) -> frozenset[str]:
     """The audit topic, unless a broker creates it: with settings of a client's choice it would keep nothing."""
-    audit = context.services.audit
-    if audit is None or audit.is_broker(context) or all(topic.name != AUDIT_TOPIC for topic in request.topics):
-        return frozenset()
-    return frozenset({AUDIT_TOPIC})
+    named = any(topic.name == AUDIT_TOPIC for topic in request.topics)
+    kept = named and context.services.audit is not None and not context.writes_audit()
+    return frozenset({AUDIT_TOPIC}) if kept else frozenset()
 
 
 def _partition_count(topic: CreateTopicsTopics, context: Context) -> int:

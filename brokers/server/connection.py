@@ -21,9 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fleetlog._native import io
-from fleetlog.brokers.api.base import ClientConnection
+from fleetlog.brokers.api.base import ClientConnection, OpenConnection
 from fleetlog.brokers.log import SliceGone
 from fleetlog.brokers.logins.principals import USER, Principal
+from fleetlog.brokers.logins.sasl import TOKEN_FRAME_BYTES_MAX, LoginState, SaslListener, SaslLogin
 from fleetlog.brokers.model import Carried
 from fleetlog.brokers.server import disk
 from fleetlog.brokers.server.framing import (
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.quotas.metering import Meter
     from fleetlog.brokers.server.disk import ReadAhead
-    from fleetlog.brokers.server.login import ConnectionLogin
     from fleetlog.brokers.server.tls_transport import TlsTransport
     from fleetlog.brokers.timers import Timer, Timers
 
@@ -148,9 +148,81 @@ def carried_by(descriptor: int) -> Carried:
     return Carried(received, sent, _ROUND_TRIP.unpack_from(info, _ROUND_TRIP_AT)[0])
 
 
+STALLED_RECEIVE_BYTES = 16 * 1024
+LOGIN_MS: Final = 10_000
+LOGIN_REQUESTS_MAX: Final = 16
+"""The longest login has four: ApiVersions, SaslHandshake and two tokens. Others are attempts with other versions."""
+LOGIN_BYTES_MAX: Final = 2 * TOKEN_FRAME_BYTES_MAX
+LOGIN_RECEIVES_MAX: Final = 400
+"""Enough for each packet of the longest token to come by itself. Ten microseconds each, 30 with TLS."""
+
+
+class ConnectionLogin:
+    """The login of one connection, with the bounds that hold until it is done.
+
+    Before that it may send ``LOGIN_REQUESTS_MAX`` requests of at most 32 KiB each (512 KiB where OAUTHBEARER is
+    enabled) and ``LOGIN_BYTES_MAX`` in all, within ``LOGIN_MS``. It is read ``STALLED_RECEIVE_BYTES`` at a time,
+    ``LOGIN_RECEIVES_MAX`` times at most: the loop wakes up for each part that comes, and a request that came byte by
+    byte would cost it a second.
+    """
+
+    __slots__ = ("_by_mono_ms", "_bytes", "_receives", "_requests", "frame_bytes_max", "sasl")
+
+    def __init__(self, listener: SaslListener, mono_ms: int) -> None:
+        self.sasl = SaslLogin(listener)
+        self.frame_bytes_max = listener.frame_bytes_max
+        self._requests = 0
+        self._receives = self._bytes = 0
+        self._by_mono_ms = mono_ms + LOGIN_MS
+
+    @property
+    def pending(self) -> bool:
+        """Whether the first login is not done."""
+        return self.sasl.principal is None
+
+    def serves(self, mono_ms: int) -> bool:
+        """Whether requests are served now, without a look at each of them."""
+        ends = self.sasl.session_ends_mono_ms
+        return self.sasl.done and (ends is None or mono_ms <= ends)
+
+    def overdue(self, mono_ms: int) -> bool:
+        """Whether the time for the first login is over; one that was refused waits for the end of its delay."""
+        sasl = self.sasl
+        return self.pending and mono_ms > self._by_mono_ms and sasl.state is not LoginState.FAILED
+
+    def count(self) -> bool:
+        """Count a request before the first login; False: there were too many."""
+        self._requests += self.pending
+        return self._requests <= LOGIN_REQUESTS_MAX
+
+    def receive(
+        self, connection: Connection, sock: socket.socket | TlsTransport, framer: Framer, metrics: Metrics
+    ) -> FrameError | None:
+        """Receive a small piece into the framer, or close; what is wrong: too much, or in too many parts."""
+        size = 0
+        try:
+            size = sock.recv_into(framer.into(STALLED_RECEIVE_BYTES))
+            if not size:
+                connection.close("the peer closed it")
+                return None
+            framer.received(size)
+        except (BlockingIOError, InterruptedError):  # of a record of TLS too little has come
+            framer.keep()
+        except OSError as error:
+            connection.close(f"receive failed: {error}")
+            return None
+        metrics.bytes_in.value += size
+        self._receives += 1
+        self._bytes += size
+        if self._bytes > LOGIN_BYTES_MAX:
+            return FrameError(f"more than {LOGIN_BYTES_MAX} bytes before a login")
+        if self._receives > LOGIN_RECEIVES_MAX:
+            return FrameError(f"its requests before a login come in more than {LOGIN_RECEIVES_MAX} parts")
+        return None
+
+
 REQUESTS_PER_TURN = 16
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
-STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
 """Bytes received beyond the requests being worked on, at which reading pauses."""
 _FOR_BUDGET, _MUTED = 1, 2
@@ -265,19 +337,13 @@ class Connection:
     def software(self, software: tuple[str, str]) -> None:
         self.marks.software = software
 
-    @property
-    def client_id(self) -> str:
-        """That of its first request; empty before."""
-        return self.marks.client_id or ""
-
-    @property
-    def since_ms(self) -> int:
-        """When it was accepted, by the monotonic clock."""
-        return self.marks.since_ms
-
-    def carried(self) -> Carried:
-        """What it has carried, as the kernel counts it."""
-        return carried_by(self._fd)
+    def described(self) -> OpenConnection:
+        """As administrators see it; what it has carried is what the kernel counts."""
+        marks = self.marks
+        return OpenConnection(
+            self.peer, self.mechanism, marks.client_id or "", marks.software, marks.since_ms, self.last_active_ms,
+            carried_by(self._fd), self.unsent,
+        )  # fmt: skip
 
     # -- muting ---------------------------------------------------------------------------------------------------
 

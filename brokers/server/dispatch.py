@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.errors import LooseMessage
+from fleetlog.brokers.api.audit import audited
 from fleetlog.brokers.api.base import (
     CLOSE,
     Batching,
@@ -201,7 +202,7 @@ class Dispatcher:
         if handlers is not None:
             row = row._replace(handler=handlers.get(api.key, _unserved), batching=None)
         metrics, audit = self._services.metrics, self._services.audit
-        handler = row.handler if audit is None else audit.audited(row)
+        handler = row.handler if audit is None else audited(audit, row)
         return Route(
             api,
             api.lowest,

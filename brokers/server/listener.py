@@ -32,19 +32,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fleetlog.brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
-from fleetlog.brokers.api.base import ClientConnection, Services
+from fleetlog.brokers.api.base import ClientConnection, OpenConnection, Services
 from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, by_slices
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.quotas.image import QuotaImage
 from fleetlog.brokers.quotas.metering import CREATED, ConnectionRates, Meter, Metering
-from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, TlsConnection, close_logins
+from fleetlog.brokers.server.connection import (
+    Connection,
+    ConnectionBatcher,
+    ConnectionLogin,
+    TlsConnection,
+    close_logins,
+)
 from fleetlog.brokers.server.descriptors import Descriptors
 from fleetlog.brokers.server.disk import ReadAhead
 from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
-from fleetlog.brokers.server.login import ConnectionLogin, LoginGate
+from fleetlog.brokers.server.login import LoginGate
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.tls_transport import (
     CERTIFICATE_LOGIN,
@@ -496,7 +502,7 @@ class Server:
                 raise RuntimeError(f"listener {listener} is {protocol}, but its TLS is not")
         self.listen()
         self._services = services
-        services.connections = self.connections
+        services.connections = self.described
         watch_connections(
             services.metrics, self.connections, [one.listener for one in self.endpoints], services.clock
         )  # fmt: skip
@@ -568,6 +574,15 @@ class Server:
         self._listening = False
 
     # -- connections ----------------------------------------------------------------------------------------------
+
+    def described(self, after_id: int) -> tuple[int, Iterator[OpenConnection]]:
+        """How many are open, and those behind an id, each as it is when its turn comes; one may have closed till then.
+
+        By their ids: one whose handshake took longer is among the connections behind younger ones.
+        """
+        connections = self.connections
+        ids = sorted(number for number in connections if number > after_id)
+        return len(connections), (connections[number].described() for number in ids if number in connections)
 
     def _accept(self, endpoint: Endpoint, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -717,7 +732,9 @@ class Server:
         opened: Opened,
     ) -> None:
         if opened.principal is not None:
-            if self._audit is not None and not self._audit.logged_in(peer, opened.principal, CERTIFICATE_LOGIN):
+            if self._audit is not None and not self._audit.logged_in(
+                peer.listener, peer.peer_host, opened.principal, CERTIFICATE_LOGIN
+            ):
                 transport.close()  # it cannot be recorded
                 self._left(peer)
                 return

@@ -2,19 +2,15 @@
 
 ``brokers.logins.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
 good has no :class:`ConnectionLogin` any more, and is like one of a PLAINTEXT listener from then on.
-
-Before the login a connection may send ``REQUESTS_MAX`` requests of at most 32 KiB each (512 KiB where OAUTHBEARER is
-enabled) and ``BYTES_MAX`` in all, within ``LOGIN_MS``. It is read 16 KiB at a time, ``RECEIVES_MAX`` times at most: the
-loop wakes up for each part that comes, and a request that came byte by byte would cost it a second.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.errors import LooseMessage
 from fleetlog.brokers.logins.listener_settings import ListenerLogins
@@ -25,7 +21,6 @@ from fleetlog.brokers.logins.plain import PLAIN, PlainServer, verifier
 from fleetlog.brokers.logins.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
-    TOKEN_FRAME_BYTES_MAX,
     AuthenticateAnswer,
     LoginAdmission,
     LoginState,
@@ -35,51 +30,19 @@ from fleetlog.brokers.logins.sasl import (
     Then,
 )
 from fleetlog.brokers.logins.scram import ScramMechanism, ScramServer, random_text
-from fleetlog.brokers.server.framing import FrameError, Framer
+from fleetlog.brokers.server.connection import LOGIN_REQUESTS_MAX, Connection, ConnectionLogin
 from fleetlog.wire import hot, messages
 from fleetlog.wire.answered_errors import error_response
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.api.base import ClientConnection, Services
+    from fleetlog.brokers.api.base import Services
     from fleetlog.brokers.logins.users import ScramUsers
-    from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.server.limits import QuietLog
     from fleetlog.brokers.server.purgatory import Slot
 
 logger = logging.getLogger(__name__)
-
-LOGIN_MS: Final = 10_000
-REQUESTS_MAX: Final = 16
-"""The longest login has four: ApiVersions, SaslHandshake and two tokens. Others are attempts with other versions."""
-RECEIVE_BYTES: Final = 16 * 1024
-BYTES_MAX: Final = 2 * TOKEN_FRAME_BYTES_MAX
-RECEIVES_MAX: Final = 400
-"""Enough for each packet of the longest token to come by itself. Ten microseconds each, 30 with TLS."""
-
-
-class Receiver(Protocol):
-    """A socket, or TLS before it."""
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """As a socket's."""
-
-
-class ConnectionPort(Protocol):
-    """The connection that has the login."""
-
-    peer: ClientConnection
-    closed: bool
-
-    def logged_in(self, principal: str, mechanism: str, *, lasting: bool) -> None:
-        """The login is done."""
-
-    def last_answer(self, slot: Any, chunks: Sequence[Any], reason: str) -> None:
-        """Send that answer and close."""
-
-    def close(self, reason: str) -> None:
-        """Close without an answer."""
 
 
 def sasl_listener(
@@ -109,64 +72,6 @@ def sasl_listener(
     return SaslListener(makers, logins.reauth_ms)
 
 
-class ConnectionLogin:
-    """The login of one connection, with the bounds that hold until it is done."""
-
-    __slots__ = ("_by_mono_ms", "_bytes", "_receives", "_requests", "frame_bytes_max", "sasl")
-
-    def __init__(self, listener: SaslListener, mono_ms: int) -> None:
-        self.sasl = SaslLogin(listener)
-        self.frame_bytes_max = listener.frame_bytes_max
-        self._requests = 0
-        self._receives = self._bytes = 0
-        self._by_mono_ms = mono_ms + LOGIN_MS
-
-    @property
-    def pending(self) -> bool:
-        """Whether the first login is not done."""
-        return self.sasl.principal is None
-
-    def serves(self, mono_ms: int) -> bool:
-        """Whether requests are served now, without a look at each of them."""
-        ends = self.sasl.session_ends_mono_ms
-        return self.sasl.done and (ends is None or mono_ms <= ends)
-
-    def overdue(self, mono_ms: int) -> bool:
-        """Whether the time for the first login is over; one that was refused waits for the end of its delay."""
-        sasl = self.sasl
-        return self.pending and mono_ms > self._by_mono_ms and sasl.state is not LoginState.FAILED
-
-    def count(self) -> bool:
-        """Count a request before the first login; False: there were too many."""
-        self._requests += self.pending
-        return self._requests <= REQUESTS_MAX
-
-    def receive(
-        self, connection: ConnectionPort, sock: Receiver, framer: Framer, metrics: Metrics
-    ) -> FrameError | None:
-        """Receive a small piece into the framer, or close; what is wrong: too much, or in too many parts."""
-        size = 0
-        try:
-            size = sock.recv_into(framer.into(RECEIVE_BYTES))
-            if not size:
-                connection.close("the peer closed it")
-                return None
-            framer.received(size)
-        except (BlockingIOError, InterruptedError):  # of a record of TLS too little has come
-            framer.keep()
-        except OSError as error:
-            connection.close(f"receive failed: {error}")
-            return None
-        metrics.bytes_in.value += size
-        self._receives += 1
-        self._bytes += size
-        if self._bytes > BYTES_MAX:
-            return FrameError(f"more than {BYTES_MAX} bytes before a login")
-        if self._receives > RECEIVES_MAX:
-            return FrameError(f"its requests before a login come in more than {RECEIVES_MAX} parts")
-        return None
-
-
 class LoginGate:
     """Stands before the dispatcher for connections that have a login."""
 
@@ -175,11 +80,11 @@ class LoginGate:
         self._quiet = quiet
         self._delay_ms = delay_ms
 
-    def admits(self, connection: ConnectionPort, login: ConnectionLogin, frame: memoryview, slot: Slot) -> bool:
+    def admits(self, connection: Connection, login: ConnectionLogin, frame: memoryview, slot: Slot) -> bool:
         """Whether the request goes on to its handler; else it is answered here, now or later, or closes."""
         clock, sasl = self._services.clock, login.sasl
         if not login.count():
-            return self._close(connection, login, "login", f"more than {REQUESTS_MAX} requests before a login")
+            return self._close(connection, login, "login", f"more than {LOGIN_REQUESTS_MAX} requests before a login")
         if sasl.expects_raw_token:
             raw = sasl.raw_token(bytes(frame), clock.mono_ms(), clock.wall_ms())
             if isinstance(raw, Deferred):
@@ -236,20 +141,20 @@ class LoginGate:
         answer.begin(resume)
 
     def _raw_resumed(
-        self, connection: ConnectionPort, login: ConnectionLogin, slot: Slot, step: LoginStep | AuthenticationFailed
+        self, connection: Connection, login: ConnectionLogin, slot: Slot, step: LoginStep | AuthenticationFailed
     ) -> None:
         clock = self._services.clock
         self._answer_raw(
             connection, login, slot, login.sasl.raw_authenticated(step, clock.mono_ms(), clock.wall_ms())
         )  # fmt: skip
 
-    def _answer_raw(self, connection: ConnectionPort, login: ConnectionLogin, slot: Slot, answer: RawAnswer) -> None:
+    def _answer_raw(self, connection: Connection, login: ConnectionLogin, slot: Slot, answer: RawAnswer) -> None:
         framed = [] if answer.token is None else hot.framed(b"", [answer.token])
         self._conclude(connection, login, slot, framed, answer.then, answer.detail)
 
     def _answer_authenticate(
         self,
-        connection: ConnectionPort,
+        connection: Connection,
         login: ConnectionLogin,
         slot: Slot,
         version: int,
@@ -267,7 +172,7 @@ class LoginGate:
 
     def _conclude(
         self,
-        connection: ConnectionPort,
+        connection: Connection,
         login: ConnectionLogin,
         slot: Slot,
         answer: list[bytes],
@@ -277,33 +182,34 @@ class LoginGate:
         if connection.closed:  # while its token was checked
             return
         audit, mechanism = self._services.audit, login.sasl.mechanism
+        listener, host = connection.peer.listener, connection.peer.peer_host
         if then is Then.CONTINUE:
             if login.sasl.state is LoginState.COMPLETE:
-                if audit is not None and not audit.logged_in(connection.peer, str(login.sasl.principal), mechanism):
+                if audit is not None and not audit.logged_in(listener, host, str(login.sasl.principal), mechanism):
                     self._close(connection, login, "audit", "the login cannot be recorded")
                     return
-                self._services.metrics.authenticated(connection.peer.listener, mechanism, well=True)
+                self._services.metrics.authenticated(listener, mechanism, well=True)
                 lasting = login.sasl.session_ends_mono_ms is None
                 connection.logged_in(str(login.sasl.principal), mechanism, lasting=lasting)
             slot.answer(list(answer))
             return
         self._count(connection, login, "login")
-        self._quiet.warning("%s: login refused: %s", connection.peer.peer_host, detail)
+        self._quiet.warning("%s: login refused: %s", host, detail)
         if audit is not None:
-            audit.login_refused(connection.peer, mechanism, detail)
+            audit.login_refused(listener, host, mechanism, detail)
         if then is Then.CLOSE_AFTER_DELAY and self._delay_ms:
             finish = partial(connection.last_answer, slot, answer, "login refused")
             self._services.timers.later(self._delay_ms, finish)
         else:
             connection.last_answer(slot, answer, "login refused")
 
-    def _count(self, connection: ConnectionPort, login: ConnectionLogin, reason: str) -> None:
+    def _count(self, connection: Connection, login: ConnectionLogin, reason: str) -> None:
         metrics = self._services.metrics
         metrics.refused.labels(reason).inc()
         if reason == "login":
             metrics.authenticated(connection.peer.listener, login.sasl.mechanism, well=False)
 
-    def _close(self, connection: ConnectionPort, login: ConnectionLogin, reason: str, text: str) -> bool:
+    def _close(self, connection: Connection, login: ConnectionLogin, reason: str, text: str) -> bool:
         self._count(connection, login, reason)
         self._quiet.warning("%s: %s; the connection is closed", connection.peer.peer_host, text)
         connection.close(text)

@@ -28,7 +28,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fleetlog._native import io
-from fleetlog.brokers.api.base import ClientConnection
 from fleetlog.brokers.logins.principals import BadPrincipal, NoRuleMatches
 from fleetlog.brokers.server import disk
 from fleetlog.brokers.tls.machine import (
@@ -48,7 +47,7 @@ from fleetlog.brokers.tls.machine import (
 if TYPE_CHECKING:
     import asyncio
 
-    from fleetlog.brokers.api.base import Auditor
+    from fleetlog.brokers.audit.recorder import Audit
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.server.limits import QuietLog
@@ -457,7 +456,7 @@ class Handshakes:
         clock: Clock,
         quiet: QuietLog,
         metrics: Metrics,
-        audit: Auditor | None,
+        audit: Audit | None,
     ) -> None:
         self._loop = loop
         self._timers = timers
@@ -692,7 +691,7 @@ class Handshakes:
         """Count and log what ended TLS with a client, and record certificates that are not accepted."""
         self._metrics.refused.labels("handshake").inc()
         if self._audit is not None and failure.problem in _REFUSED_LOGINS:
-            self._audit.login_refused(ClientConnection(-1, listener.name, host), CERTIFICATE_LOGIN, str(failure))
+            self._audit.login_refused(listener.name, host, CERTIFICATE_LOGIN, str(failure))
         text = str(failure)
         if failure.problem is TlsProblem.NOT_TLS:
             text = f"the client does not speak TLS: set security.protocol={listener.protocol} at the client"

@@ -433,29 +433,27 @@ def test_the_coordinator_here_is_asked_directly(response: Any) -> None:
 
 
 def admission(
-    monkeypatch: pytest.MonkeyPatch, answers: Callable[[ProducerState], ErrorCode], *, add: bool = True
+    answers: Callable[[ProducerState], ErrorCode], *, add: bool = True
 ) -> tuple[ProducerState, list[Any], verification.Admission]:
     state = ProducerState(expiration_ms=1_000, max_producers=10)
     asked: list[Any] = []
 
-    async def verify(services: Any, name: str, pid: int, epoch: int, places: Any, *, add: bool) -> Any:
-        asked.append((name, pid, epoch, list(places), add))
-        return dict.fromkeys(places, answers(state))
+    async def asking(question: Question) -> dict[TopicPartition, ErrorCode]:
+        asked.append(question)
+        return dict.fromkeys(question.partitions, answers(state))
 
-    monkeypatch.setattr(verification, "verify", verify)
     result: list[verification.Admission] = []
 
     async def scenario() -> None:
-        services: Any = SimpleNamespace(clock=RealClock())
-        result.append((await verification.admit(services, "x", (7, 3), {A: (state, 0)}, add=add))[A])
+        result.append((await verification.admit(asking, RealClock(), "x", (7, 3), {A: (state, 0)}, add=add))[A])
 
     run(scenario())
     return state, asked, result[0]
 
 
-def test_a_confirmed_partition_gets_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, asked, admitted = admission(monkeypatch, lambda state: ErrorCode.NONE)
-    assert asked == [("x", 7, 3, [A], True)]
+def test_a_confirmed_partition_gets_its_guard() -> None:
+    state, asked, admitted = admission(lambda state: ErrorCode.NONE)
+    assert asked == [ask("x", A, how=Ask.ADD)]
     assert admitted.error is ErrorCode.NONE
     assert admitted.guard is state.verification_guard(7, 3, 0)
 
@@ -470,7 +468,7 @@ def test_the_previous_end_is_waited_out_with_a_new_guard(monkeypatch: pytest.Mon
             state.verifications.clear()  # the marker of the previous transaction arrives
         return error
 
-    state, asked, admitted = admission(monkeypatch, answer)
+    state, asked, admitted = admission(answer)
     assert len(asked) == 3
     assert admitted == (ErrorCode.NONE, state.verification_guard(7, 3, 0))
 
@@ -484,7 +482,7 @@ def test_a_marker_that_takes_the_guards_worth_means_asking_again(monkeypatch: py
             state.verifications.clear()
         return ErrorCode.NONE
 
-    state, asked, admitted = admission(monkeypatch, answer)
+    state, asked, admitted = admission(answer)
     assert len(asked) == 2
     assert admitted.guard is state.verification_guard(7, 3, 0)
 
@@ -499,33 +497,31 @@ def test_a_question_that_takes_longer_than_patience_is_not_answered_with_a_guard
         state.verifications.clear()
         return ErrorCode.NONE
 
-    _, asked, admitted = admission(monkeypatch, answer)
+    _, asked, admitted = admission(answer)
     assert len(asked) == 1
     assert admitted == (ErrorCode.CONCURRENT_TRANSACTIONS, None), "it may come again"
 
 
 @pytest.mark.parametrize("said", [ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS])
-def test_a_batch_at_the_end_of_its_transaction_does_not_wait_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, said: ErrorCode
-) -> None:
+def test_a_batch_at_the_end_of_its_transaction_does_not_wait_for_the_next_one(said: ErrorCode) -> None:
     """Protocol 1: the next transaction has the same epoch, and the batch would become part of it."""
 
     def answer(state: ProducerState) -> ErrorCode:
         state.verifications.clear()
         return said
 
-    _, asked, admitted = admission(monkeypatch, answer, add=False)
+    _, asked, admitted = admission(answer, add=False)
     assert len(asked) == 1
     assert admitted.error is ErrorCode.CONCURRENT_TRANSACTIONS
 
 
-def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, asked, admitted = admission(monkeypatch, lambda state: ErrorCode.CONCURRENT_TRANSACTIONS)
+def test_patience_has_an_end() -> None:
+    _, asked, admitted = admission(lambda state: ErrorCode.CONCURRENT_TRANSACTIONS)
     assert admitted.error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert 2 <= len(asked) <= 10
 
 
-def test_a_refusal_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, asked, admitted = admission(monkeypatch, lambda state: ErrorCode.TRANSACTION_ABORTABLE)
+def test_a_refusal_is_final() -> None:
+    _, asked, admitted = admission(lambda state: ErrorCode.TRANSACTION_ABORTABLE)
     assert admitted.error is ErrorCode.TRANSACTION_ABORTABLE
     assert len(asked) == 1

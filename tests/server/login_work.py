@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.logins.sasl import FRAME_BYTES_MAX, TOKEN_FRAME_BYTES_MAX
-from fleetlog.brokers.server.login import REQUESTS_MAX
+from fleetlog.brokers.server.connection import LOGIN_REQUESTS_MAX
 
 TOO_OLD = 99
 """A version of ApiVersions that there is not: it is answered, and may be asked for again."""
@@ -51,23 +51,25 @@ def conversations() -> Mapping[str, Conversation]:
     tags = b"".join(tag + b"\0" for tag in map(_varint, range(room // 4)))
     many = _varint(room // 4) + tags
     return {
-        "versions that there are not": Conversation([_versions(short + b"\0" * room, TOO_OLD)] * (REQUESTS_MAX + 1)),
+        "versions that there are not": Conversation(
+            [_versions(short + b"\0" * room, TOO_OLD)] * (LOGIN_REQUESTS_MAX + 1)
+        ),
         "long client ids": Conversation(
-            [_versions((32_000).to_bytes(2, "big") + b"x" * 32_000 + b"\0", TOO_OLD)] * (REQUESTS_MAX + 1)
+            [_versions((32_000).to_bytes(2, "big") + b"x" * 32_000 + b"\0", TOO_OLD)] * (LOGIN_REQUESTS_MAX + 1)
         ),
         "tagged fields in the header": Conversation(
-            [_versions(short + many[:room], TOO_OLD)] * REQUESTS_MAX + [_versions(short + many[:room], 3)]
+            [_versions(short + many[:room], TOO_OLD)] * LOGIN_REQUESTS_MAX + [_versions(short + many[:room], 3)]
         ),
         "tagged fields in the body": Conversation(
-            [_versions(short + b"\0" * room, TOO_OLD)] * (REQUESTS_MAX - 1)
+            [_versions(short + b"\0" * room, TOO_OLD)] * (LOGIN_REQUESTS_MAX - 1)
             + [_versions(short + b"\0\2x\2x" + many[:room], 4), _handshake("?" * 30_000)]
         ),
         "an unknown mechanism": Conversation(
-            [_versions(short, TOO_OLD)] * (REQUESTS_MAX - 1) + [_handshake("\x1b" * 32_000)]
+            [_versions(short, TOO_OLD)] * (LOGIN_REQUESTS_MAX - 1) + [_handshake("\x1b" * 32_000)]
         ),
         **{
             f"a long token of {name}": Conversation(
-                [_versions(short + b"\0" * room, TOO_OLD)] * (REQUESTS_MAX - 3)
+                [_versions(short + b"\0" * room, TOO_OLD)] * (LOGIN_REQUESTS_MAX - 3)
                 + [_versions(short + b"\0\2x\2x\0", 3), _handshake(name), _token(token[:room])]
             )
             for name in MECHANISMS
@@ -90,7 +92,8 @@ def conversations() -> Mapping[str, Conversation]:
         ),
         "one byte at a time": Conversation(_bytes(_versions(short + b"\0" * room, TOO_OLD) * 3), PAUSE_S),
         "a few bytes at a time": Conversation(
-            [data for _ in range(REQUESTS_MAX) for data in _cut(_versions(short + b"\0" * room, TOO_OLD), 50)], 0.00002
+            [data for _ in range(LOGIN_REQUESTS_MAX) for data in _cut(_versions(short + b"\0" * room, TOO_OLD), 50)],
+            0.00002,
         ),
     }
 
@@ -98,7 +101,7 @@ def conversations() -> Mapping[str, Conversation]:
 def token_conversations() -> Mapping[str, Conversation]:
     """By what they are; on a listener with OAUTHBEARER. Each has one token, and the rest as before."""
     room = TOKEN_FRAME_BYTES_MAX - 200
-    opened = [_versions(b"\0\4work" + b"\0" * room, TOO_OLD)] * (REQUESTS_MAX - 3) + [_handshake("OAUTHBEARER")]
+    opened = [_versions(b"\0\4work" + b"\0" * room, TOO_OLD)] * (LOGIN_REQUESTS_MAX - 3) + [_handshake("OAUTHBEARER")]
 
     def encoded(value: object) -> bytes:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")

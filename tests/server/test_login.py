@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetlog.brokers.config import BROKER_SETTINGS
 from fleetlog.brokers.logins.plain import PlainServer
 from fleetlog.brokers.logins.sasl import SaslListener, Then
-from fleetlog.brokers.server.login import LOGIN_MS, ConnectionLogin
+from fleetlog.brokers.server.connection import LOGIN_MS, ConnectionLogin
 
 LISTENER = SaslListener({"PLAIN": lambda: PlainServer(lambda _user, _password: False)})
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.audit import Audit
 from fleetlog.brokers.audit.events import AuditSettings, EventSource, EventType
+from fleetlog.brokers.audit.recorder import Audit
 from fleetlog.brokers.server import tls_transport
 from fleetlog.brokers.server.connection import TlsConnection
 from fleetlog.brokers.server.listener import CONNECTIONS_PER_BROKER, MAX_WAITING
@@ -104,6 +104,26 @@ def test_a_peer_without_tls_is_closed_with_an_alert_and_one_line(
         )
         assert server.refused("handshake") == 4
     assert is_served(server, certificates)
+
+
+def test_connections_are_described_by_their_ids_also_where_a_handshake_took_longer(
+    server: RunningServer, certificates: Certificates
+) -> None:
+    slow = raw(server)
+    server.until(lambda: waiting(server) == 1, "the slow one")
+    first, second = (server.client("SSL", certificates.client()) for _ in range(2))
+    server.until(lambda: len(server.server) == 2, "two that were quicker")
+    with certificates.client().wrap_socket(slow, server_hostname="127.0.0.1"):
+        server.until(lambda: len(server.server) == 3, "the slow one")
+        total, described = server.call(lambda: server.server.described(0))
+        ids = server.call(lambda: [one.peer.id for one in described])
+        assert (total, ids) == (3, sorted(ids)), "a page ends at an id: what is behind it has a higher one"
+        assert server.call(lambda: [one.peer.id for one in server.server.described(ids[1])[1]]) == ids[2:]
+        _, described = server.call(lambda: server.server.described(0))
+        first.close()
+        server.until(lambda: len(server.server) == 2, "the close")
+        assert server.call(lambda: [one.peer.id for one in described]) == [ids[0], ids[2]], "it is gone meanwhile"
+    second.close()
 
 
 def test_garbage_gets_no_engine(
@@ -224,10 +244,10 @@ def test_the_time_of_a_login_begins_with_the_connection(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fleetlog.brokers.logins.sasl import SaslListener
-    from fleetlog.brokers.server import login
+    from fleetlog.brokers.server import connection
     from fleetlog.brokers.server.login import PlainServer, verifier
 
-    for module, name in ((login, "LOGIN_MS"), (tls_transport, "HANDSHAKE_MS")):
+    for module, name in ((connection, "LOGIN_MS"), (tls_transport, "HANDSHAKE_MS")):
         monkeypatch.setattr(module, name, 60_000)
     sasl = SaslListener({"PLAIN": lambda: PlainServer(verifier({"bob": "secret"}))}, {"PLAIN": 0})
     listener = certificates.listener("SASL_SSL")
@@ -303,7 +323,7 @@ def test_logins_by_certificate_are_audited(certificates: Certificates) -> None:
     server = RunningServer({HEARTBEAT: beat}, tls=[certificates.listener("SSL", "required")])
     settings = AuditSettings(types=frozenset({EventType.AUTHENTICATE}))
     server.audit = Audit(
-        settings, EventSource("cluster", 1, "1"), server.clock, "User:broker", lambda listener: listener
+        settings, EventSource("cluster", 1, "1"), server.clock, "User:broker", lambda listener: listener, {}
     )
     with server:
         assert server.client("SSL", certificates.client(certificates.alice)).ask(REQUEST, 4).error_code == 0

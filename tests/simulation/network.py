@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from fleetlog.brokers.api.base import ClientConnection, Services
 from fleetlog.brokers.log.disk.failures import DiskError, SliceGone
 from fleetlog.brokers.peers.calls import PeerUnavailable
-from fleetlog.brokers.server.connection import Connection, ConnectionBatcher
+from fleetlog.brokers.server.connection import Connection, ConnectionBatcher, ConnectionLogin
 from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
-from fleetlog.brokers.server.login import ConnectionLogin, LoginGate
+from fleetlog.brokers.server.login import LoginGate
 from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.wire import messages
 from tests.simulation.loop import Owner, SimLoop

@@ -14,10 +14,10 @@ from typing import Any
 import uvloop
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.audit import Audit
 from fleetlog.brokers.api.base import Done
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.audit.recorder import Audit
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.logins.sasl import SaslListener
 from fleetlog.brokers.metrics.registry import Metrics

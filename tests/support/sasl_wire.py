@@ -16,7 +16,7 @@ from fleetlog.brokers.logins.scram import (
     random_text,
     salted_password,
 )
-from fleetlog.brokers.server.login import LOGIN_MS
+from fleetlog.brokers.server.connection import LOGIN_MS
 from fleetlog.wire import messages
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, Clock
@@ -39,50 +39,6 @@ FIRST_PAUSE_MS = 1
 Errors = dict[TopicPartition, ErrorCode]
 
 
-class HasVerifier(Protocol):
-    """The part of the transaction coordinator that is used here."""
-
-    @property
-    def verifier(self) -> Verifier:
-        """The client of the coordinators."""
-
-
-class VerifyingServices(Protocol):
-    """The broker's services that verification uses."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock, for the limit of retries."""
-
-    @property
-    def transactions(self) -> HasVerifier:
-        """This broker's transaction coordinator."""
-
-
-async def verify(
-    services: VerifyingServices,
-    transactional_id: str,
-    producer_id: int,
-    producer_epoch: int,
-    partitions: Iterable[TopicPartition],
-    *,
-    add: bool,
-) -> Errors:
-    """Ask the id's coordinator about these partitions; ``add`` adds them to the transaction.
-
-    Returns one error code for each partition: NONE, or Kafka's of AddPartitionsToTxn; never raises.
-    """
-    question = Question(
-        transactional_id,
-        producer_id,
-        producer_epoch,
-        tuple(sorted(set(partitions))),
-        Ask.ADD if add else Ask.VERIFY,
-        abortable=True,
-    )
-    return await services.transactions.verifier.ask(question)
-
-
 class Admission(NamedTuple):
     """Whether a producer may append to a partition now; ``guard`` goes with the append."""
 
@@ -91,7 +47,8 @@ class Admission(NamedTuple):
 
 
 async def admit(
-    services: VerifyingServices,
+    ask: Callable[[Question], Awaitable[Errors]],
+    clock: Clock,
     transactional_id: str,
     producer: tuple[int, int],
     places: Mapping[TopicPartition, tuple[ProducerState, int]],
@@ -100,7 +57,8 @@ async def admit(
 ) -> dict[TopicPartition, Admission]:
     """Guards and the coordinator's answers for (producer id, epoch) on partitions that this broker leads.
 
-    ``places`` has each partition's producer state and the sequence to be appended. While the previous end is being
+    ``ask`` is :meth:`Verifier.ask`; ``add`` adds the partitions to the transaction. ``places`` has each partition's
+    producer state and the sequence to be appended. While the previous end is being
     written, or if its marker invalidates a guard, both are requested again, for up to PATIENCE_MS: a producer's own
     backoff is far longer. Use the guards in the same step of the loop.
 
@@ -109,14 +67,15 @@ async def admit(
     producer sends it again if it still needs to.
     """
     admitted: dict[TopicPartition, Admission] = {}
-    until_ms = services.clock.mono_ms() + (PATIENCE_MS if add else 0)
+    until_ms = clock.mono_ms() + (PATIENCE_MS if add else 0)
     pause_ms = FIRST_PAUSE_MS
     left = dict(places)
     while left:
         guards = {tp: state.verification_guard(*producer, sequence) for tp, (state, sequence) in left.items()}
-        asked = [tp for tp, guard in guards.items() if guard is not None]
-        errors = await verify(services, transactional_id, *producer, asked, add=add) if asked else {}
-        last = services.clock.mono_ms() + pause_ms > until_ms
+        asked = tuple(sorted(tp for tp, guard in guards.items() if guard is not None))
+        question = Question(transactional_id, *producer, asked, Ask.ADD if add else Ask.VERIFY, abortable=True)
+        errors = await ask(question) if asked else {}
+        last = clock.mono_ms() + pause_ms > until_ms
         for tp, (state, sequence) in list(left.items()):
             error, guard = errors.get(tp, ErrorCode.NONE), guards[tp]
             # A fresh guard: if the transaction was ongoing already, the log then requires that it still is.

@@ -45,17 +45,8 @@ def _forgets_batches(original: Any, known: Any, batch: Any, marker: Any, now_ms:
     return original(known, batch, marker, now_ms)._replace(batches=())
 
 
-async def _accepts_whatever_the_coordinator_answers(
-    original: Any,
-    services: Any,
-    transactional_id: str,
-    producer_id: int,
-    producer_epoch: int,
-    partitions: Any,
-    *,
-    add: bool,
-) -> Any:
-    await original(services, transactional_id, producer_id, producer_epoch, partitions, add=add)
+async def _accepts_whatever_the_coordinator_answers(original: Any, verifier: Any, question: Any) -> Any:
+    await original(verifier, question)
     return {}
 
 
@@ -77,7 +68,7 @@ SAFEGUARDS = {
     "verification": Mutation(
         "the coordinator's answer about a producer does not count",
         (
-            instead(verification.verify, _accepts_whatever_the_coordinator_answers),
+            instead(verification.Verifier.ask, _accepts_whatever_the_coordinator_answers),
             instead(producers._is_verified, lambda verification, guard: True),
         ),
         0,
