@@ -152,13 +152,16 @@ def path_text(path: Path) -> str:
     """As a filter names it."""
     first, *steps = path
     return str(first) + "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" if _NAME.fullmatch(step) else f"[{_quoted(step)}]"
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _NAME.fullmatch(step) else f"[{literal_text(step)}]"
         for step in steps
     )
 
 
-def _quoted(text: str) -> str:
-    return "'" + re.sub(r"(['\"\\])", r"\\\1", text) + "'"
+def literal_text(value: str | float | bool | None) -> str:
+    """A value as a filter compares with it."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return "'" + re.sub(r"(['\"\\])", r"\\\1", value) + "'"
 
 
 class _Parser:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.schemas import SchemaRegistry
 
 TOPIC_CHARS_MAX: Final = 249
@@ -56,6 +57,7 @@ class Asking:
     params: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     registry: SchemaRegistry | None = None
+    masks: Masks = field(default_factory=Masks)
 
     def __post_init__(self) -> None:
         if len(self.name) > TOPIC_CHARS_MAX:

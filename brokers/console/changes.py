@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
 from fleetlog.brokers.console.commands import CommandLine
+from fleetlog.brokers.console.masking import Masks
 
 VALUE_CHARS_MAX: Final = 100_000
 """A command line takes no longer argument, and the command that is shown must do the same."""
@@ -227,11 +228,14 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
 }
 
 
-def plan_change(kind: str, form: Form) -> PlannedChange:
-    """The change of that kind; raises PageError where the form lacks something."""
+def plan_change(kind: str, form: Form, masks: Masks) -> PlannedChange:
+    """The change of that kind; raises PageError where the form lacks something, or would copy what is masked."""
     if kind not in CHANGES:
         raise PageError(404, "there is no such change")
-    return CHANGES[kind](form)
+    planned = CHANGES[kind](form)
+    if planned.command.verb == "copy" and masks.of(planned.command.names[0].partition(":")[0]).paths:
+        raise PageError(403, "fields of this topic are masked here: the console copies none of its records")
+    return planned
 
 
 def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from fleetlog.brokers.cli.options import listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.console.masking import Masks, read_masks
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
@@ -63,6 +64,10 @@ STOP_S: Final = 3
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Properties by which the console logs in there: basic.auth.user.info=USER:PASSWORD.",
 )  # fmt: skip
+@click.option(
+    "--mask", "mask_file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fields of records that no page shows, and no filter looks at: a pattern of topics and a path in a line each.",
+)  # fmt: skip
 @client_options
 def console(
     *,
@@ -77,6 +82,7 @@ def console(
     names: tuple[str, ...],
     registry_url: str | None,
     registry_config: Path | None,
+    mask_file: Path | None,
     **oidc: Any,
 ) -> None:
     """Show the fleet in a browser, until Ctrl-C.
@@ -89,7 +95,7 @@ def console(
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
-    registry = _registry(registry_url or target.registry or None, registry_config)
+    registry, masks = _registry(registry_url or target.registry or None, registry_config), _masks(mask_file)
     issuer = _issuer(login, **oidc)
     has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
@@ -100,7 +106,7 @@ def console(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        app=create_console(ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer)),
+        app=create_console(ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer, masks)),
         host=str(address),
         port=port,
         certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
@@ -159,6 +165,16 @@ def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
         return SchemaRegistry(url, user)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--schema-registry") from None
+
+
+def _masks(file: Path | None) -> Masks:
+    """The rules of the option; raises click.BadParameter."""
+    if file is None:
+        return Masks()
+    try:
+        return read_masks(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{file}: {error}", param_hint="--mask") from None
 
 
 def _is_loopback_name(name: str) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
-from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_filter
+from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_columns, parse_filter
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
 from fleetlog.brokers.cli.times import parse_moment, parse_time
 from fleetlog.brokers.cli.topic_reader import (
@@ -39,6 +39,8 @@ from fleetlog.brokers.cli.topic_reader import (
     TopicReader,
 )
 from fleetlog.brokers.console.asking import Answer, Asking, PageError
+from fleetlog.brokers.console.json_views import cell_text, differences, hex_lines
+from fleetlog.brokers.console.masking import INTERNAL
 from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
 RECORDS_MAX: Final = 10_000
@@ -246,11 +248,12 @@ REGISTRY: Final = "registry"
 """The decoder of a console that was started with a schema registry."""
 SHOWN_MAX: Final = 4_000
 """Characters of a key or value that a page shows; an export has all."""
+WHOLE_MAX: Final = 200_000
+"""The same on the page of one record."""
 READ_MAX: Final = 16 * 1024
 """Bytes of a key or value that are decoded for a page. JSON that is larger is shown as it stands."""
 ON_A_LINE: Final = 120
 """Characters of JSON that stand on one line."""
-INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 _NUMBERS: Final = {1: ">b", 2: ">h", 4: ">i", 8: ">q"}
 
 
@@ -278,9 +281,10 @@ def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX, schemas: P
 
 
 def _without_schema(raw: bytes, how: str, limit: int) -> ShownBytes:
-    large = len(raw) > READ_MAX
+    read = max(READ_MAX, limit)
+    large = len(raw) > read
     for kind in ("json", "text", "hex") if how == "auto" or (how == "json" and large) else (how, "hex"):
-        text = _AS[kind](raw[:READ_MAX], large, limit)
+        text = _AS[kind](raw[:read], large, limit)
         if text is not None:
             return ShownBytes(kind, text[:limit], len(raw), large or len(text) > limit)
     raise AssertionError("hexadecimal digits show everything")
@@ -365,15 +369,20 @@ _AS: Final[dict[str, Callable[[bytes, bool, int], str | None]]] = {
 
 
 def record_row(
-    topic: str, record: StoredRecord, key_how: str, value_how: str, schemas: PageSchemas | None = None
+    topic: str,
+    record: StoredRecord,
+    key_how: str,
+    value_how: str,
+    schemas: PageSchemas | None = None,
+    limit: int = SHOWN_MAX,
 ) -> dict[str, Any]:
     """A record as a page shows it. A record of an internal topic has ``meaning``."""
     row: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        "key": decode_bytes(record.key, key_how, schemas=schemas)._asdict(),
-        "value": decode_bytes(record.value, value_how, schemas=schemas)._asdict(),
+        "key": decode_bytes(record.key, key_how, limit, schemas)._asdict(),
+        "value": decode_bytes(record.value, value_how, limit, schemas)._asdict(),
         "headers": [{"name": name, **decode_bytes(value, "auto")._asdict()} for name, value in record.headers],
         "size": record.size,
         "state": record.state,
@@ -401,6 +410,7 @@ WHERE: Final = ("anywhere", "key", "value", "headers")
 SHOW: Final = ("committed", "everything")
 FORMATS: Final = ("ndjson", "csv", "parquet")
 COUNT_MAX, EXPORT_MAX = 500, 10_000
+COLUMNS_MAX: Final = 12
 FILTER_FIELDS: Final = 2_000_000
 """Fields that a page decodes by schemas to filter by them."""
 NO_REGISTRY: Final = "the console was started without --schema-registry"
@@ -443,10 +453,26 @@ class Search:
             self._filter = parse_filter(text) if text else None
         except FilterError as error:
             raise PageError(400, f"filter: {error}") from None
+        try:
+            self.columns = parse_columns(asking.text("columns"))[:COLUMNS_MAX]
+        except FilterError as error:
+            raise PageError(400, f"columns: {error}") from None
+        self.mask = asking.masks.of(asking.name)
+        where = asking.choice("where", WHERE)
+        looked_at = set(self._filter.paths if self._filter is not None else ())
+        if asking.text("contains"):
+            looked_at |= {(field,) for field in WHERE[1:] if where in {"anywhere", field}}
+        if touched := self.mask.touched(sorted(looked_at, key=str)):
+            raise PageError(403, f"no filter may look at {touched}: {', '.join(self.mask.names)} is masked here")
 
     def seen(self, record: StoredRecord) -> SearchedRecord:
         """As filters see it."""
         return SearchedRecord(self._topic, record, self._schemas, self.undecoded)
+
+    def shown(self, record: StoredRecord) -> StoredRecord:
+        """As pages may show it: with what is masked, masked."""
+        apart = SearchedRecord(self._topic, record, self._schemas, Counter())
+        return self.mask.masked(record, apart.decoded)
 
     def matches(self, record: StoredRecord) -> bool:
         """Whether the record is looked for; a marker is by no filter."""
@@ -477,12 +503,19 @@ def _messages(asking: Asking, decoders: tuple[str, ...]) -> Answer:
     following, budget = encode_cursor(page.following) if page.following is not None else None, browse.budget
     ends = {p: browse.end(p) if p in browse.bounds else at for p, at in page.reached.items()}
     behind = sum(ends[p] - page.reached[p] for p in ends)
+    rows = [record_row(asking.name, one, key_how, value_how, schemas) for one in page.records]
+    for row, record in zip(rows, page.records, strict=True):
+        if search.columns and not record.marker:
+            seen = search.seen(record)
+            row["columns"] = [cell_text(column.part(seen)) for column in search.columns]
     left = sum(max(at - browse.bounds[p].first, 0) for p, at in page.reached.items() if p in browse.bounds)
     return {
         "partitions": sorted(reader.leaders),
         "silent": sorted(reader.silent),
         "mode": mode,
-        "messages": [record_row(asking.name, one, key_how, value_how, schemas) for one in page.records],
+        "messages": rows,
+        "columns": [column.name for column in search.columns],
+        "masked": search.mask.names,
         "following": following,
         "reached": encode_cursor(page.reached),
         "ends": encode_cursor(ends),
@@ -495,14 +528,36 @@ def _messages(asking: Asking, decoders: tuple[str, ...]) -> Answer:
     }
 
 
-def copy_page(asking: Asking) -> Answer:
-    """One committed record, and where it may be copied to."""
+def record_page(asking: Asking) -> Answer:
+    """One committed record as a whole, where it differs from another one (``with``), and where it may be copied to."""
     place = RecordPlace(
         asking.name, asking.number("partition", 0, 0, 2**31 - 1), asking.number("offset", 0, 0, 2**63 - 1)
     )
-    schemas = None if asking.registry is None else PageSchemas(asking.registry)
-    row = record_row(asking.name, stored_record(asking.client, place), "auto", "auto", schemas)
-    return {"topic": asking.name, "record": row}
+    other = asking.text("with")
+    match = _AT.fullmatch(other)
+    if other and match is None:
+        raise PageError(400, f"{other[:40]!r} is not an OFFSET or a PARTITION:OFFSET, such as 3:1200")
+    schemas, search = None if asking.registry is None else PageSchemas(asking.registry), Search(asking)
+    stored = search.shown(stored_record(asking.client, place))
+    answer: Answer = {
+        "topic": asking.name,
+        "record": record_row(asking.name, stored, "auto", "auto", schemas, WHOLE_MAX),
+        "hex": {"key": hex_lines(stored.key), "value": hex_lines(stored.value)},
+        "masked": search.mask.names,
+        "other": None,
+        "differences": [],
+    }
+    if match is not None:
+        there = RecordPlace(asking.name, int(match[1] or place.partition), int(match[2]))
+        second = search.shown(stored_record(asking.client, there))
+        rows = differences(search.seen(stored), search.seen(second))
+        for name in ("key", "value", "timestamp_ms"):
+            one, two = getattr(stored, name), getattr(second, name)
+            if one != two and not any(row["path"].startswith(name) for row in rows):
+                as_shown = ("its bytes", "other bytes") if name != "timestamp_ms" else (iso(one), iso(two))
+                rows.append({"path": name.removesuffix("stamp_ms"), "this": as_shown[0], "other": as_shown[1]})
+        answer |= {"other": {"partition": there.partition, "offset": there.offset}, "differences": rows}
+    return answer
 
 
 def export_file(asking: Asking) -> tuple[bytes, str, str]:
@@ -527,7 +582,7 @@ def _browse(asking: Asking, count: int, search: Search) -> tuple[TopicReader, Br
         page = browse.newest(cursor)
     else:
         page = browse.onward(cursor if cursor is not None else _start(asking, mode, reader, bounds, browse))
-    return reader, page, browse, mode
+    return reader, page._replace(records=[search.shown(one) for one in page.records]), browse, mode
 
 
 def _start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,7 +32,9 @@ from fleetlog.brokers.console import message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
+from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
+from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from fleetlog.brokers.console.schemas import SchemaRegistry
@@ -154,7 +156,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics", "topics.html", pages.topics_page),
     ("/topics/{name}", "topic.html", pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
-    ("/topics/{name}/copy", "copy.html", message_pages.copy_page),
+    ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/groups", "groups.html", pages.groups_page),
     ("/group", "group.html", pages.group_page),
     ("/transactions", "transactions.html", pages.transactions_page),
@@ -176,6 +178,7 @@ class ConsoleSettings:
     secure_cookie: bool = False
     registry: SchemaRegistry | None = None
     oidc: OidcLogin | None = None
+    masks: Masks = field(default_factory=Masks)
 
 
 class LoginNeeded(Exception):
@@ -197,6 +200,7 @@ class Console:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
+        self._templates.globals |= {"json_tree": json_tree, "json_preview": json_preview, "tree_nodes": TreeNodes}
         self._templates.globals |= {"share_bar": pages.share_bar, "bars": pages.bars, "navigation": NAVIGATION}
 
     async def sweep(self) -> None:
@@ -252,7 +256,7 @@ class Console:
         def lent() -> Any:
             with self.clients.lend(session.login) as client:
                 target = self.clients.target_of(session.login)
-                return function(Asking(client, target, params, name, self.settings.registry))
+                return function(Asking(client, target, params, name, self.settings.registry, self.settings.masks))
 
         return refusable(lent)
 
@@ -307,7 +311,8 @@ class Console:
     async def change(self, request: Request) -> Response:
         """Ask once more, with the command that does the same; perform it when that was answered."""
         session, form = await self.checked_form(request)
-        planned, target = plan_change(request.path_params["kind"], form), self.clients.target_of(session.login)
+        planned = plan_change(request.path_params["kind"], form, self.settings.masks)
+        target = self.clients.target_of(session.login)
         command = planned.command.shown(self.settings.target)
         if form.pop("confirm", "") != "yes":
             rows = await self.run(lambda: refusable(lambda: previewed(planned, target)))

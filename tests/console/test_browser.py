@@ -144,7 +144,7 @@ def _every_page(browser: Browser, url: str, topic: str) -> None:
         "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
         "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
         "doctor": "all brokers share one failure domain",
-        f"topics/{topic}/copy?partition=0&offset=0": "keep the record's time",
+        f"topics/{topic}/record?partition=0&offset=0": "keep the record's time",
         "topics/no-such": "there is no such topic",
     }  # fmt: skip
     for path, words in pages.items():
@@ -255,6 +255,24 @@ def _search_on(browser: Browser, url: str, shell: Shell) -> None:
     assert "searched, 2 found, about 0 offsets left: that is all" in browser.text()
     assert not button.is_enabled()
     browser.picture("filter-searched-on")
+    page.get(f"{url}topics/many/messages?at=1:100&count=3")
+    page.find_element(By.CSS_SELECTOR, "details.json summary").click()
+    name = page.find_element(By.CSS_SELECTOR, "[data-path='value.number']")
+    name.send_keys(Keys.ENTER)
+    assert page.switch_to.active_element.text == "Copy the value"
+    browser.picture("menu-of-a-value")
+    page.switch_to.active_element.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    eventually(lambda: "columns=value.number" in page.current_url, "a column by its name")
+    assert [one.text for one in page.find_elements(By.CSS_SELECTOR, "td[data-label='value.number']")] == [
+        "201",
+        "203",
+        "205",
+    ]
+    page.find_element(By.CSS_SELECTOR, "details.json summary").click()
+    page.find_element(By.CSS_SELECTOR, "[data-path='value.number']").click()
+    page.find_element(By.CSS_SELECTOR, ".menu button:last-child").click()
+    eventually(lambda: "filter=value.number" in page.current_url, "a filter by its value")
+    assert browser.text().count('"number"') == 1
     page.get(f"{url}topics/many/messages?filter=value.number+<<+3")
     assert "filter: character 15" in page.find_element(By.CSS_SELECTOR, "[role=alert]").text
     browser.picture("filter-wrong")

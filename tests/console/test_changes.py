@@ -196,10 +196,10 @@ def test_a_record_is_written_and_copied_after_one_more_question(visitor: Visitor
     assert done(visitor, "write-record", **form)["command"] == shown["command"]
     typed(shell, shown["command"])
     page = visitor.page(f"/topics/{name}/messages")
-    assert f'href="/topics/{name}/copy?partition=1&amp;offset=1"' in page
-    record = visitor.json(f"/topics/{name}/copy?partition=1&offset=1")["record"]
+    assert f'href="/topics/{name}/record?partition=1&amp;offset=1"' in page
+    record = visitor.json(f"/topics/{name}/record?partition=1&offset=1")["record"]
     assert (record["key"]["text"], record["value"]["text"]) == ("k", "first\nsecond")
-    assert "Copy a record" in visitor.page(f"/topics/{name}/copy?partition=1&offset=1")
+    assert "Copy a record" in visitor.page(f"/topics/{name}/record?partition=1&offset=1")
     form = {"origin_topic": name, "origin_partition": "1", "origin_offset": "1", "topic": name, "partition": "0"}
     shown = asked(visitor, "copy-record", **form)
     assert shown["preview"][0]["origin"] == f"{name}:1:1"
@@ -210,7 +210,7 @@ def test_a_record_is_written_and_copied_after_one_more_question(visitor: Visitor
         (0, "first\nsecond")
     ] * 2
     assert [one["headers"][0]["name"] for one in found] == ["a"] * 4
-    assert visitor.get(f"/topics/{name}/copy?partition=1&offset=9").status == 404
+    assert visitor.get(f"/topics/{name}/record?partition=1&offset=9").status == 404
 
 
 def test_quotas_are_set_and_removed(visitor: Visitor, shell: Shell, name: str) -> None:

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.message_pages import READ_MAX, SHOWN_MAX, decode_bytes
 from fleetlog.brokers.console.pages import merged_changes
 from tests.support.loopwatch import slower
@@ -54,6 +55,21 @@ def test_a_cut_in_the_middle_of_a_character_leaves_text() -> None:
     raw = b"x" + "é".encode() * READ_MAX
     assert decode_bytes(raw, "auto").text == "x" + "é" * (SHOWN_MAX - 1)
     assert decode_bytes(raw[: READ_MAX // 2 * 2], "auto").kind == "hex"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[1," * 200 + b"1" + b"]" * 200, b"[" + b"1," * 1_900 + b"1]", b'{"a\\ud800":{"<b>":1}}']
+)
+def test_a_tree_has_bounded_nodes_and_text_that_can_be_sent(raw: bytes) -> None:
+    nodes = TreeNodes(150)
+    part = decode_bytes(raw, "json", 200_000)._asdict()
+    tree = json_tree(part, "value", nodes)
+    assert len(tree.encode()) < 60_000
+    assert 0 <= nodes.left < 150
+    assert tree.count("<li>") <= 150
+    assert "<b>" not in tree
+    assert json_tree(part, "value", TreeNodes(0)) == ""
+    assert len(json_preview(part)) <= 241
 
 
 def test_what_several_brokers_saw_is_one_change() -> None:

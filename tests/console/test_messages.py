@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pyarrow.parquet as pq
 import pytest
@@ -153,6 +153,49 @@ def test_a_filter_says_how_much_is_left_and_what_it_could_not_look_into(
     page = visitor.json(f"/topics/{name}/messages?{urlencode({'filter': 'value.a == 1'})}")
     assert [one["offset"] for one in page["messages"]] == [1]
     assert page["undecoded"] == [{"reason": "the console was started without --schema-registry", "records": 1}]
+
+
+def test_columns_are_parts_of_records(visitor: Visitor, filled: str) -> None:
+    query = {"at": "0:0", "count": 2, "columns": "value.number, headers.source,key , value.no[0].such, value"}
+    page = visitor.json(f"/topics/{filled}/messages?{urlencode(query)}")
+    assert page["columns"] == ["value.number", "headers.source", "key", "value.no[0].such", "value"]
+    assert [one["columns"][:4] for one in page["messages"]] == [["0", "s0", "key-0", None], ["3", "s3", "key-3", None]]
+    html = visitor.page(f"/topics/{filled}/messages?{urlencode(query)}")
+    assert '<th class="path">headers.source</th>' in html
+    for wrong in ("value.number,", "12", "value.number key", "price"):
+        got = visitor.get(f"/topics/{filled}/messages?{urlencode({'columns': wrong})}", Accept="application/json")
+        assert (got.status, got.value["error"][:9]) == (400, "columns: ")
+
+
+def test_a_record_is_shown_as_a_whole_and_compared_with_another(visitor: Visitor, shell: Shell, fleet: Fleet) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "2")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap})
+    large = {"a": {"b c": "<b>'\\"}, "list": [1, None, True], "long": "x" * 20_000}
+    for partition, value in ((0, large), (1, {**large, "list": [1, 2], "more": {}}), (1, large)):
+        producer.produce(name, json.dumps(value), b"k\xff", partition=partition, timestamp=5, headers=[("h", b"1")])
+    producer.produce(name, b"\0\1binary", b"k\xfe", partition=1, timestamp=6)
+    assert producer.flush(30) == 0
+    address = f"/topics/{name}/record?partition=0&offset=0"
+    record = visitor.json(address)["record"]
+    assert json.loads(record["value"]["text"]) == large
+    page = visitor.page(address)
+    assert "&lt;b&gt;" in page
+    assert "<b>'" not in page
+    condition = "value.a['b c'] == '<b>\\'\\\\'"
+    assert f"/topics/{name}/messages?from=beginning&amp;filter={quote(condition, '')}" in page
+    assert len(visitor.json(f"/topics/{name}/messages?filter={quote(condition, '')}")["messages"]) == 3
+    found = visitor.json(f"{address}&with=1:0")["differences"]
+    assert [(one["path"], one["this"], one["other"]) for one in found] == [
+        ("value.list[1]", "null", "2"), ("value.list[2]", "true", None), ("value.more", None, "{}"),
+    ]  # fmt: skip
+    assert visitor.json(f"{address}&with=1:1")["differences"] == []
+    assert "the same key, value, headers and time" in visitor.page(f"{address}&with=1:1")
+    found = visitor.json(f"{address}&with=1:2")["differences"]
+    assert [one["path"] for one in found if "." not in one["path"]] == ["value", "key", "time"]
+    assert "000000  00 01 62 69 6e 61 72 79" in visitor.page(f"/topics/{name}/record?partition=1&offset=2")
+    for wrong, status in (("1:9", 404), ("x", 400), ("7:0", 404)):
+        assert visitor.get(f"{address}&with={wrong}").status == status
 
 
 def test_uncommitted_records_are_shown_only_on_demand(visitor: Visitor, transactional: str) -> None:

@@ -260,7 +260,7 @@ def test_a_page_shows_avro_by_a_registry_that_asks_for_a_login(fleet: Fleet, tmp
         assert f"schema {number}</span>" in page
         assert "zero byte" in page
         assert "secret" not in page
-        assert visitor.json(f"/topics/{name}/copy?offset=0")["record"]["value"]["schema"] == number
+        assert visitor.json(f"/topics/{name}/record?offset=0")["record"]["value"]["schema"] == number
     finally:
         registry.close()
         assert console.close() == 0

@@ -29,6 +29,61 @@
     }
   });
 
+  // A name in a tree of JSON is a button: what can be done with the value beside it.
+  let menu = null;
+  const close = () => { menu?.remove(); menu = null; };
+  const quoted = (text) => `'${text.replace(/['"\\]/g, "\\$&")}'`;
+  const given = new URLSearchParams(location.search);
+  const messages = location.pathname.replace(/record$/, "messages");
+  const onward = (changes) => {
+    const asked = new URLSearchParams(location.pathname === messages ? location.search : "");
+    for (const [name, value] of Object.entries(changes)) asked.set(name, value);
+    asked.delete("cursor");
+    location.assign(`${messages}?${asked}`);
+  };
+  const offer = (name) => {
+    close();
+    const path = name.dataset.path;
+    const literal = name.parentElement.matches("li") ? name.nextElementSibling?.textContent ?? "" : "";
+    const whole = literal !== "" && !literal.endsWith("\u2026");
+    const text = whole && literal.startsWith('"') ? JSON.parse(literal) : literal;
+    const acts = [["Copy the path", () => navigator.clipboard.writeText(path)],
+      ["Show as a column", () => onward({ columns: given.get("columns") ? `${given.get("columns")}, ${path}` : path })]];
+    if (whole) {
+      acts.unshift(["Copy the value", () => navigator.clipboard.writeText(text)]);
+      const condition = `${path} == ${literal.startsWith('"') ? quoted(text) : literal}`;
+      acts.push(["Filter by this value", () => onward({ filter: given.get("filter") ? `(${given.get("filter")}) && ${condition}` : condition })]);
+    }
+    menu = document.createElement("div");
+    [menu.className, menu.role] = ["menu", "menu"];
+    for (const [words, act] of acts) {
+      const one = document.createElement("button");
+      [one.type, one.textContent, one.role] = ["button", words, "menuitem"];
+      one.addEventListener("click", () => { close(); act(); name.focus(); });
+      menu.append(one);
+    }
+    const at = name.getBoundingClientRect();
+    document.body.append(menu);
+    menu.style.top = `${at.bottom + scrollY + 4}px`;
+    menu.style.left = `${Math.max(8, Math.min(at.left, innerWidth - menu.offsetWidth - 8)) + scrollX}px`;
+    menu.firstElementChild.focus();
+  };
+  const ready = (tree) => tree.querySelectorAll("[data-path]").forEach((name) => { [name.role, name.tabIndex] = ["button", 0]; });
+  document.querySelectorAll("ul.tree").forEach(ready);
+  document.addEventListener("click", (event) => {
+    const name = event.target.closest("[data-path]");
+    if (name !== null) { event.preventDefault(); offer(name); } else if (!event.target.closest(".menu")) close();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("[data-path]") && ["Enter", " "].includes(event.key)) { event.preventDefault(); offer(event.target); }
+    if (menu !== null && event.key === "Escape") close();
+    if (menu !== null && ["ArrowDown", "ArrowUp"].includes(event.key)) {
+      event.preventDefault();
+      const [acts, step] = [[...menu.children], event.key === "ArrowDown" ? 1 : -1];
+      acts.at((acts.indexOf(document.activeElement) + step) % acts.length).focus();
+    }
+  });
+
   const form = document.querySelector("main form.search");
   const table = document.querySelector("#messages");
   if (form === null || table === null) return;
@@ -41,9 +96,18 @@
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const got = page.querySelector("#messages");
     if (got === null) throw new Error(page.querySelector("[role=alert]")?.textContent || "the console asks for a login: reload the page");
+    ready(got);
     const found = [...got.tBodies[0].rows].filter((row) => row.querySelector("td.none[colspan]") === null);
     return { ...got.dataset, rows: found };
   };
+  const expand = document.querySelector("[data-expand]");
+  expand.hidden = table.querySelector("details.json") === null;
+  expand.addEventListener("click", () => {
+    const open = expand.getAttribute("aria-pressed") === "false";
+    expand.setAttribute("aria-pressed", String(open));
+    expand.textContent = open ? "Close all" : "Expand all";
+    table.querySelectorAll("details.json").forEach((one) => { one.open = open; });
+  });
   const fill = () => rows.querySelectorAll("td.none[colspan]").forEach((one) => one.closest("tr").remove());
   const count = (number) => Number(number).toLocaleString("en");
 
