@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import click
+from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from markupsafe import Markup, escape
 
@@ -91,21 +93,27 @@ def _events(timeline: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 PAGE_ROWS = 200
+TOPIC_ORDERS: Final = tuple(
+    f"{sign}{name}" for sign in ("", "-") for name in ("topic", "partitions", "replication", "bytes", "state")
+)
 TOPIC_ELECTIONS_SHOWN = 50
 
 
 def topics_page(asking: Asking) -> Answer:
-    """Topics with counts, problems and bytes at the leaders: those whose name has the text, some at a time."""
+    """Topics with counts, problems and bytes at the leaders: those whose name has the text, some at a time.
+
+    ``sort`` is a column, downwards with a ``-`` before it; ``state`` has the worst first.
+    """
+    order = asking.choice("sort", TOPIC_ORDERS)
     overview = fetch_overview(asking.client)
     internal, part = asking.text("internal") == "yes", asking.text("name").lower()
     names: dict[str, list[Any]] = {}
     for _, p in sorted(overview.partitions.items()):
         if (internal or not p.internal) and part in p.topic.lower():
             names.setdefault(p.topic, []).append(p)
-    listed, start = list(names), asking.number("start", 0, 0, 10**9)
+    start = asking.number("start", 0, 0, 10**9)
     rows = []
-    for name in listed[start : start + PAGE_ROWS]:
-        partitions = names[name]
+    for name, partitions in names.items():
         sizes = [size for p in partitions if (size := overview.size_of(p)) is not None]
         rows.append({
             "topic": name,
@@ -118,8 +126,21 @@ def topics_page(asking: Asking) -> Answer:
             "moving": sum(p.moving for p in partitions),
             "internal": partitions[0].internal,
         })  # fmt: skip
-    following = start + PAGE_ROWS if start + PAGE_ROWS < len(listed) else None
-    return {"topics": rows, "count": len(listed), "start": start, "next_start": following}
+    column = order.lstrip("-")
+    if column == "state":
+        rows.sort(key=lambda row: [-row[one] for one in ("offline", "under_min_isr", "under_replicated", "moving")])
+    elif column != "topic":
+        rows.sort(key=lambda row: -1 if row[column] is None else row[column])
+    if order.startswith("-"):
+        rows.reverse()
+    following = start + PAGE_ROWS if start + PAGE_ROWS < len(rows) else None
+    return {
+        "topics": rows[start : start + PAGE_ROWS],
+        "count": len(rows),
+        "start": start,
+        "next_start": following,
+        "sort": order,
+    }
 
 
 def topic_page(asking: Asking) -> Answer:
@@ -279,6 +300,36 @@ def _name(asking: Asking) -> str:
     if len(name.encode()) > NAME_BYTES_MAX:
         raise PageError(404, f"a group's name has {NAME_BYTES_MAX} bytes at most")
     return name
+
+
+FIND_MAX: Final = 8
+"""Results of a kind."""
+
+
+def find_page(asking: Asking) -> Answer:
+    """Topics and their messages, groups and brokers whose name has the text, the likeliest first; without one, none."""
+    text, client = asking.text("q").lower(), asking.client
+    sources: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
+        ("topic", "/topics/{}", client.list_topics),
+        ("group", "/group?name={}", lambda: (row["group_id"] for row in client.list_groups())),
+    ]
+    results: list[dict[str, str]] = []
+    untold: list[str] = []
+    for kind, address, names in sources if text else ():
+        try:
+            likely = sorted((str(name) for name in names() if text in str(name).lower()), key=_likelihood(text))
+        except kafka_errors.KafkaError as error:
+            untold.append(f"{kind}s are not told: {type(error).__name__}")
+            continue
+        rows = [{"kind": kind, "name": name, "address": address.format(quote(name, ""))} for name in likely[:FIND_MAX]]
+        results += rows
+        if kind == "topic":
+            results += [{**row, "kind": "messages", "address": f"{row['address']}/messages"} for row in rows[:3]]
+    return {"results": results, "untold": untold}
+
+
+def _likelihood(text: str) -> Callable[[str], tuple[bool, bool, int, str]]:
+    return lambda name: (name.lower() != text, not name.lower().startswith(text), len(name), name)
 
 
 CONNECTIONS_PER_BROKER: Final = 500

@@ -157,6 +157,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}", "topic.html", pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
+    ("/find", "find.html", pages.find_page),
     ("/groups", "groups.html", pages.groups_page),
     ("/group", "group.html", pages.group_page),
     ("/transactions", "transactions.html", pages.transactions_page),

@@ -143,7 +143,7 @@ def _every_page(browser: Browser, url: str, topic: str) -> None:
         "": "Brokers", "topics": topic, f"topics/{topic}": "retention.ms", f"topics/{topic}/messages": '"order": 39',
         "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
         "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
-        "doctor": "all brokers share one failure domain",
+        "find?q=bill": "billing", "doctor": "all brokers share one failure domain",
         f"topics/{topic}/record?partition=0&offset=0": "keep the record's time",
         "topics/no-such": "there is no such topic",
     }  # fmt: skip
@@ -167,8 +167,25 @@ def _keyboard_and_change(browser: Browser, url: str, shell: Shell) -> None:
     browser.driver.find_element(By.TAG_NAME, "body").send_keys("g")
     browser.driver.switch_to.active_element.send_keys("t")
     eventually(lambda: browser.driver.title.startswith("Topics"), "the page of topics")
-    browser.driver.find_element(By.TAG_NAME, "body").send_keys("/")
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys("f")
     assert browser.driver.switch_to.active_element.get_attribute("name") == "name"
+    browser.driver.switch_to.active_element.send_keys("order")
+    eventually(lambda: "name=order" in browser.driver.current_url, "the list follows what is typed")
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys("/")
+    browser.driver.switch_to.active_element.send_keys("bill")
+    results = "dialog [role=option][aria-selected]"
+    one = [By.CSS_SELECTOR, f"{results}[href='/group?name=billing'][aria-selected=true]"]
+    eventually(lambda: browser.driver.find_elements(*one), "the palette finds a group")
+    browser.picture("palette")
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    eventually(lambda: browser.driver.title.startswith("billing"), "the group's page")
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys("?")
+    assert "find a topic, group, broker or page" in browser.driver.find_element(By.TAG_NAME, "dialog").text
+    browser.picture("keys")
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    browser.driver.find_element(By.CSS_SELECTOR, ".crumbs a").click()
+    eventually(lambda: browser.driver.title.startswith("Groups"), "what is above the group")
+    browser.driver.get(f"{url}topics")
     browser.driver.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
     browser.driver.find_element(By.NAME, "topic").send_keys("by-hand", Keys.ENTER)
     eventually(lambda: "fleetlog topics create" in browser.text(), "the question")

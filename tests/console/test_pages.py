@@ -70,6 +70,31 @@ def test_a_topic_shows_its_partitions_and_where_its_settings_come_from(visitor: 
     assert "3600000" in html
 
 
+def test_topics_are_sorted_by_each_column(visitor: Visitor, topic: str) -> None:
+    for column in ("topic", "partitions", "replication", "bytes"):
+        rows = visitor.json(f"/topics?sort={column}")["topics"]
+        values = [row[column] if row[column] is not None else -1 for row in rows]
+        assert values == sorted(values)
+        rows = visitor.json(f"/topics?sort=-{column}")["topics"]
+        assert [row[column] if row[column] is not None else -1 for row in rows] == values[::-1]
+    assert topic in {row["topic"] for row in visitor.json("/topics?sort=-state")["topics"]}
+    assert 'aria-sort="descending"' in visitor.page("/topics?sort=-bytes")
+    assert visitor.get("/topics?sort=colour").status == 400
+
+
+def test_what_has_a_name_is_found_by_a_part_of_it(visitor: Visitor, topic: str) -> None:
+    found = visitor.json(f"/find?q={topic[2:].upper()}")
+    address = f"/topics/{topic}"
+    assert [(one["kind"], one["address"]) for one in found["results"]] == [
+        ("topic", address), ("messages", f"{address}/messages"),
+    ]  # fmt: skip
+    assert found["untold"] == []
+    assert visitor.json("/find")["results"] == []
+    page = visitor.page("/find?q=trans")
+    assert '<a href="/transactions" role="option">' in page
+    assert "Nothing has that in its name" in visitor.page("/find?q=%3Cscript%3E")
+
+
 def test_the_controller_page_counts_led_partitions(visitor: Visitor, topic: str) -> None:
     value = visitor.json("/controller")
     assert sum(row["partitions"] for row in value["leads"]) >= 3

@@ -1,7 +1,70 @@
 // Keys, and the live tail. Every page works without this file. No markup is made from data: only text is set.
 "use strict";
 (() => {
-  const typing = (at) => at.closest("input, textarea, select, [contenteditable]") !== null;
+  const typing = (at) => at.closest("input, textarea, select, dialog, [contenteditable]") !== null;
+  const KEYS = [["/", "find a topic, group, broker or page"], ["f", "the page's own filter"], ["g", "then a page's first letter: go there"],
+    ["e", "expand all values, or close them"], ["Esc", "close"], ["?", "this help"]];
+  const element = (name, parent, text) => {
+    const made = document.createElement(name);
+    if (text) made.textContent = text;
+    parent.append(made);
+    return made;
+  };
+  const help = () => {
+    const dialog = element("dialog", document.body);
+    element("h2", dialog, "Keys");
+    const list = element("dl", dialog);
+    for (const [key, words] of KEYS) { element("kbd", element("dt", list), key); element("dd", list, words); }
+    element("button", dialog, "Close").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => dialog.remove());
+    dialog.showModal();
+  };
+
+  // The palette is the page /find over any other.
+  const palette = () => {
+    const dialog = element("dialog", document.body);
+    dialog.className = "palette";
+    const field = element("input", dialog);
+    [field.type, field.placeholder] = ["search", "Topic, group, broker or page"];
+    for (const [name, value] of [["aria-label", field.placeholder], ["role", "combobox"], ["aria-controls", "found"], ["aria-expanded", "true"]]) field.setAttribute(name, value);
+    const list = element("ul", dialog);
+    [list.className, list.id, list.role] = ["results", "found", "listbox"];
+    let asked = 0, chosen = 0;
+    const choose = (step) => {
+      const all = [...list.querySelectorAll("a")];
+      chosen = all.length ? (chosen + step + all.length) % all.length : 0;
+      all.forEach((one, i) => { one.id = `found-${i}`; one.ariaSelected = String(i === chosen); });
+      field.setAttribute("aria-activedescendant", all.length ? `found-${chosen}` : "");
+      all[chosen]?.scrollIntoView({ block: "nearest" });
+    };
+    const ask = async () => {
+      const mine = ++asked;
+      try {
+        const answer = await fetch(`/find?q=${encodeURIComponent(field.value)}`, { headers: { Accept: "text/html", "Fleetlog-Automatic": "true" } });
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#results");
+        if (mine !== asked) return;
+        if (page === null) throw new Error("the console does not answer with results: reload the page");
+        list.replaceChildren(...page.children);
+        chosen = 0;
+        choose(0);
+      } catch (error) {
+        list.replaceChildren();
+        element("li", list, error.message);
+      }
+    };
+    let timer = 0;
+    field.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(ask, 150); });
+    dialog.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); choose(event.key === "ArrowDown" ? 1 : -1); }
+      if (event.key === "Enter") list.querySelectorAll("a")[chosen]?.click();
+    });
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+    dialog.addEventListener("close", () => dialog.remove());
+    dialog.showModal();
+    ask();
+  };
+  document.querySelector("[data-find]")?.addEventListener("click", (event) => { event.preventDefault(); palette(); });
+
   let pages = false;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
@@ -13,10 +76,15 @@
     } else if (event.key === "g") {
       pages = true;
     } else if (event.key === "/") {
+      event.preventDefault();
+      palette();
+    } else if (event.key === "f") {
       const field = document.querySelector("[data-search]");
       if (field) { event.preventDefault(); field.focus(); field.select(); }
+    } else if (event.key === "e") {
+      document.querySelector("[data-expand]:not([hidden])")?.click();
     } else if (event.key === "?") {
-      document.querySelector("footer").scrollIntoView();
+      help();
     }
   });
 
