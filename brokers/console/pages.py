@@ -167,6 +167,45 @@ def topic_page(asking: Asking) -> Answer:
     }
 
 
+PRODUCERS_SHOWN: Final = 200
+
+
+def clients_page(asking: Asking) -> Answer:
+    """Groups that consume a topic, the one that is behind by the longest time first, and the producers that its
+    partitions remember, the latest first."""
+    known_partitions(asking.client, [PartitionsOf(asking.name, None)])
+    lags, unknown = lag_of_groups(asking.client)
+    consumers = []
+    for group in lags:
+        rows = [row for row in group["partitions"] if row["topic"] == asking.name]
+        if rows:
+            worst = max(rows, key=lambda row: (row["seconds"], row["lag"]))
+            consumers.append({
+                "group": group["group"], "status": worst["status"], "seconds": worst["seconds"],
+                "lag": sum(row["lag"] for row in rows), "partitions": len(rows),
+                "at_partition": worst["partition"], "at_offset": worst["committed"],
+            })  # fmt: skip
+    consumers.sort(key=lambda one: (-one["seconds"], -one["lag"], one["group"]))
+    producers = _section(lambda: _producers(asking))
+    return {"topic": asking.name, "consumers": consumers, "unknown": unknown, "producers": producers}
+
+
+def _producers(asking: Asking) -> list[dict[str, Any]]:
+    ids = {row["producer_id"]: row["transactional_id"] for row in listed(asking.target, "transactions")}
+    by_producer: dict[int, dict[str, Any]] = {}
+    for row in listed(asking.target, "transactions", "producers", names=(asking.name,)):
+        one = by_producer.setdefault(
+            row["producer_id"],
+            {"producer_id": row["producer_id"], "transactional_id": ids.get(row["producer_id"]), "epoch": -1,
+             "partitions": 0, "last_write": "", "open": False},
+        )  # fmt: skip
+        one["partitions"] += 1
+        one["epoch"] = max(one["epoch"], row["epoch"])
+        one["last_write"] = max(one["last_write"], row["last_write"] or "")
+        one["open"] |= row["transaction_from"] is not None
+    return sorted(by_producer.values(), key=lambda one: one["last_write"], reverse=True)[:PRODUCERS_SHOWN]
+
+
 def _topic_settings(client: Any, name: str) -> list[dict[str, Any]]:
     """Each setting: value, origin, and the values that it hides, nearest first."""
     configs = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], True, "all")

@@ -156,6 +156,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics", "topics.html", pages.topics_page),
     ("/topics/{name}", "topic.html", pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
+    ("/topics/{name}/clients", "clients.html", pages.clients_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/find", "find.html", pages.find_page),
     ("/groups", "groups.html", pages.groups_page),

@@ -70,6 +70,30 @@ def test_a_topic_shows_its_partitions_and_where_its_settings_come_from(visitor: 
     assert "3600000" in html
 
 
+def test_who_uses_a_topic(visitor: Visitor, fleet: Fleet, topic: str) -> None:
+    shell, group = Shell(fleet), f"uses-{uuid.uuid4().hex[:6]}"
+    shell.run("consume", topic, "-g", group, "-n", "3")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": group})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in range(3):
+        producer.produce(topic, b"open", partition=partition)
+    assert producer.flush(30) == 0
+
+    def behind() -> list[dict[str, Any]]:
+        rows = visitor.json(f"/topics/{topic}/clients")["consumers"]
+        return [one for one in rows if one["group"] == group and one["lag"] > 0]
+
+    (one,) = eventually(behind, "the group's coordinator has computed its lag")
+    page = visitor.page(f"/topics/{topic}/clients")
+    assert f"/topics/{topic}/messages?at={one['at_partition']}%3A{one['at_offset']}" in page
+    rows = {one["transactional_id"]: one for one in visitor.json(f"/topics/{topic}/clients")["producers"]["rows"]}
+    assert (rows[group]["open"], rows[group]["partitions"]) == (True, 3)
+    producer.abort_transaction(30)
+    assert f'hx-get="/topics/{topic}/clients"' in visitor.page(f"/topics/{topic}")
+    assert visitor.get("/topics/no-such/clients").status == 404
+
+
 def test_topics_are_sorted_by_each_column(visitor: Visitor, topic: str) -> None:
     for column in ("topic", "partitions", "replication", "bytes"):
         rows = visitor.json(f"/topics?sort={column}")["topics"]
