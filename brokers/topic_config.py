@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
 from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from fleetlog.wire import compression_codecs
 
 BOOLEAN, STRING, INT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT
 LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
@@ -18,7 +19,7 @@ LARGEST_ARRAY = 2**31 - 9
 """Of a Java array, in bytes: Kafka's way to say that there is no limit."""
 THROTTLED = r"\*|none|[0-9]{1,10}:[0-9]{1,10}"
 THROTTLED_REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+CODECS = ("producer", "uncompressed", *list(compression_codecs.CODES)[1:])
 GZIP_LEVELS = "-1|[1-9]"
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.acls.access import Access
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     AccessControlEntry,
     AclImage,
@@ -22,7 +23,6 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.api.authorizer import AuthorizerLog
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.disconnects import Disconnects

@@ -10,9 +10,9 @@ import pytest
 from fleetlog.brokers.api.config_alterations import check_internal_topic, check_topic
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
 from fleetlog.brokers.controller.requests import Refused, check_configs
-from fleetlog.brokers.inert_settings import OIDC_SETTINGS
+from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from fleetlog.brokers.metadata.cache import effective_config
-from fleetlog.brokers.setting_kinds import SettingType, without_effect
+from fleetlog.brokers.setting_kinds import SettingType, table_of, without_effect
 
 MINIMAL = "broker.id=1\nzookeeper.connect=127.0.0.1:2181\n"
 
@@ -367,3 +367,9 @@ def test_a_long_value_is_refused_as_soon_as_a_short_one(pattern: str) -> None:
         began = time.thread_time()
         re.fullmatch(pattern, value)
         assert time.thread_time() - began < 0.5, piece
+
+
+def test_a_setting_has_an_effect_or_none() -> None:
+    """A row of the settings without effect would hide the field of the same name."""
+    assert not table_of(BrokerConfig).keys() & KAFKA_BROKER_SETTINGS.keys()
+    assert not table_of(TopicConfig).keys() & KAFKA_TOPIC_SETTINGS.keys()

@@ -18,7 +18,7 @@ import lz4.frame
 import snappy
 import zstandard
 
-from fleetlog.wire.codecs import CODES, GZIP, LZ4, NAMES, NONE, SNAPPY, ZSTD
+from fleetlog.wire.compression_codecs import CODES, GZIP, LZ4, NAMES, NONE, SNAPPY, ZSTD
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from fleetlog.brokers.acls.decisions import AclRules, Question
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
-from fleetlog.brokers.acls.rules import AclRules, Question
 from fleetlog.wire.errors import ErrorCode
 
 

@@ -19,8 +19,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import AclImage, Entries, PatternType, ResourcePattern, ResourceType
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.znodes import (
     ACL_PARENTS,
     ACL_ROOTS,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fleetlog.brokers.acls.access import Access
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import AclImage
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.settings import inter_broker_principal
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done, InSlices, InTask, Outcome, worked
 from fleetlog.brokers.api.changes import failed_changes

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fleetlog.brokers.acls.access import Access, AskingClient, OpenAccess
 from fleetlog.brokers.acls.cache import AclCache
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclImage, AclOperation, ResourceType
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.settings import (
     AuthorizerSettings,
     broker_principals,

@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.output import CliError, Output, progress, warn
 from fleetlog.brokers.cli.record_format import Verb, parse_format
 from fleetlog.brokers.cli.sender import InputRecord, Sender
 from fleetlog.brokers.cli.times import parse_time
+from fleetlog.wire.compression_codecs import CODES
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PIPE_BYTES = 64 * 1024
@@ -55,7 +56,7 @@ def _kind(_: click.Context, __: click.Parameter, text: str) -> str | _LineFormat
 @click.option(
     "--compression",
     "-z",
-    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    type=click.Choice(list(CODES)),
     default="none",
     show_default=True,
 )

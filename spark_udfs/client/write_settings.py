@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fleetlog.spark.client.kafka_names import KAFKA_PREFIX
 from fleetlog.spark.client.options import INT64_MAX, Option, one_of, whole_number
-from fleetlog.wire.codecs import CODES, NONE
+from fleetlog.wire.compression_codecs import CODES, NONE
 
 _COMPRESSION = Option("kafka.compression.type", one_of(*CODES), "none")
 _BATCH_BYTES = Option("kafka.batch.size", whole_number(1), 512 << 10)

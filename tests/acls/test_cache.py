@@ -11,6 +11,7 @@ import pytest
 
 from fleetlog.brokers.acls import cache as acl_cache
 from fleetlog.brokers.acls.cache import AclCache, Edit, EditedEntries, edit_acls
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     AccessControlEntry,
     AclImage,
@@ -21,7 +22,6 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.znodes import (
     EXTENDED_CHANGES,
     LITERAL_CHANGES,

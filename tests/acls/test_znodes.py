@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     OPERATIONS,
     RESOURCE_TYPES,
@@ -19,7 +20,6 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.acls.znodes import (
     ACL_PARENTS,
     OPERATION_NAMES,

@@ -28,8 +28,8 @@ from fleetlog.brokers.acls.access import (
     Access,
     Need,
 )
+from fleetlog.brokers.acls.decisions import Question
 from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
-from fleetlog.brokers.acls.rules import Question
 from fleetlog.brokers.api.base import Context, InSlices, InTask
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.rows import api_table

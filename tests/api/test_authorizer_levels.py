@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from fleetlog.brokers.acls.access import TOPIC, WRITE, Access
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import AclImage
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.api.authorizer import LINES_PER_SECOND, AuthorizerLog
 from fleetlog.brokers.log_levels import change, loggers
 

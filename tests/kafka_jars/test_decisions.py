@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.hosts import BadRange, range_of
 from fleetlog.brokers.acls.image import (
     OPERATIONS,
@@ -23,7 +24,6 @@ from fleetlog.brokers.acls.image import (
     ResourceType,
     entries_with,
 )
-from fleetlog.brokers.acls.rules import AclRules
 from fleetlog.brokers.logins.principals import NoRuleMatches, PrincipalMapper
 
 pytestmark = [pytest.mark.kafka_jars]

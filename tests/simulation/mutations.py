@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fleetlog.brokers.acls.cache import AclCache
-from fleetlog.brokers.acls.rules import AclRules
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.api import fetch, offsets, produce
 from fleetlog.brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from fleetlog.brokers.api.fetch_sessions import FetchSession

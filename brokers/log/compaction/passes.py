@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from fleetlog._native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
+from fleetlog._native.batch import HEADER_SIZE, Admitted, BatchHeader, encode_records, parse_header, validate_batch
 from fleetlog._native.compact import KeyMap, collect_keys, keep_records
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, no_way_back
@@ -183,7 +183,6 @@ def verdict_on_marker(
 
 _HARDEST = {compression.GZIP: 9, compression.LZ4: 17, compression.ZSTD: 19}
 """The highest level of each codec that has levels; those of zstd above take hundreds of MiB of memory."""
-_HEADER_SIZE = 61
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 Batch = memoryview | bytearray
@@ -320,7 +319,7 @@ class Compaction:
             segment.unload()
 
     def _payload(self, data: bytes | Batch, at: int, header: BatchHeader) -> bytes | bytearray | memoryview:
-        payload = memoryview(data)[at + _HEADER_SIZE : at + header.size]
+        payload = memoryview(data)[at + HEADER_SIZE : at + header.size]
         if not header.codec or not header.record_count:
             return payload
         return compression.decompress(header.codec, payload, self.plan.inflate_limit)
@@ -455,7 +454,7 @@ def _packed(before: BatchHeader, payload: bytes) -> bytes:
     so does this, or the segment might outgrow the bounds that its size before was held to.
     """
     packed = compression.compress(before.codec, payload)
-    if len(packed) > before.size - _HEADER_SIZE and before.codec in _HARDEST:
+    if len(packed) > before.size - HEADER_SIZE and before.codec in _HARDEST:
         packed = min(packed, compression.compress(before.codec, payload, _HARDEST[before.codec]), key=len)
     return packed
 
@@ -465,7 +464,7 @@ def _emptied(batch: memoryview, header: BatchHeader, verdict: BatchVerdict) -> B
     if not verdict.keep_empty:
         return None
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
-    if not header.record_count and attributes == header.attributes and header.size == _HEADER_SIZE:
+    if not header.record_count and attributes == header.attributes and header.size == HEADER_SIZE:
         return batch
     return build_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
 

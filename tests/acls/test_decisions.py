@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlog.brokers.acls import rules as module
+from fleetlog.brokers.acls import decisions as module
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     AccessControlEntry,
     AclImage,
@@ -16,7 +17,6 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.rules import AclRules
 
 READ, WRITE = AclOperation.READ, AclOperation.WRITE
 ORDERS = ResourcePattern(ResourceType.TOPIC, "orders")
