@@ -14,8 +14,8 @@ from fleetlog._native.batch import Record, encode_batch, scan
 from fleetlog.brokers.api import fetch_answers, produce
 from fleetlog.brokers.api.base import CLOSE, DelayedResponse, Done
 from fleetlog.brokers.api.produce import handle_produce
-from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log import MAX_EXPLAINED_RECORDS
+from fleetlog.txn.verification import Ask, Question
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -247,34 +247,33 @@ def test_a_request_names_so_many_bad_records_and_then_none_of_a_batch(stage: Sta
 
 @pytest.mark.parametrize(("version", "add"), [(9, False), (11, False), (12, True)])
 def test_the_first_transactional_batch_is_verified_and_later_ones_are_not(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int, add: bool
+    stage: Stage, version: int, add: bool
 ) -> None:
     asked: list[Any] = []
 
-    async def verify(_: Any, transactional_id: str, *args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
-        asked.append((transactional_id, *args, add))
-        return dict.fromkeys(args[2], ErrorCode.NONE)
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
+        asked.append(question)
+        return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t")
     for sequence in range(3):
         batch = stage.batch(base_sequence=sequence, **TRANSACTIONAL)
         assert answer(stage, version, request(("t", 0, batch), transactional_id="tx"))[0].error_code == 0
-    assert asked == [("tx", 9, 0, [TopicPartition("t", 0)], add)]
+    kind = Ask.ADD if add else Ask.VERIFY
+    assert asked == [Question("tx", 9, 0, (TopicPartition("t", 0),), kind, abortable=True)]
     assert stage.partition("t").log.last_stable_offset == 0
 
 
-def test_no_leader_without_its_lease_calls_a_batch_of_a_transaction_a_duplicate(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_leader_without_its_lease_calls_a_batch_of_a_transaction_a_duplicate(stage: Stage) -> None:
     """The transaction may have been aborted at another leader, and its sequence be used again by the next one (a
     client of protocol 1 that gave an answer up): what this leader has is not what it is asked to append.
     """
 
-    async def verify(*args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
-        return dict.fromkeys(args[4], ErrorCode.NONE)
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
+        return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t")
     stage.topic("plain")
     parts = [
@@ -290,17 +289,17 @@ def test_no_leader_without_its_lease_calls_a_batch_of_a_transaction_a_duplicate(
     assert stage.partition("t").log.log_end_offset == 1
 
 
-def test_what_is_behind_a_batch_that_must_be_verified_waits_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_behind_a_batch_that_must_be_verified_waits_too(stage: Stage) -> None:
     """Also a batch that needs no verification, and where the partition is named again much later."""
     asked: list[Any] = []
 
-    async def verify(*args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
-        asked.append(args[4])
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
+        asked.append(question.partitions)
         assert stage.partition("t").log.log_end_offset == 0
         assert stage.partition("t", 1).log.log_end_offset == 1
-        return dict.fromkeys(args[4], ErrorCode.NONE)
+        return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t", 2)
     first, second = (stage.batch(base_sequence=sequence, **TRANSACTIONAL) for sequence in (0, 1))
     parts = [("t", 0, first), ("t", 1, stage.batch()), ("t", 0, stage.batch()), ("t", 0, second)]
@@ -311,7 +310,7 @@ def test_what_is_behind_a_batch_that_must_be_verified_waits_too(stage: Stage, mo
         (0, 0, 1),
         (0, 0, 2),
     ]
-    assert asked == [[TopicPartition("t", 0)]]
+    assert asked == [(TopicPartition("t", 0),)]
 
 
 @pytest.mark.parametrize(("version", "said", "told"), [
@@ -322,13 +321,11 @@ def test_what_is_behind_a_batch_that_must_be_verified_waits_too(stage: Stage, mo
     (11, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH),
     (11, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
 ])  # fmt: skip
-def test_a_refused_verification_appends_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int, said: ErrorCode, told: ErrorCode
-) -> None:
-    async def verify(*args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
-        return dict.fromkeys(args[4], said)
+def test_a_refused_verification_appends_nothing(stage: Stage, version: int, said: ErrorCode, told: ErrorCode) -> None:
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
+        return dict.fromkeys(question.partitions, said)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t")
     stage.topic("plain")
     batch = stage.batch(base_sequence=0, **TRANSACTIONAL)
@@ -341,13 +338,13 @@ def test_a_refused_verification_appends_nothing(
     ("version", "told"), [(11, ErrorCode.NOT_ENOUGH_REPLICAS), (12, ErrorCode.CONCURRENT_TRANSACTIONS)]
 )
 def test_a_marker_between_question_and_append_makes_the_answer_void(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int, told: ErrorCode
+    stage: Stage, version: int, told: ErrorCode
 ) -> None:
-    async def verify(*args: Any, add: bool) -> dict[TopicPartition, ErrorCode]:
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
         stage.marker("t", 9, commit=False)  # the transaction is aborted meanwhile
-        return dict.fromkeys(args[4], ErrorCode.NONE)
+        return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t")
     batch = stage.batch(base_sequence=0, **TRANSACTIONAL)
     found = answer(stage, version, request(("t", 0, batch), transactional_id="tx"))

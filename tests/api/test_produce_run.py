@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done
 from fleetlog.brokers.api.produce import execute_produce, handle_produce
-from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.append import Appender
+from fleetlog.txn.verification import Question
 from fleetlog.wire import hot
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from tests.support.logs import aborted_entries
 from tests.support.produce_runs import (
     KINDS,
@@ -96,10 +97,10 @@ def test_the_outcome_is_that_of_one_after_the_other(
 ) -> None:
     ends: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "verify", all_is_well)
         for runs in (True, False):
             directory = tmp_path_factory.mktemp("runs")
             broker = Broker(directory, runs=runs, **{"producer.id.expiration.ms": "1000"})
+            broker.stage.verify_by(all_is_well)
             broker.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
             if not runs:
                 patch.setattr(Appender, "_ready", lambda *_: ([], 0))
@@ -110,9 +111,9 @@ def test_the_outcome_is_that_of_one_after_the_other(
         assert one == other
 
 
-def test_sequences_that_come_together_are_appended_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "verify", all_is_well)
+def test_sequences_that_come_together_are_appended_together(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
+    broker.stage.verify_by(all_is_well)
     broker.stage.topic("t", 2)
     client = Producing(VERSION)
     for kinds in (["next", "next other"], ["txn", "txn other"]):
@@ -235,16 +236,16 @@ def test_a_request_with_the_same_partition_twice_is_answered_in_its_order(stage:
     ]  # fmt: skip
 
 
-def test_what_waits_for_a_transactions_verification_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_a_transactions_verification_is_counted(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.stage.topic("t", 2)
     asked: list[tuple[int, Any]] = []
 
-    async def verify(*args: Any, add: bool) -> dict[Any, ErrorCode]:
-        asked.append((broker.server.budget.used, args[4]))
-        return dict.fromkeys(args[4], ErrorCode.NONE)
+    def verify(question: Question) -> dict[TopicPartition, ErrorCode]:
+        asked.append((broker.server.budget.used, question.partitions))
+        return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    broker.stage.verify_by(verify)
     client = Producing(VERSION)
     sent = [client.request(kind, number) for number, kind in enumerate(["txn", "txn", "txn other", "txn other", "txn"])]
     assert {error for _, error, _ in told(broker.ask(b"".join(sent), 5))} == {0}
@@ -256,11 +257,9 @@ def test_what_waits_for_a_transactions_verification_is_counted(tmp_path: Path, m
     broker.close()
 
 
-def test_without_room_in_the_budget_requests_that_may_be_kept_wait_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verification, "verify", all_is_well)
+def test_without_room_in_the_budget_requests_that_may_be_kept_wait_one_by_one(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
+    broker.stage.verify_by(all_is_well)
     broker.stage.topic("t", 2)
     client = Producing(VERSION)
     sent = [client.request("txn", number) for number in range(3)]

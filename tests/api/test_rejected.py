@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fleetlog._native.batch import BatchHeader, parse_header
-from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.disk.failures import DiskFull
 from fleetlog.brokers.log.producers.rejected import MAX_PRODUCERS, REMEMBERED_MS, BeforeLeading, RejectedBatches
+from fleetlog.txn.verification import Question
 from fleetlog.wire.errors import ErrorCode as E
 from fleetlog.wire.types import TopicPartition
 from tests.support.produce_runs import answers, start
@@ -212,13 +212,13 @@ def test_a_batch_before_this_broker_led_is_not_waited_for_for_ever(stage: Stage)
     assert len(early.first) == MAX_PRODUCERS
 
 
-def test_a_transaction_that_cannot_be_verified_and_then_can(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_cannot_be_verified_and_then_can(stage: Stage) -> None:
     said = [E.COORDINATOR_LOAD_IN_PROGRESS]
 
-    async def verify(*args: Any, add: bool) -> dict[TopicPartition, E]:
-        return dict.fromkeys(args[4], said.pop() if said else OK)
+    def verify(question: Question) -> dict[TopicPartition, E]:
+        return dict.fromkeys(question.partitions, said.pop() if said else OK)
 
-    monkeypatch.setattr(verification, "verify", verify)
+    stage.verify_by(verify)
     stage.topic("t")
 
     def produce(sequence: int) -> E:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.api import produce
-from fleetlog.brokers.coordinators.transactions import verification
 from fleetlog.brokers.log.disk.failures import DiskFailed
 from fleetlog.brokers.log.disk.files import RealFile
 from fleetlog.brokers.server import dispatch
@@ -275,11 +274,11 @@ def test_the_outcome_is_that_of_one_connection_after_the_other(
     ends: list[Any] = []
     together: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "verify", all_is_well)
         patch.setattr(produce, "_append_together", _noting(together))
         for batchable in (True, False):
             directory = tmp_path_factory.mktemp("batching")
             crowd = Crowd(directory, CLIENTS, batchable=batchable, **{"producer.id.expiration.ms": "1000"})
+            crowd.stage.verify_by(all_is_well)
             crowd.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
             for index in (0, 1):
                 crowd.stage.append("t", index=index)

@@ -16,8 +16,10 @@ from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.timers import Timers
+from fleetlog.txn.verification import Question
 from fleetlog.wire import compression, hot
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
 from harness.turns import TurnClient, TurnLoop
 from tests.support.stage import Stage
 
@@ -197,9 +199,9 @@ def meanwhile(broker: Broker, kind: str) -> None:
             broker.stage.marker("t", TRANSACTIONAL, commit=kind == "commit", index=index)
 
 
-async def all_is_well(*args: Any, add: bool) -> dict[Any, ErrorCode]:
+def all_is_well(question: Question) -> dict[TopicPartition, ErrorCode]:
     """The transaction coordinator's answer."""
-    return dict.fromkeys(args[4], ErrorCode.NONE)
+    return dict.fromkeys(question.partitions, ErrorCode.NONE)
 
 
 def start(stage: Stage, *batches: bytes, acks: int = -1, version: int = VERSION) -> Any:

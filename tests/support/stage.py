@@ -28,6 +28,7 @@ from fleetlog.brokers.replication.isr_writer import Proposer
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.timers import Timers
+from fleetlog.txn.verification import Question
 from fleetlog.wire.errors import ErrorCode
 from tests.support.clocks import ManualClock
 
@@ -118,6 +119,14 @@ class Stage:
         self.proposals.append((partition, state))
 
     # -- the cluster ----------------------------------------------------------------------------------------------
+
+    def verify_by(self, answer: Callable[[Question], dict[TopicPartition, ErrorCode]]) -> None:
+        """What the transaction coordinator says to a question."""
+
+        async def ask(question: Question) -> dict[TopicPartition, ErrorCode]:
+            return answer(question)
+
+        self.services.transactions = SimpleNamespace(verifier=SimpleNamespace(ask=ask))  # type: ignore[assignment]
 
     def topic(
         self,
