@@ -59,9 +59,16 @@ def _condition(_: click.Context, __: click.Parameter, text: str | None) -> Calla
         matches = parse_filter(text)
     except FilterError as error:
         raise click.BadParameter(str(error)) from None
-    return lambda one: matches(
-        FilteredRecord(one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
-    )
+
+    def matches_filter(one: Any) -> bool:
+        try:
+            return matches(
+                FilteredRecord(one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
+            )
+        except FilterError as error:
+            raise CliError(f"--filter: {error}") from None
+
+    return matches_filter
 
 
 def _wanted(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[PartitionsOf]:

@@ -89,6 +89,8 @@ def regular_expression(text: str) -> Any:
         raise ValueError(
             f"{text[:100]!r} is no expression of RE2: {problem.args[0].decode(errors='replace')}"
         ) from None
+    finally:
+        re2.purge()  # the library keeps 128 of them for the next who has the same expression
 
 
 def at_least(least: float, most: float | None = None) -> click.FloatRange:

@@ -27,6 +27,10 @@ LENGTH_MAX: Final = 2_000
 NODES_MAX: Final = 100
 DEPTH_MAX: Final = 20
 EXPRESSION_MAX: Final = 500
+INSTRUCTIONS_MAX: Final = 1_500
+"""Of all expressions of a filter together, as RE2 compiles them; ``\\pL`` has 1,200, ``.*`` a dozen."""
+STEPS_MAX: Final = 100_000_000
+"""Instructions times characters that one match may need at most: 0.6 s, where RE2 must follow all at once."""
 FIELDS: Final = ("key", "value", "headers", "time", "topic", "partition", "offset")
 
 _TOKEN: Final = re.compile(
@@ -172,7 +176,7 @@ class _Parser:
             raise FilterError(f"a filter has at most {LENGTH_MAX} characters")
         self._tokens: list[_Token] = []
         self._paths: set[Path] = set()
-        self._at = self._nodes = self._depth = 0
+        self._at = self._nodes = self._depth = self._instructions = 0
         end, text = 0, text.rstrip()
         while end < len(text):
             match = _TOKEN.match(text, end)
@@ -304,9 +308,16 @@ class _Parser:
             raise FilterError(f"an expression has at most {EXPRESSION_MAX} characters")
         self._at += 1
         try:
-            return regular_expression(text)
+            expression = regular_expression(text)
         except ValueError as error:
             raise FilterError(f"character {token.at}: {error}") from None
+        self._instructions += expression.programsize
+        if self._instructions > INSTRUCTIONS_MAX:
+            raise FilterError(
+                f"character {token.at}: the expressions so far have {self._instructions} instructions together, of at"
+                f" most {INSTRUCTIONS_MAX}: repeat less, and name smaller classes of characters"
+            )
+        return expression
 
     def _path(self) -> list[str | int]:
         steps: list[str | int] = []
@@ -409,6 +420,12 @@ def _matches(one: Operand, expression: Any) -> Callable[[FilteredRecord], bool]:
         text = one(record)
         if not isinstance(text, str):
             return False
+        if len(text) * expression.programsize > STEPS_MAX:
+            raise FilterError(
+                f"{record.topic}-{record.partition}, offset {record.offset}: a text of {len(text)} characters is too"
+                f" long for an expression of {expression.programsize} instructions, which takes"
+                f" {STEPS_MAX // expression.programsize} at most"
+            )
         # half of a surrogate pair, which JSON may name, is no character
         return expression.search(text.encode(errors="replace").decode()) is not None
 

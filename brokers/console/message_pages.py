@@ -87,9 +87,14 @@ class ScanBudget:
         return max(self.size - self.scanned_bytes, 0)
 
     @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return self.now_s() - self._begun_s >= self.seconds
+
+    @property
     def exhausted(self) -> bool:
         """Whether the page must end."""
-        if self.now_s() - self._begun_s >= self.seconds:
+        if self.late:
             return True
         return not self.only_time and (not self.left or not self.left_bytes)
 
@@ -197,11 +202,19 @@ class Browse:
             for isolation in (COMMITTED, UNCOMMITTED):
                 asked = {p: at[p] for p in due if (at[p] < self.bounds[p].stable) == (isolation == COMMITTED)}
                 for p, part in self._fetched(asked, isolation).items():
-                    records = [one for one in part.records if one.offset < stop[p]]  # a batch may reach beyond
-                    self.budget.spend(len(records), part.size)
-                    found[p] += [one for one in records if self._shown(one)]
-                    moved |= part.next_offset > at[p]
-                    at[p] = max(at[p], min(part.next_offset, stop[p]))
+                    self.budget.spend(0, part.size)
+                    reached = min(part.next_offset, stop[p])
+                    for record in part.records:
+                        if record.offset >= stop[p]:  # a batch may reach beyond
+                            break
+                        if self.budget.late:
+                            reached = record.offset
+                            break
+                        self.budget.spend(1, 0)
+                        if self._shown(record):
+                            found[p].append(record)
+                    moved |= reached > at[p]
+                    at[p] = max(at[p], reached)
             if not moved:
                 return
 
@@ -478,7 +491,10 @@ class Search:
         """Whether the record is looked for; a marker is by no filter."""
         if not self._contains(record):
             return False
-        return self._filter is None or (not record.marker and self._filter(self.seen(record)))
+        try:
+            return self._filter is None or (not record.marker and self._filter(self.seen(record)))
+        except FilterError as error:
+            raise PageError(400, f"filter: {error}") from None
 
 
 def messages_page(asking: Asking) -> Answer:

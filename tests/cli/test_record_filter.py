@@ -114,6 +114,22 @@ def test_any_text_is_a_filter_or_an_error(text: str) -> None:
         pass
 
 
+EVIL = "(?:a|b)*a(?:a|b){480}c"
+"""An expression that RE2 cannot make an automaton of: each character costs all of its instructions."""
+
+
+def test_a_filter_takes_a_second_of_a_record_at_most() -> None:
+    with pytest.raises(FilterError, match="at most 1500: repeat less"):
+        parse_filter(" || ".join([f"value matches '{EVIL}'"] * 4))
+    evil = parse_filter(f"value matches '{EVIL}'")
+    assert evil(record(value=b"ab" * 5_000)) is False
+    with pytest.raises(
+        FilterError, match=r"orders-3, offset 41: a text of 1000000 characters is too long .* 487 instr"
+    ):
+        evil(record(value=b"ab" * 500_000))
+    assert parse_filter(r"value matches '\\pL+' && key matches '.*'")(record(value=b"x", key=b"k")) is True
+
+
 def test_the_work_of_a_filter_is_linear_in_the_record() -> None:
     """An expression that takes other engines years, and the deepest filter, on a record of a megabyte."""
     evil = parse_filter("value matches '^(a+)+$'")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fleetlog.brokers.cli.topic_reader import FetchedPart, PartitionBounds, StoredRecord
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
-from fleetlog.brokers.console.message_pages import READ_MAX, SHOWN_MAX, decode_bytes
+from fleetlog.brokers.console.message_pages import READ_MAX, SHOWN_MAX, Browse, ScanBudget, decode_bytes
 from fleetlog.brokers.console.pages import merged_changes
 from tests.support.loopwatch import slower
 
@@ -75,3 +78,26 @@ def test_a_tree_has_bounded_nodes_and_text_that_can_be_sent(raw: bytes) -> None:
 def test_what_several_brokers_saw_is_one_change() -> None:
     seen = [(31_000, 2), (5_000, 1), (25_600, 2), (25_600, -1), (5_200, 1), (60_000, 1), (90_000, 2)]
     assert merged_changes(seen) == [(90_000, 2), (60_000, 1), (25_600, -1), (25_600, 2), (5_000, 1)]
+
+
+def test_a_page_ends_between_two_records_when_its_time_is_over() -> None:
+    """A filter may take long of each; the next page begins at the first that was not looked at."""
+    stored = [StoredRecord(0, at, at, None, b"v", (), "", "", -1, -1, -1, 0, "none") for at in range(10)]
+    clock = [0.0]
+
+    def fetch(asked: dict[int, int], *_: Any) -> dict[int, FetchedPart]:
+        return {0: FetchedPart(stored[asked[0] :], 10, 100)} if asked else {}
+
+    def slowly(record: StoredRecord) -> bool:
+        clock[0] += 4
+        return record.offset % 2 == 1
+
+    pages, at = [], 0
+    while at < 10:
+        source: Any = SimpleNamespace(fetch=fetch)
+        budget = ScanBudget(seconds=10, now_s=lambda: clock[0])
+        browse = Browse(source, {0: PartitionBounds(0, 10, 10)}, count=50, matches=slowly, budget=budget)
+        page = browse.onward({0: at})
+        pages.append(([record.offset for record in page.records], page.cut_short, budget.scanned))
+        at = page.reached[0]
+    assert pages == [([1], True, 3), ([3, 5], True, 3), ([7], True, 3), ([9], False, 1)]
