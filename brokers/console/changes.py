@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
+import time
+import uuid
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -76,6 +80,44 @@ def _delete_topic(form: Form) -> PlannedChange:
         f"Delete the topic {name}", CommandLine("topics", "delete", ("--yes",), (name,)), "/topics",
         warning="All of its records are gone then.", destroys=True,
     )  # fmt: skip
+
+
+_PLACEHOLDER: Final = re.compile(r"\{\{ *([a-z_]{1,20})((?: +[^{}\s]{1,100}){0,50}) *\}\}")
+PLACEHOLDERS: Final = (
+    "{{uuid}}, {{now}}, {{now_ms}}, {{int 1 100}}, {{number 0 1}}, {{pick red green}}, {{name}}, {{email}}, {{city}}"
+)
+_NAMES: Final = ("Ada", "Grace", "Alan", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Tony", "Margaret")
+_CITIES: Final = ("Berlin", "Lagos", "Lima", "Oslo", "Osaka", "Porto", "Quito", "Turin", "Vienna", "Wellington")
+
+
+def filled(form: Form) -> dict[str, str]:
+    """The form of a record with its placeholders filled in, once: what is confirmed is what is written.
+
+    Raises PageError.
+    """
+    if form.get("placeholders") != "yes":
+        return dict(form)
+    parts = {name: _PLACEHOLDER.sub(_placeholder, form.get(name, "")) for name in ("key", "value", "headers")}
+    return {**{name: text for name, text in form.items() if name != "placeholders"}, **parts}
+
+
+def _placeholder(match: re.Match[str]) -> str:
+    name, words = match[1], match[2].split()
+    made: dict[str, Callable[[], str]] = {
+        "uuid": lambda: str(uuid.uuid4()),
+        "now": lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "now_ms": lambda: str(time.time_ns() // 1_000_000),
+        "int": lambda: str(random.randint(*(int(word) for word in words or ("0", "1000")))),
+        "number": lambda: str(round(random.uniform(*(float(word) for word in words or ("0", "1"))), 3)),
+        "pick": lambda: random.choice(words),
+        "name": lambda: random.choice(_NAMES),
+        "email": lambda: f"{random.choice(_NAMES).lower()}{random.randint(1, 999)}@example.org",
+        "city": lambda: random.choice(_CITIES),
+    }
+    try:
+        return made[name]()
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+        raise PageError(400, f"{match[0][:60]} is no placeholder; there are {PLACEHOLDERS}") from None
 
 
 def _write_record(form: Form) -> PlannedChange:

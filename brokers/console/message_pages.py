@@ -39,6 +39,7 @@ from fleetlog.brokers.cli.topic_reader import (
     TopicReader,
 )
 from fleetlog.brokers.console.asking import Answer, Asking, PageError
+from fleetlog.brokers.console.changes import PLACEHOLDERS
 from fleetlog.brokers.console.json_views import cell_text, differences, hex_lines
 from fleetlog.brokers.console.masking import INTERNAL
 from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
@@ -574,6 +575,45 @@ def record_page(asking: Asking) -> Answer:
                 rows.append({"path": name.removesuffix("stamp_ms"), "this": as_shown[0], "other": as_shown[1]})
         answer |= {"other": {"partition": there.partition, "offset": there.offset}, "differences": rows}
     return answer
+
+
+def write_page(asking: Asking) -> Answer:
+    """A form for one record, filled in ``like`` a record of the topic, which may be its ``last``; raises PageError."""
+    text, search = asking.text("like"), Search(asking)
+    match = _AT.fullmatch(text)
+    if text not in {"", "last"} and match is None:
+        raise PageError(400, f"{text[:40]!r} is neither last nor a PARTITION:OFFSET, such as 3:1200")
+    if text and search.mask.paths:
+        raise PageError(403, "fields of this topic are masked here: the console writes none of its records again")
+    reader = TopicReader(asking.client, asking.name, None)
+    record = None
+    if match is not None:
+        record = stored_record(asking.client, RecordPlace(asking.name, int(match[1] or 0), int(match[2])))
+    elif text:
+        browse = Browse(reader, reader.bounds(undecided=False), count=1, matches=lambda _: True)
+        record = next(iter(browse.newest().records), None)
+    return {
+        "topic": asking.name,
+        "partitions": sorted(reader.leaders),
+        "like": f"{record.partition}:{record.offset}" if record is not None else "",
+        "draft": _draft(record),
+        "placeholders": PLACEHOLDERS,
+    }
+
+
+def _draft(record: StoredRecord | None) -> dict[str, Any]:
+    """The fields of a form that writes the same again; headers that are no text are left out."""
+    if record is None:
+        return {"key": "", "value": "", "headers": "", "left_out": 0, "null_value": False, "base64": False}
+    key, value = record.key or b"", record.value or b""
+    is_text = all(_text(raw, False, 0) is not None for raw in (key, value))
+    shown = [raw.decode() if is_text else base64.b64encode(raw).decode() for raw in (key, value)]
+    lines = [f"{name}={text}" for name, raw in record.headers if (text := _text(raw or b"", False, 0)) is not None]
+    lines = [line for line in lines if not {"\n", "\r"} & {*line}]
+    return {
+        "key": shown[0], "value": shown[1], "headers": "\n".join(lines),
+        "left_out": len(record.headers) - len(lines), "null_value": record.value is None, "base64": not is_text,
+    }  # fmt: skip
 
 
 def export_file(asking: Asking) -> tuple[bytes, str, str]:

@@ -30,7 +30,7 @@ from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
 from fleetlog.brokers.console import message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
-from fleetlog.brokers.console.changes import plan_change, previewed
+from fleetlog.brokers.console.changes import filled, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
@@ -156,6 +156,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics", "topics.html", pages.topics_page),
     ("/topics/{name}", "topic.html", pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
+    ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", pages.clients_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/find", "find.html", pages.find_page),
@@ -313,6 +314,7 @@ class Console:
     async def change(self, request: Request) -> Response:
         """Ask once more, with the command that does the same; perform it when that was answered."""
         session, form = await self.checked_form(request)
+        form = filled(form)
         planned = plan_change(request.path_params["kind"], form, self.settings.masks)
         target = self.clients.target_of(session.login)
         command = planned.command.shown(self.settings.target)

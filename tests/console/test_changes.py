@@ -226,3 +226,34 @@ def test_quotas_are_set_and_removed(visitor: Visitor, shell: Shell, name: str) -
 def test_acls_say_why_there_are_none_without_an_authorizer(visitor: Visitor) -> None:
     assert "SECURITY_DISABLED" in visitor.json("/security")["acls"]["error"]
     assert "SECURITY_DISABLED" in visitor.page("/security")
+
+
+def test_a_record_is_written_like_another_with_placeholders(visitor: Visitor, shell: Shell) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "2")
+    assert visitor.json(f"/topics/{name}/write?like=last")["like"] == ""
+    form = {
+        "topic": name, "key": "k-{{int 7 7}}", "value": '{"id": "{{uuid}}", "at": {{now_ms}}, "kept": {{{1}}}}',
+        "headers": "who={{pick a a}}", "partition": "1", "placeholders": "yes",
+    }  # fmt: skip
+    shown = asked(visitor, "write-record", **form)
+    assert "{{uuid}}" not in shown["command"]
+    assert "placeholders" not in shown["fields"]
+    assert done(visitor, "write-record", **shown["fields"])["command"] == shown["command"]
+    (written,) = visitor.json(f"/topics/{name}/messages")["messages"]
+    value = json.loads(written["value"]["text"].replace("{{{1}}}", "1"))
+    assert (written["partition"], written["key"]["text"], written["headers"][0]["text"]) == (1, "k-7", "a")
+    assert uuid.UUID(value["id"]).version == 4
+    draft = visitor.json(f"/topics/{name}/write?like=last")
+    assert draft["like"] == f"1:{written['offset']}"
+    assert draft["draft"] | {"value": ""} == {
+        "key": "k-7", "value": "", "headers": "who=a", "left_out": 0, "null_value": False, "base64": False,
+    }  # fmt: skip
+    assert value["id"] in visitor.page(f"/topics/{name}/write?like=1:{written['offset']}")
+    assert done(visitor, "write-record", topic=name, key="{{uuid}}", value="{{as it is}}")["done"]
+    for wrong in ("{{uid}}", "{{int a b}}", "{{int 9 1}}", "{{pick}}"):
+        fields = {"form_token": visitor.token(visitor.page("/topics")), **form, "value": wrong}
+        got = visitor.post("/change/write-record", fields, Accept="application/json")
+        assert (got.status, "is no placeholder" in got.value["error"]) == (400, True)
+    assert visitor.get(f"/topics/{name}/write?like=x").status == 400
+    assert visitor.get(f"/topics/{name}/write?like=1:99").status == 404

@@ -180,6 +180,8 @@ def test_no_filter_and_no_copy_tells_what_is_masked(masking: Visitor, topic: str
     assert len(masking.json(f"/topics/{topic}/messages?contains=k&where=key")["messages"]) == 3
     token = masking.token(masking.page("/topics"))
     form = {"form_token": token, "origin_topic": f" {topic} ", "origin_partition": "0", "origin_offset": "0"}
+    assert masking.get(f"/topics/{topic}/write?like=last").status == 403
+    assert masking.get(f"/topics/{topic}/write").status == 200
     for confirm in ("", "yes"):
         fields = {**form, "topic": topic, "confirm": confirm}
         got = masking.post("/change/copy-record", fields, Accept="application/json")
