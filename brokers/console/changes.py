@@ -20,6 +20,9 @@ VALUE_CHARS_MAX: Final = 100_000
 """A command line takes no longer argument, and the command that is shown must do the same."""
 RESETS: Final = ("to-earliest", "to-latest", "to-offset", "to-datetime", "by-duration", "shift-by")
 
+PICKED: Final = "topic:"
+"""The names of a list's fields begin with it."""
+
 Form = Mapping[str, str]
 
 
@@ -74,11 +77,17 @@ def _alter_topic(form: Form) -> PlannedChange:
     )  # fmt: skip
 
 
-def _delete_topic(form: Form) -> PlannedChange:
-    name = _needed(form, "topic")
+def _delete_topics(form: Form) -> PlannedChange:
+    """One, or those that were picked from the list, each by a field of its own."""
+    names = tuple(sorted(name.removeprefix(PICKED) for name in form if name.startswith(PICKED)))
+    if "topic" in form:
+        names = (_needed(form, "topic"),)
+    if not names:
+        raise PageError(400, "no topic is picked")
+    title = f"Delete the topic {names[0]}" if len(names) == 1 else f"Delete {len(names)} topics"
     return PlannedChange(
-        f"Delete the topic {name}", CommandLine("topics", "delete", ("--yes",), (name,)), "/topics",
-        warning="All of its records are gone then.", destroys=True,
+        title, CommandLine("topics", "delete", ("--yes",), names), "/topics",
+        CommandLine("topics", "describe", (), names), "All of their records are gone then.", destroys=True,
     )  # fmt: skip
 
 
@@ -256,7 +265,7 @@ def _entity(form: Form) -> tuple[str, ...]:
 CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "create-topic": _create_topic,
     "alter-topic": _alter_topic,
-    "delete-topic": _delete_topic,
+    "delete-topics": _delete_topics,
     "write-record": _write_record,
     "copy-record": _copy_record,
     "reset-group": _reset_group,
@@ -287,6 +296,13 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
         return []
     preview, _ = change.preview.run(target)
     rows = preview if isinstance(preview, list) else [preview]
+    if change.preview.verb == "describe":
+        rows = [
+            {"topic": row["topic"], "partitions": len(row["partitions"]),
+             "settings": [f"{name}={value}" for name, value in row["configs"].items()],
+             "records, at most": sum(one["records"] or 0 for one in row["partitions"])}
+            for row in rows
+        ]  # fmt: skip
     return [row for row in rows if isinstance(row, dict)]
 
 

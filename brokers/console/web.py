@@ -42,7 +42,7 @@ from fleetlog.brokers.console.schemas import SchemaRegistry
 logger = logging.getLogger(__name__)
 
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024
-FIELDS_MAX: Final = 200
+FIELDS_MAX: Final = 300
 
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

@@ -68,7 +68,7 @@ def test_a_topic_is_created_changed_and_deleted_after_one_more_question(
         lambda: shell.json("topics", "describe", name)[0], "the change is read",
         good=lambda found: (found["configs"], len(found["partitions"])) == ({"retention.ms": "-1"}, 3),
     )  # fmt: skip
-    command = asked(visitor, "delete-topic", topic=name)["command"]
+    command = asked(visitor, "delete-topics", topic=name)["command"]
     assert name in {row["topic"] for row in shell.json("topics", "list")}
 
     def gone() -> bool:
@@ -77,8 +77,31 @@ def test_a_topic_is_created_changed_and_deleted_after_one_more_question(
     typed(shell, command)
     eventually(gone, "it is deleted by the command")
     typed(shell, shown["command"])
-    done(visitor, "delete-topic", topic=name)
+    done(visitor, "delete-topics", topic=name)
     eventually(gone, "it is deleted by the form")
+
+
+def test_picked_topics_are_deleted_after_one_question(visitor: Visitor, shell: Shell, name: str) -> None:
+    names = [f"{name}-{n}" for n in range(3)]
+    for one in names:
+        shell.run("topics", "create", one, "-p", "2")
+    shell.run("produce", names[1], stdin="a\nb\n")
+    assert f'<input type="checkbox" name="topic:{names[0]}" value="yes"' in visitor.page(f"/topics?name={name}")
+    form = {f"topic:{one}": "yes" for one in names[:2]}
+    shown = asked(visitor, "delete-topics", **form)
+    assert [(row["topic"], row["partitions"], row["records, at most"]) for row in shown["preview"]] == [
+        (names[0], 2, 0), (names[1], 2, 2),
+    ]  # fmt: skip
+    assert shown["command"].endswith(f"--yes -- {names[0]} {names[1]}")
+    done(visitor, "delete-topics", **shown["fields"])
+
+    def left() -> list[str]:
+        return [row["topic"] for row in visitor.json(f"/topics?name={name}")["topics"]]
+
+    eventually(left, "the others are gone", good=lambda found: found == names[2:])
+    token = {"form_token": visitor.token(visitor.page("/topics"))}
+    for fields, status in (({}, 400), ({"topic:no-such": "yes"}, 404)):
+        assert visitor.post("/change/delete-topics", token | fields, Accept="application/json").status == status
 
 
 def test_a_form_in_a_page_leads_to_a_question_and_back(visitor: Visitor, shell: Shell, name: str) -> None:

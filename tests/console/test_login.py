@@ -79,7 +79,7 @@ def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, conso
     assert "AUTHORIZATION_FAILED" in alice.json("/security")["acls"]["error"]
     token = alice.json("/topics")["form_token"]
     form = {"form_token": token, "topic": "shared", "confirm": "yes"}
-    assert alice.post("/change/delete-topic", form, Accept="application/json").status == 403
+    assert alice.post("/change/delete-topics", form, Accept="application/json").status == 403
 
     token = alice.token(alice.page("/topics"))
     old = alice.cookies.copy()

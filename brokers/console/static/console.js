@@ -88,6 +88,15 @@
     }
   });
 
+  // One box picks all that are shown; the list may be another one by then.
+  const picks = () => document.querySelectorAll("[data-pick-all]").forEach((one) => { one.hidden = false; });
+  picks();
+  document.addEventListener("htmx:afterSwap", picks);
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-pick-all]")) return;
+    event.target.closest("form").querySelectorAll("tbody input[type=checkbox]").forEach((one) => { one.checked = event.target.checked; });
+  });
+
   // Addresses of forms have only what was filled in, or chosen otherwise than it stands at first.
   document.addEventListener("formdata", (event) => {
     if (event.target.method !== "get") return;
