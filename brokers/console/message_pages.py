@@ -468,9 +468,11 @@ class Search:
         except FilterError as error:
             raise PageError(400, f"filter: {error}") from None
         try:
-            self.columns = parse_columns(asking.text("columns"))[:COLUMNS_MAX]
+            self.columns = parse_columns(asking.text("columns"))
         except FilterError as error:
             raise PageError(400, f"columns: {error}") from None
+        if len(self.columns) > COLUMNS_MAX:
+            raise PageError(400, f"columns: a page has {COLUMNS_MAX} at most")
         self.mask = asking.masks.of(asking.name)
         where = asking.choice("where", WHERE)
         looked_at = set(self._filter.paths if self._filter is not None else ())
