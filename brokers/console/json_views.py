@@ -21,7 +21,7 @@ PREVIEW_MAX: Final = 240
 CELL_MAX: Final = 200
 HEX_MAX: Final = 2_048
 LEAVES_MAX: Final = 2_000
-_KINDS: Final = ("json", "avro")
+_KINDS: Final = ("json", "avro", "protobuf")
 
 
 @dataclass(slots=True)

@@ -309,7 +309,7 @@ def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) ->
     try:
         if schemas is None:
             raise SchemaProblem(NO_REGISTRY)
-        decoded = schemas.avro(raw)
+        decoded = schemas.decoded(raw)
     except SchemaProblem as problem:
         if how == "auto":
             return _without_schema(raw, how, limit)._replace(problem=str(problem))
@@ -319,8 +319,8 @@ def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) ->
         shown = _without_schema(raw[PREFIX_BYTES : PREFIX_BYTES + READ_MAX + 1], "json", limit)
         wrong = "" if shown.kind == "json" or shown.cut else f"schema {number} is one of JSON, and the value is not"
         return shown._replace(size=len(raw), schema=number, problem=wrong)
-    text = _as_json(decoded[1], limit)
-    return ShownBytes("avro", text[:limit], len(raw), len(text) > limit, number)
+    text = _as_json(decoded.value, limit)
+    return ShownBytes(decoded.kind, text[:limit], len(raw), len(text) > limit, number)
 
 
 def _json(raw: bytes, large: bool, limit: int) -> str | None:
@@ -448,11 +448,11 @@ class SearchedRecord(FilteredRecord):
         try:
             if self._schemas is None:
                 raise SchemaProblem(NO_REGISTRY)
-            by_schema = self._schemas.avro(raw)
+            by_schema = self._schemas.decoded(raw)
         except SchemaProblem as problem:
             self._undecoded[str(problem)] += 1
             return None
-        return super().decoded(raw[PREFIX_BYTES:]) if by_schema is None else by_schema[1]
+        return super().decoded(raw[PREFIX_BYTES:]) if by_schema is None else by_schema.value
 
 
 class Search:

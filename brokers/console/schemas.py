@@ -15,6 +15,7 @@ Source: the Apache Avro specification, 1.11, binary encoding.
 from __future__ import annotations
 
 import base64
+import binascii
 import json
 import struct
 import threading
@@ -29,6 +30,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from fleetlog.brokers.console.outside import direct_opener
+from fleetlog.brokers.console.protobuf_values import ProtobufError, ProtobufSchema
 
 DEPTH_MAX: Final = 100
 TYPES_MAX: Final = 5_000
@@ -291,10 +293,18 @@ class SchemaProblem(ValueError):
 
 
 class RegisteredSchema(NamedTuple):
-    """``kind``: AVRO, JSON or PROTOBUF. ``avro`` is there for AVRO."""
+    """``kind``: AVRO, JSON or PROTOBUF. What decodes is there for AVRO and PROTOBUF."""
 
     kind: str
-    avro: AvroSchema | None
+    decoder: AvroSchema | ProtobufSchema | None
+
+
+class DecodedValue(NamedTuple):
+    """A value by the schema of that id; ``kind`` is avro or protobuf."""
+
+    schema: int
+    value: Any
+    kind: str
 
 
 class SchemaRegistry:
@@ -344,18 +354,31 @@ class SchemaRegistry:
         return schema
 
     def _asked(self, number: int) -> RegisteredSchema:
-        request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
+        kind, text, references = self._fields(number, "")
+        if references:
+            raise SchemaProblem(f"schema {number} refers to others, which is not supported", unknown=True)
+        try:
+            if kind == "PROTOBUF":
+                _, text, _ = self._fields(number, "?format=serialized")
+                return RegisteredSchema(kind, ProtobufSchema(base64.b64decode(text, validate=True)))
+            return RegisteredSchema(kind, AvroSchema(text) if kind == "AVRO" else None)
+        except (AvroError, ProtobufError) as error:
+            raise SchemaProblem(f"schema {number}: {error}", unknown=True) from None
+        except binascii.Error:
+            raise SchemaProblem(
+                f"schema {number} is PROTOBUF, and the registry does not compile it", unknown=True
+            ) from None
+
+    def _fields(self, number: int, query: str) -> tuple[str, str, Any]:
+        """Kind, text and references of a schema; raises SchemaProblem."""
+        request = urllib.request.Request(f"{self._url}/schemas/ids/{number}{query}", headers=self._headers)
         try:
             with self._opener.open(request, timeout=ANSWER_S) as answer:
                 body = answer.read(SCHEMA_BYTES_MAX + 1)
             if len(body) > SCHEMA_BYTES_MAX:
                 raise SchemaProblem(f"schema {number} has more than {SCHEMA_BYTES_MAX} bytes", unknown=True)
             fields = json.loads(body)
-            kind, text, references = (
-                str(fields.get("schemaType") or "AVRO"),
-                fields["schema"],
-                fields.get("references"),
-            )
+            return str(fields.get("schemaType") or "AVRO"), str(fields["schema"]), fields.get("references")
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -363,14 +386,10 @@ class SchemaRegistry:
             raise SchemaProblem(f"the registry answers {error.code} for schema {number}") from None
         except OSError as error:
             raise SchemaProblem(f"the registry does not answer: {getattr(error, 'reason', None) or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, SchemaProblem):
+                raise
             raise SchemaProblem(f"the registry's answer for schema {number} is not one") from None
-        if references:
-            raise SchemaProblem(f"schema {number} refers to others, which is not supported", unknown=True)
-        try:
-            return RegisteredSchema(kind, AvroSchema(str(text)) if kind == "AVRO" else None)
-        except AvroError as error:
-            raise SchemaProblem(f"schema {number}: {error}", unknown=True) from None
 
 
 def schema_id(raw: bytes) -> int | None:
@@ -390,17 +409,19 @@ class PageSchemas:
         self._silent: SchemaProblem | None = None
         self._budget = FieldBudget(fields)
 
-    def avro(self, raw: bytes) -> tuple[int, Any] | None:
-        """The schema's id, and the value by that schema; None for a schema of JSON. Raises SchemaProblem."""
+    def decoded(self, raw: bytes) -> DecodedValue | None:
+        """The value by its schema; None for a schema of JSON. Raises SchemaProblem."""
         number = schema_id(raw)
         if number is None:
             raise SchemaProblem("not in the registry's format: a zero byte and a schema's id come first")
         schema = self._schema(number)
-        if schema.avro is not None:
-            try:
-                return number, schema.avro.decode(raw, self._budget, PREFIX_BYTES)
-            except AvroError as error:
-                raise SchemaProblem(f"schema {number}: {error}") from None
+        try:
+            if isinstance(schema.decoder, ProtobufSchema):
+                return DecodedValue(number, schema.decoder.decode(raw, self._budget.spend, PREFIX_BYTES), "protobuf")
+            if schema.decoder is not None:
+                return DecodedValue(number, schema.decoder.decode(raw, self._budget, PREFIX_BYTES), "avro")
+        except (AvroError, ProtobufError) as error:
+            raise SchemaProblem(f"schema {number}: {error}") from None
         if schema.kind != "JSON":
             raise SchemaProblem(f"schema {number} is {schema.kind[:40]}, which is shown as bytes")
         return None

@@ -18,6 +18,7 @@ class FakeRegistry:
         self.schemas: list[tuple[str, str]] = []  # (type, text) by id - 1
         self.subjects: dict[str, list[int]] = {}
         self.calls: Counter[str] = Counter()
+        self.serialized: dict[int, str] = {}
         self.broken = 0
         self._user = user
         registry = self
@@ -64,9 +65,12 @@ class FakeRegistry:
         if self.broken:
             self.broken -= 1
             return 503, {"error_code": 503, "message": "not now"}
+        path, _, query = path.partition("?")
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts[:2] == ["schemas", "ids"] and 1 <= int(parts[2]) <= len(self.schemas):
             kind, text = self.schemas[int(parts[2]) - 1]
+            if query == "format=serialized":
+                text = self.serialized.get(int(parts[2]), text)
             return 200, {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
         if parts[0] == "subjects" and body is not None:
             return 200, {"id": self.add(parts[1], body["schema"], body.get("schemaType", "AVRO"))}
