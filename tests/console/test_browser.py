@@ -250,7 +250,7 @@ def _fast(browser: Browser, shell: Shell) -> None:
 
 def _search_on(browser: Browser, url: str, shell: Shell) -> None:
     """What one page's budget does not reach is found by the next ones; a page that searches can be stopped."""
-    shell.run("topics", "create", "many", "-p", "2", "-r", "1")
+    shell.run("topics", "create", "many", "-p", "2", "-r", "3")
     producer = Producer({"bootstrap.servers": shell.environment["FLEETLOG_BOOTSTRAP"], "linger.ms": 50})
     for number in range(25_000):
         producer.produce("many", f'{{"number": {number}}}', partition=number % 2, timestamp=1_700_000_000_000 + number)
@@ -293,6 +293,7 @@ def _search_on(browser: Browser, url: str, shell: Shell) -> None:
     page.get(f"{url}topics/many/messages?filter=value.number+<<+3")
     assert "filter: character 15" in page.find_element(By.CSS_SELECTOR, "[role=alert]").text
     browser.picture("filter-wrong")
+    assert [one for one in browser.complaints() if "status of 400" not in one] == []
 
 
 def test_without_javascript_pages_are_found_searched_and_changed(
