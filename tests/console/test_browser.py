@@ -253,7 +253,7 @@ def _search_on(browser: Browser, url: str, shell: Shell) -> None:
     shell.run("topics", "create", "many", "-p", "2", "-r", "3")
     producer = Producer({"bootstrap.servers": shell.environment["FLEETLOG_BOOTSTRAP"], "linger.ms": 50})
     for number in range(25_000):
-        producer.produce("many", f'{{"number": {number}}}', partition=number % 2, timestamp=1_700_000_000_000 + number)
+        producer.produce("many", f'{{"number": {number}}}', partition=number % 2)
         producer.poll(0)
     assert producer.flush(60) == 0
     page = browser.driver
