@@ -107,8 +107,10 @@ class Timers:
 
     def later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
         """Call back after ``delay_ms`` milliseconds, unless cancelled."""
-        timer = self._wheel.add(self._clock.mono_ms(), delay_ms, callback)
-        self._arm()
+        now_ms = self._clock.mono_ms()
+        timer = self._wheel.add(now_ms, delay_ms, callback)
+        if self._armed_ms is None or now_ms + delay_ms < self._armed_ms:
+            self._arm()
         return timer
 
     def close(self) -> None:

@@ -100,7 +100,8 @@ def __getattr__(name: str) -> Any:
     kind = re.fullmatch("([A-Z][A-Za-z]+)(Request|Response)", name)
     if kind is None or kind[1] not in _NAMES.values():
         raise AttributeError(f"fleetlog.wire.messages has no message {name!r}")
-    return message_class(name)
+    made = globals()[name] = message_class(name)
+    return made
 
 
 def request_class(key: int) -> Any:

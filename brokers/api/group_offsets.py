@@ -8,7 +8,7 @@ between two partitions of a request.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -45,10 +45,13 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
 Errors = dict[TopicPartition, ErrorCode]
-Rows = Generator[None, None, Any]
 OFFSETS_TIMEOUT_MS = 5_000
 VERIFIED = VerifiedFrom(adding=5, abortable=4)
 Committing = requests.OffsetCommitRequest | requests.TxnOffsetCommitRequest
+CommitResponse = m.OffsetCommitResponse | m.TxnOffsetCommitResponse | m.OffsetDeleteResponse
+FetchTopics = Sequence[requests.OffsetFetchTopics] | Sequence[requests.OffsetFetchGroupsTopics]
+FetchedGroup = m.OffsetFetchResponse.OffsetFetchResponseGroup
+T = TypeVar("T")
 TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_keys.TXN_OFFSET_COMMIT: 6}
 """From which version on a topic is named by its id alone (KIP-848, KIP-1319)."""
 
@@ -62,7 +65,7 @@ def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context
         return Done(commit_response(m.OffsetCommitResponse, request, version, refused))
     known, refused = yield from split_partitions(request, context)
 
-    def render(answer: Any) -> InSlices:
+    def render(answer: Errors | CommandFailed) -> InSlices:
         if isinstance(answer, CommandFailed):
             answer = {partition: answer.error for partition, _ in known}
         return commit_response(m.OffsetCommitResponse, request, version, {**refused, **answer})
@@ -92,7 +95,8 @@ def split_partitions(
     A version without ``leader_epochs`` has none to be kept. A topic whose id is unknown gets the name "".
     """
     metadata = context.services.metadata
-    yield from _name_topics(request.topics, context)
+    if by_id(context):
+        yield from _name_topics(request.topics, context)
     denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics if topic.name))
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
@@ -107,7 +111,7 @@ def split_partitions(
             if present is None or (by_id(context) and present.id != topic.topic_id):
                 refused[partition] = unknown_topic(context)
                 continue
-            if metadata.partition(partition) is None:
+            if not 0 <= asked.partition_index < len(present.partitions):
                 refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             leader_epoch = asked.committed_leader_epoch if leader_epochs else -1
@@ -128,12 +132,14 @@ def unknown_topic(context: Context) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id(context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _name_topics(topics: Iterable[Any], context: Context) -> Generator[None, None, None]:
+def _name_topics(
+    topics: Iterable[requests.OffsetCommitTopics | requests.TxnOffsetCommitTopics | requests.OffsetFetchGroupsTopics],
+    context: Context,
+) -> Generator[None, None, None]:
     """Give topics that are named by their ids the names of today; "" without one."""
-    if by_id(context):
-        for topic in topics:
-            yield
-            topic.name = context.services.metadata.topic_names.get(topic.topic_id, "")
+    for topic in topics:
+        yield
+        topic.name = "" if topic.topic_id is None else context.services.metadata.topic_names.get(topic.topic_id, "")
 
 
 def of_present_topics(
@@ -163,16 +169,15 @@ def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, E
 
 @in_slices
 def commit_response(
-    response: Any, request: Committing | requests.OffsetDeleteRequest, version: int, errors: Errors
-) -> Rows:
+    response: type[CommitResponse], request: Committing | requests.OffsetDeleteRequest, version: int, errors: Errors
+) -> Generator[None, None, CommitResponse]:
     """The response of an OffsetCommit, TxnOffsetCommit or OffsetDelete in the request's order, made in slices."""
     name = response.__name__
     topic_class, partition_class = getattr(response, f"{name}Topic"), getattr(response, f"{name}Partition", None)
     if partition_class is None:
         partition_class = getattr(topic_class, f"{name}Partition")
     topics, first_by_id = [], TOPIC_IDS_VERSION.get(response.API_KEY, 2**15)
-    every: Sequence[Any] = request.topics
-    for topic in every:
+    for topic in request.topics:
         partitions = []
         for asked in topic.partitions:
             yield
@@ -180,8 +185,10 @@ def commit_response(
             partitions.append(
                 partition_class(version=version, partition_index=asked.partition_index, error_code=int(error))
             )
-        named = {"topic_id": topic.topic_id} if version >= first_by_id else {"name": topic.name}
-        topics.append(topic_class(version=version, partitions=partitions, **named))
+        row = topic_class(version=version, name=topic.name, partitions=partitions)
+        if version >= first_by_id:
+            row.topic_id = getattr(topic, "topic_id", None)
+        topics.append(row)
     return response(version=version, throttle_time_ms=0, topics=topics)
 
 
@@ -206,7 +213,7 @@ def handle_txn_offset_commit(request: requests.TxnOffsetCommitRequest, context: 
         knows_missing_groups=version >= 6,
     )
 
-    def render(answer: Any) -> InSlices:
+    def render(answer: Errors | CommandFailed) -> InSlices:
         if isinstance(answer, CommandFailed):
             answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
         return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
@@ -224,7 +231,7 @@ async def _commit_in_transaction(
     context: Context,
     commit: OffsetCommitRequest,
     errors: Errors,
-    render: Callable[[Any], Any],
+    render: Callable[[Errors | CommandFailed], InSlices],
 ) -> Outcome:
     """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
     services = context.services
@@ -239,7 +246,7 @@ async def _commit_in_transaction(
         services.clock,
         asked.transactional_id,
         producer,
-        {place: (cast(Any, host.partition.log).producers, -1)},
+        {place: (host.partition.log.producers, -1)},
         add=asked.ask is Ask.ADD,
     )
     error, guard = admitted[place]
@@ -299,7 +306,8 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
     for group in request.groups:
         yield
         answer = GroupOffsets(ErrorCode.INVALID_REQUEST)
-        yield from _name_topics(group.topics or (), context)
+        if by_id(context):
+            yield from _name_topics(group.topics or (), context)
         if group.group_id not in seen:
             known = None if group.topics is None else [topic for topic in group.topics if topic.name or version < 10]
             member = (group.member_id, group.member_epoch) if version >= 9 else (None, -1)
@@ -310,7 +318,11 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
 
 
 def _fetch_one(
-    context: Context, group_id: str, topics: Any, require_stable: bool, member: tuple[str | None, int] = (None, -1)
+    context: Context,
+    group_id: str,
+    topics: FetchTopics | None,
+    require_stable: bool,
+    member: tuple[str | None, int] = (None, -1),
 ) -> Generator[None, None, GroupOffsets]:
     """The offsets of the named topics, or of all that may be described; else the error of the group.
 
@@ -363,7 +375,7 @@ def _told(offsets: Sequence[FetchedOffset], context: Context) -> Generator[None,
     return kept
 
 
-def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:
+def _failed_offsets(topics: FetchTopics | None, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:
     """The error for each partition as often as it is named."""
     failed = []
     for topic in topics or ():
@@ -373,10 +385,11 @@ def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list
     return failed
 
 
-def _fetched_group(asked: requests.OffsetFetchGroups, answer: GroupOffsets, context: Context) -> Rows:
+def _fetched_group(
+    asked: requests.OffsetFetchGroups, answer: GroupOffsets, context: Context
+) -> Generator[None, None, FetchedGroup]:
     version = context.api_version
-    group = m.OffsetFetchResponse.OffsetFetchResponseGroup
-    topic = group.OffsetFetchResponseTopics
+    topic = FetchedGroup.OffsetFetchResponseTopics
     part = topic.OffsetFetchResponsePartitions
     topics = yield from _fetched_topics(topic, part, answer.offsets, version)
     if by_id(context):
@@ -391,13 +404,16 @@ def _fetched_group(asked: requests.OffsetFetchGroups, answer: GroupOffsets, cont
                 (row,) = yield from _fetched_topics(topic, part, rows, version)
                 row.topic_id = missing.topic_id
                 topics.append(row)
-    return group(version=version, group_id=asked.group_id, error_code=int(answer.error), topics=topics)
+    return FetchedGroup(version=version, group_id=asked.group_id, error_code=int(answer.error), topics=topics)
 
 
 def _fetched_topics(
-    topic_class: Any, partition_class: Any, offsets: Iterable[FetchedOffset], version: int
-) -> Generator[None, None, list[Any]]:
-    by_topic: dict[str, list[Any]] = {}
+    topic_class: Callable[..., T],
+    partition_class: Callable[..., object],
+    offsets: Iterable[FetchedOffset],
+    version: int,
+) -> Generator[None, None, list[T]]:
+    by_topic: dict[str, list[object]] = {}
     for partition, committed, error in offsets:
         yield
         offset = committed or CommittedOffset(-1)
@@ -436,7 +452,7 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
             else:
                 known.append(partition)
 
-    def render(answer: Any) -> Any:
+    def render(answer: Errors | ErrorCode | CommandFailed) -> m.OffsetDeleteResponse | InSlices:
         if not isinstance(answer, dict):
             return m.OffsetDeleteResponse(
                 version=version, error_code=int(error_of(answer)), throttle_time_ms=0, topics=[]

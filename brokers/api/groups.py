@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -25,7 +24,7 @@ from fleetlog.brokers.acls.access import (
     bits,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, unfit
+from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, unfit
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
@@ -52,6 +51,8 @@ from fleetlog.wire.errors import ErrorCode
 ANSWER_TIMEOUT_MS = 5_000
 """Kafka's offsets.commit.timeout.ms: how long a write to __consumer_offsets may take."""
 JOIN_MARGIN_MS = 10_000
+Code = ErrorCode | CommandFailed
+"""An answer that is nothing but an error code."""
 BLANKS = "".join(map(chr, range(33)))
 """What Java's ``trim`` takes off the states in a filter of ListGroups."""
 
@@ -59,15 +60,15 @@ BLANKS = "".join(map(chr, range(33)))
 # --- waiting ----------------------------------------------------------------------------------------------------
 
 
-def _when_all_done(pendings: list[PendingAnswer], render: Callable[[list[Any]], Any]) -> Outcome:
+def _when_all_done(pendings: list[PendingAnswer], render: Callable[[list[Code]], InSlices]) -> Outcome:
     """The rendered answers of several groups; those missing after the deadline have failed."""
-    answers: list[Any] = [CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(pendings)
+    answers: list[Code] = [CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(pendings)
 
     def cancel() -> None:
         for pending in pendings:
             pending.cancel()
 
-    def expired() -> Any:
+    def expired() -> InSlices:
         cancel()
         return render(answers)
 
@@ -82,9 +83,9 @@ def bad_group_id(group_id: str, may_be_empty: bool = False) -> bool:
     return (not group_id and not may_be_empty) or unfit(group_id)
 
 
-def error_of(answer: Any) -> ErrorCode:
+def error_of(answer: Code) -> ErrorCode:
     """The error code of an answer that is nothing else."""
-    return answer.error if isinstance(answer, CommandFailed) else ErrorCode(answer)
+    return answer.error if isinstance(answer, CommandFailed) else answer
 
 
 # --- membership -------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def handle_join_group(request: requests.JoinGroupRequest, context: Context) -> O
     """JoinGroup: delayed until the join phase of the rebalance completes."""
     version = context.api_version
 
-    def render(answer: Any) -> Any:
+    def render(answer: JoinAnswer | CommandFailed) -> m.JoinGroupResponse:
         if isinstance(answer, CommandFailed):
             answer = JoinAnswer(answer.error, request.member_id)
         if answer.error in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
@@ -191,7 +192,7 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
     """SyncGroup: delayed until the leader's assignment is committed."""
     version = context.api_version
 
-    def render(answer: Any) -> Any:
+    def render(answer: SyncAnswer | CommandFailed) -> m.SyncGroupResponse:
         if isinstance(answer, CommandFailed):
             answer = SyncAnswer(answer.error)
         if answer.error is ErrorCode.NONE:
@@ -230,7 +231,7 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
 def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Outcome:
     """Heartbeat: keeps the member in its group, and tells it of a rebalance."""
 
-    def render(answer: Any) -> Any:
+    def render(answer: Code) -> m.HeartbeatResponse:
         return m.HeartbeatResponse(version=context.api_version, throttle_time_ms=0, error_code=int(error_of(answer)))
 
     if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
@@ -379,9 +380,9 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
         pendings.append(context.services.groups.submit(name, _delete(name)))
 
     @in_slices
-    def render(answers: list[Any]) -> Generator[None, None, m.DeleteGroupsResponse]:
+    def render(answers: list[Code]) -> Generator[None, None, m.DeleteGroupsResponse]:
         results = []
-        by_group = dict.fromkeys(every, CommandFailed(ErrorCode.GROUP_AUTHORIZATION_FAILED))
+        by_group: dict[str, Code] = dict.fromkeys(every, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         by_group.update(zip(names, answers, strict=True))
         for name, answer in by_group.items():
             yield

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from fleetlog.brokers.acls.access import (
     ALTER,
@@ -83,13 +82,12 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
                 new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
             )
         )
-    response = messages.CreateTopicsResponse
-    rows = NamedRows(response, context.api_version)
+    rows = NamedRows(messages.CreateTopicsResponse, context.api_version)
     echoed: _Echoed = {}
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
         await context.yield_now()
         context.services.metrics.failed("CreateTopics", outcome.error)
-        make = partial(_created, outcome, response, context, echoed)
+        make = partial(_created, outcome, context, echoed)
         if outcome.ok or outcome.topic_id is not None:
             rows.add(make())
         else:
@@ -130,52 +128,40 @@ def _new_topic(topic: CreateTopicsTopics) -> NewTopic:
     )
 
 
-_Echoed = dict[frozenset[tuple[str, str]], list[Any]]
+_Result = messages.CreateTopicsResponse.CreatableTopicResult
+_Echoed = dict[frozenset[tuple[str, str]], list[_Result.CreatableTopicConfigs]]
 """What a topic's overrides make of its settings: most topics of a request have the same."""
 
 
-def _created(
-    outcome: TopicOutcome, response: type[messages.CreateTopicsResponse], context: Context, echoed: _Echoed
-) -> messages.CreateTopicsResponse.CreatableTopicResult:
-    version = context.api_version
-    result = response.CreatableTopicResult
-    row: dict[str, Any] = {"name": outcome.name, "error_code": int(outcome.error), "error_message": outcome.message}
-    if version >= 7:
-        row["topic_id"] = outcome.topic_id
-    if version >= 5:
-        row["configs"] = None
-        if (
-            outcome.topic is not None
-            and outcome.ok
-            and not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name, logged=False)
-        ):
-            row["topic_config_error_code"] = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        elif outcome.topic is not None and outcome.ok:
-            row["num_partitions"] = len(outcome.topic.partitions)
-            row["replication_factor"] = len(outcome.topic.partitions[0].replicas)
-            same = frozenset(outcome.topic.configs.items())
-            if same not in echoed:
-                entries = topic_entries(outcome.topic.configs, context.services.metadata)
-                echoed[same] = [_echo(entry, result.CreatableTopicConfigs, version) for entry in entries]
-            row["configs"] = echoed[same]
-    return result(version=version, **row)
+def _created(outcome: TopicOutcome, context: Context, echoed: _Echoed) -> _Result:
+    version, topic = context.api_version, outcome.topic
+    row = _Result(
+        version=version, name=outcome.name, topic_id=outcome.topic_id, error_code=int(outcome.error),
+        error_message=outcome.message, configs=None,
+    )  # fmt: skip
+    if version < 5 or topic is None or not outcome.ok:
+        return row
+    if not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name, logged=False):
+        row.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return row
+    row.num_partitions, row.replication_factor = len(topic.partitions), len(topic.partitions[0].replicas)
+    same = frozenset(topic.configs.items())
+    if same not in echoed:
+        echoed[same] = [_echo(entry, version) for entry in topic_entries(topic.configs, context.services.metadata)]
+    row.configs = echoed[same]
+    return row
 
 
-def _echo(entry: ConfigEntry, config: Any, version: int) -> Any:
-    return config(
-        version=version,
-        name=entry.name,
-        value=entry.value,
-        read_only=entry.read_only,
-        config_source=int(entry.source),
-        is_sensitive=entry.sensitive,
-    )
+def _echo(entry: ConfigEntry, version: int) -> _Result.CreatableTopicConfigs:
+    return _Result.CreatableTopicConfigs(
+        version=version, name=entry.name, value=entry.value, read_only=entry.read_only,
+        config_source=int(entry.source), is_sensitive=entry.sensitive,
+    )  # fmt: skip
 
 
 @in_task
 async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
-    response = messages.DeleteTopicsResponse
     version = context.api_version
     rows: list[tuple[str | None, uuid.UUID | None]]
     if version >= 6:
@@ -186,8 +172,8 @@ async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -
     responses = []
     for row, outcome in zip(rows, answers, strict=True):
         await context.yield_now()
-        responses.append(_deleted(row, outcome, response, version))
-    return Done(response(version=version, responses=responses))
+        responses.append(_deleted(row, outcome, version))
+    return Done(messages.DeleteTopicsResponse(version=version, responses=responses))
 
 
 async def _delete(
@@ -232,19 +218,14 @@ def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twic
 
 
 def _deleted(
-    row: tuple[str | None, uuid.UUID | None],
-    outcome: TopicOutcome,
-    response: type[messages.DeleteTopicsResponse],
-    version: int,
+    row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome, version: int
 ) -> messages.DeleteTopicsResponse.DeletableTopicResult:
     asked_name, asked_id = row
     name = asked_name if asked_name is not None else (outcome.name or None)
-    fields: dict[str, Any] = {"name": name, "error_code": int(outcome.error)}
-    if version >= 5:
-        fields["error_message"] = outcome.message
-    if version >= 6:
-        fields["topic_id"] = asked_id if asked_id is not None else outcome.topic_id
-    return response.DeletableTopicResult(version=version, **fields)
+    return messages.DeleteTopicsResponse.DeletableTopicResult(
+        version=version, name=name, topic_id=asked_id if asked_id is not None else outcome.topic_id,
+        error_code=int(outcome.error), error_message=outcome.message,
+    )  # fmt: skip
 
 
 @in_task

@@ -6,6 +6,7 @@ machines return decisions (``txn.commands.Result``); ``brokers.coordinators.shar
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -89,7 +90,7 @@ class CoordinatorRuntime(Generic[S]):
         self._origin = origin
         self._hosts: dict[int, ShardHost[S]] = {}
         self._closed = False
-        self._last_ticket = 0
+        self._next_ticket: Callable[[], Ticket] = map(Ticket, itertools.count(1)).__next__
         self._unloaded_listeners: list[Callable[[int], None]] = []
 
     # ---- leadership ------------------------------------------------------------------------------------------------
@@ -236,7 +237,3 @@ class CoordinatorRuntime(Generic[S]):
         yield {f"{self.kind}_partitions": float(len(self._hosts))}
         for shard in self.shards():
             yield from shard.metric_parts()
-
-    def _next_ticket(self) -> Ticket:
-        self._last_ticket += 1
-        return Ticket(self._last_ticket)

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from fleetlog._native.batch import (
@@ -239,6 +241,7 @@ class ShardTimers:
 
 
 TRANSACTIONAL = 1 << 4
+_RECORDS = attrgetter("result.records")
 BATCH_OVERHEAD = 61
 RECORD_OVERHEAD = 24
 """An upper bound of a record's varints and attributes without headers, in bytes."""
@@ -255,15 +258,6 @@ class ShardWrite:
     on_marker: Callable[[ErrorCode], None] | None = None
     guard: object | None = None
 
-    @property
-    def records(self) -> tuple[CoordinatorRecord, ...]:
-        """The records to append; none for a marker."""
-        return self.result.records
-
-    def size(self) -> int:
-        """An upper bound of the encoded size in bytes."""
-        return sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in self.records)
-
 
 def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[ShardWrite]]:
     """Runs of writes that may share a batch, in order: plain ones up to ``limit_bytes``, all others alone."""
@@ -271,7 +265,7 @@ def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[Sha
     run_bytes = BATCH_OVERHEAD
     for write in writes:
         alone = write.marker is not None or write.result.producer is not None
-        size = write.size()
+        size = sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in write.result.records)  # at most
         if run and (alone or run_bytes + size > limit_bytes):
             yield run
             run, run_bytes = [], BATCH_OVERHEAD
@@ -297,7 +291,7 @@ def encode_writes(run: Sequence[ShardWrite], wall_ms: int) -> bytearray:
                 timestamp=wall_ms,
             )
         )
-    records = [record for write in run for record in write.records]
+    records = chain.from_iterable(map(_RECORDS, run))
     encoded = [Record(i, wall_ms, record.key, record.value, ()) for i, record in enumerate(records)]
     if first.result.producer is None:
         return bytearray(encode_batch(encoded))
@@ -471,9 +465,8 @@ class ShardHost(Generic[S]):
         marker was written in between.
         """
         pending = PendingAnswer(self._next_ticket(), self._abandon)
-        refused = self.refusal()
-        if refused is not ErrorCode.NONE:
-            pending.complete(CommandFailed(refused))
+        if self.state is not ShardState.ACTIVE:
+            pending.complete(CommandFailed(self.refusal()))
             return pending
         waiting = self._held.get(key)
         if waiting is not None and len(waiting) >= MAX_WAITING_PER_KEY:
@@ -521,18 +514,17 @@ class ShardHost(Generic[S]):
                 del self._held[key]
                 return
             item = line.popleft()
-            if not item.cancelled and self._execute(key, item):
+            if item.cancelled:
+                continue
+            try:
+                result = item.command(self.shard, self._now(), item.ticket)
+            except Exception:
+                # A request must not stop the shard; its incomplete changes in memory are not in the log.
+                logger.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
+                self._answer(item.ticket, CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
+                continue
+            if self._perform(key, item.ticket, result, item.guard):
                 return
-
-    def _execute(self, key: str, item: _Item) -> bool:
-        try:
-            result = item.command(self.shard, self._now(), item.ticket)
-        except Exception:
-            # A request must not stop the shard; its incomplete changes in memory are not in the log.
-            logger.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
-            self._answer(item.ticket, CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
-            return False
-        return self._perform(key, item.ticket, result, item.guard)
 
     def _perform(self, key: str | None, ticket: Ticket | None, result: Result, guard: object | None = None) -> bool:
         """Perform a result; True if its records are in flight, so that the key stays held."""
@@ -648,7 +640,7 @@ class ShardHost(Generic[S]):
         else:
             flight = _Flight(run, info.last_offset)
             self._flights.append(flight)
-            if sum(len(write.records) for write in run) > LONG_WRITE:  # applying them is a turn's work, too
+            if sum(map(len, map(_RECORDS, run))) > LONG_WRITE:  # applying them is a turn's work, too
                 self._loop.call_soon(self._wait_again, flight)
             else:
                 self._await_commit(flight)
@@ -715,7 +707,7 @@ class ShardHost(Generic[S]):
                 after = self.shard.apply_marker(marker.producer_id, marker.producer_epoch, marker.commit, now)
             else:
                 after = None
-                for record in write.records:
+                for record in write.result.records:
                     self.shard.apply(record, write.result.producer, now)
         except Exception as error:
             # The state no longer matches the log: its answers cannot be trusted any more.

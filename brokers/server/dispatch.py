@@ -131,7 +131,6 @@ class Pacing:
         self._jobs.clear()
 
 
-_now = time.perf_counter
 SIZE_BYTES = 4
 SMALLEST_RUN = SIZE_BYTES + 10
 """A frame's size and the shortest header."""
@@ -168,10 +167,14 @@ class Route:
     counting: bool
     """Whether some page shows what is counted."""
     unserved: Callable[[int], list[Chunk]] | None
+    seconds: Callable[[], float]
+    """The clock by which requests are measured."""
 
 
 class Dispatcher:
-    """Executes requests. ``handlers`` replaces the table's handlers in tests, ``now`` the clock of paced work."""
+    """Executes requests. In tests ``handlers`` replaces the table's handlers, ``now`` the clock of paced work, and
+    ``seconds`` the one by which requests are measured.
+    """
 
     def __init__(
         self,
@@ -182,8 +185,10 @@ class Dispatcher:
         handlers: dict[int, Handler] | None = None,
         now: Callable[[], float] = time.perf_counter,
         gate: LoginGate | None = None,
+        seconds: Callable[[], float] | None = None,
     ) -> None:
         self._services = services
+        self._seconds = time.perf_counter if seconds is None else seconds
         self._gate = gate
         self._purgatory = purgatory
         self._budget = budget
@@ -218,6 +223,7 @@ class Dispatcher:
             api.large,
             metrics.counting,
             row.unserved,
+            self._seconds,
         )
 
     # -- a request ------------------------------------------------------------------------------------------------
@@ -228,7 +234,7 @@ class Dispatcher:
         login = connection.login
         if login is not None and (self._gate is None or not self._gate.admits(connection, login, frame, slot)):
             return
-        started = time.perf_counter()
+        started = self._seconds()
         try:
             header = self._parse_header(frame)
         except LooseMessage as loose:
@@ -309,7 +315,7 @@ class Dispatcher:
             return start
         batch = route.batch
         assert batch is not None, "it is a row with one"
-        started = time.perf_counter()
+        started = self._seconds()
         run = batch.decode(data, start, end, route.lowest, route.highest, most)
         if run is None:
             return start
@@ -344,9 +350,9 @@ class Dispatcher:
                     allowed.left -= used  # as below, but quicker
                 else:
                     meter.add(used)
-                    meter.measure(connection, started, _now())
+                    meter.measure(connection, started, self._seconds())
             elif meter.time is not None:
-                meter.spent(connection, started, _now())
+                meter.spent(connection, started, self._seconds())
             if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
                 throttle(route.api.key, run.version, outcome[0], connection)
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:
@@ -360,7 +366,7 @@ class Dispatcher:
     def dispatch_runs(self, connections: list[Connection]) -> int:
         """Execute the requests with which what they received begins, together. Returns how many had such."""
         by_key: dict[int, list[Member]] = {}
-        started = time.perf_counter()
+        started = self._seconds()
         for connection in connections:
             received = connection.received()
             if received is None:
@@ -409,7 +415,7 @@ class Dispatcher:
             return
         for connection, run, _ in members:
             connection.executed(run.ends[-1])  # all of them, before anything else can go wrong: none comes twice
-        shared = (time.perf_counter() - started) / len(members)
+        shared = (self._seconds() - started) / len(members)
         for (connection, run, reserved), context, outcome in zip(members, contexts, outcomes, strict=True):
             if connection.meter is not None and not context.exempted:
                 connection.meter.measure(connection, started, started + shared)
@@ -451,7 +457,7 @@ class Dispatcher:
             reply.send(outcome.response)
         elif isinstance(outcome, DelayedResponse):
             reply.slot.serial = outcome.serial
-            reply.delayed_s = time.perf_counter()
+            reply.delayed_s = self._seconds()
             self._purgatory.delay(outcome, reply.slot, reply.send, reply.failed)
             reply.connection.pump()  # a request that may run beside this one has perhaps arrived already
         elif isinstance(outcome, InSlices):
@@ -468,7 +474,7 @@ class Dispatcher:
         """Not within :meth:`_settle`, which every request passes: a closure's variables would make it dearer."""
         meter = reply.connection.meter
         if meter is not None and not reply.context.exempted:
-            work = timed_work(work, functools.partial(reply.spent, meter), time.perf_counter)
+            work = timed_work(work, functools.partial(reply.spent, meter), self._seconds)
         if reply.route.api.large:
             self._pace_to_its_end(work, reply)
         else:
@@ -495,7 +501,7 @@ class Dispatcher:
     async def _await(self, coroutine: Coroutine[Any, Any, Outcome], reply: Reply) -> None:
         meter = reply.connection.meter
         if meter is not None and not reply.context.exempted:
-            coroutine = TimedCoroutine(coroutine, functools.partial(reply.spent, meter), time.perf_counter)
+            coroutine = TimedCoroutine(coroutine, functools.partial(reply.spent, meter), self._seconds)
         try:
             outcome = await coroutine
         except ClientGone:
@@ -561,7 +567,7 @@ class Reply:
         """The request is executed, or waits: measure what it has cost."""
         meter, self.meter = self.meter, None
         if meter is not None and not self.context.exempted:
-            meter.measure(self.connection, self.started, time.perf_counter())
+            meter.measure(self.connection, self.started, self.route.seconds())
 
     def spent(self, meter: Meter, started_s: float, ended_s: float) -> None:
         """A step of work that goes on; :meth:`measure` has those before it.
@@ -579,7 +585,7 @@ class Reply:
         if route.counting:
             route.since(self.started, self.requests)
             if self.delayed_s:
-                waited_s = time.perf_counter() - self.delayed_s
+                waited_s = route.seconds() - self.delayed_s
                 route.delayed(self.delayed_s - self.started, waited_s, self.requests)
         self.connection.marks.answered_key = route.api.key
         if response is CLOSE:
@@ -610,7 +616,20 @@ class Reply:
 
     def _give(self, response: Any) -> None:
         try:
-            chunks = self._chunks(response)
+            if response is None:
+                chunks = []
+            elif type(response) is list:
+                chunks = response
+            else:
+                context = self.context
+                header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
+                if isinstance(response, hot.Encoded):
+                    body = response.chunks
+                elif isinstance(response, bytes):
+                    body = [response]
+                else:
+                    body = [messages.encode_response(response, context.api_key, context.api_version)]
+                chunks = hot.framed(header, body)
             if self.connection.muted_until_ms:
                 throttle(self.route.api.key, self.context.api_version, chunks, self.connection)
         except Exception:
@@ -638,19 +657,6 @@ class Reply:
         if self.connection.muted_until_ms:
             throttle(context.api_key, context.api_version, framed, self.connection)
         return framed
-
-    def _chunks(self, response: Any) -> list[Chunk]:
-        if response is None:
-            return []
-        if type(response) is list:
-            return response
-        context = self.context
-        header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
-        if isinstance(response, hot.Encoded):
-            return hot.framed(header, response.chunks)
-        if not isinstance(response, bytes):
-            response = messages.encode_response(response, context.api_key, context.api_version)
-        return hot.framed(header, [response])
 
     def failed(self) -> None:
         """The handler raised: our bug. The client gets UNKNOWN_SERVER_ERROR where the answer has a place for it."""

@@ -229,7 +229,13 @@ class Door:
         ticks = count()
         gate = LoginGate(services, self.quiet, config.connection_failed_authentication_delay_ms)
         self._dispatcher = Dispatcher(
-            services, purgatory, self.budget, self.quiet, now=lambda: next(ticks) * ROW_S, gate=gate
+            services,
+            purgatory,
+            self.budget,
+            self.quiet,
+            now=lambda: next(ticks) * ROW_S,
+            gate=gate,
+            seconds=self.loop.time,  # quotas look at their windows by it: a busy machine must not have another history
         )
         self.dispatch = self._dispatcher.dispatch
         self.join_batch = ConnectionBatcher(self.loop, self._together).join_batch

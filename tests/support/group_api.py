@@ -24,7 +24,7 @@ class View:
         self.create()
 
     def create(self) -> None:
-        self.topics["t"] = SimpleNamespace(id=uuid.uuid4())
+        self.topics["t"] = SimpleNamespace(id=uuid.uuid4(), partitions=(None,) * 3)
 
     @property
     def topic_names(self) -> dict[uuid.UUID, str]:
