@@ -123,6 +123,7 @@ class Node:
         self._room: RoomKeeper | None = None
         self._authorization = Authorization(config, ports.store, ports.clock.mono_ms, ports.addresses)
         self._audit: Audit | None = None
+        self._peers: PeersPort | None = None
         self._audit_writer: AuditWriter | None = None
         self._registered: Registered | None = None
         self._registrations = 0
@@ -236,7 +237,7 @@ class Node:
         """Build the components, each with the ports it needs."""
         config, ports = self.config, self._ports
         store, clock, timers = ports.store, ports.clock, self._timers
-        peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
+        peers = self._peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
         self._isr_writer = IsrWriter(
             store,
             config.broker_id,
@@ -282,7 +283,6 @@ class Node:
             groups=groups,
             transactions=transactions,
             controller=controller,
-            peers=peers,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
             process_health=ports.process_health,
@@ -546,14 +546,14 @@ class Node:
             await self._audit_writer.finish()
         services.groups.close()
         await services.transactions.stop()
-        if self._registered is not None:
+        if self._registered is not None and self._peers is not None:
             await hand_over(
                 self.config,
                 self._registered.broker_epoch,
                 metadata=services.metadata,
                 replicas=services.replicas,
                 controller=services.controller,
-                peers=services.peers,
+                peers=self._peers,
             )
         await services.controller.stop()
         services.replicas.resign_all()
@@ -569,7 +569,8 @@ class Node:
                 await self._fetchers.close()
             await services.metadata.stop()
             services.replicas.close()
-            await services.peers.close()
+            if self._peers is not None:
+                await self._peers.close()
             if services.lags is not None:
                 await services.lags.close()
             if self._audit_writer is not None:

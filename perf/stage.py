@@ -27,7 +27,6 @@ from fleetlog.brokers.api.authorizer import AuthorizerLog
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
-from fleetlog.brokers.api.fetch_wakes import Wakes
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -95,8 +94,8 @@ class LoneLeader:
         metrics.enabled = metrics.counting = figures
         self.services = Services(
             config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
-            store=absent, groups=absent, controller=absent, peers=absent,
-            metrics=metrics, transactions=absent, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
+            store=absent, groups=absent, controller=absent, metrics=metrics,
+            transactions=absent, fetch_sessions=FetchSessions(),
             metering=Metering(self.config, self.clock, metrics), disconnects=Disconnects(), access=Access(),
             timers=absent,
         )  # fmt: skip

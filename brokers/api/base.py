@@ -20,7 +20,6 @@ from fleetlog.brokers.acls.access import AUTHORIZATION_ERRORS, CLUSTER, CLUSTER_
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
-from fleetlog.brokers.api.fetch_wakes import Wakes
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.model import Carried, ProcessHealth
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metadata.leader_history import LeaderHistory
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
-    from fleetlog.brokers.peers.calls import PeersPort
     from fleetlog.brokers.replication.replicas import ReplicaManager
     from fleetlog.brokers.timers import Timers
     from fleetlog.brokers.tls.dynamic_settings import DynamicTls
@@ -271,7 +269,6 @@ class Services:
     groups: CoordinatorRuntime[GroupShard]
     transactions: TransactionCoordinator
     controller: Controller
-    peers: PeersPort
     metrics: Metrics
     access: Access = field(default_factory=Access)
     acls: AclCache | None = None
@@ -284,7 +281,6 @@ class Services:
     certificates: DynamicTls | None = None
     """Certificates of this broker's listeners, where some have TLS."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
-    fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)
     disconnects: Disconnects = field(default_factory=Disconnects)
     lags: LagWatch | None = None

@@ -453,7 +453,7 @@ class Fetch:
         if self.session.replica is not None:
             services.loop.call_soon(self._look)
         else:
-            services.fetch_wakes.add(services.loop, self._look)
+            services.fetch_sessions.wakes.add(services.loop, self._look)
 
     def _reply_early(self) -> None:
         """The in-sync set may wait for the fetch that acknowledges this answer."""

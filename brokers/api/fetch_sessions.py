@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,8 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
+    import asyncio
+
     from fleetlog.brokers.metadata.cache import MetadataCache
 
 Key = tuple[uuid.UUID | str | None, int]
@@ -42,6 +45,7 @@ MAX_CONSUMER_PARTITIONS = 30_000
 """Partitions that all consumers' sessions may name together, at about 500 bytes each. Others get no session."""
 MAX_FOLLOWER_PARTITIONS = 200_000
 """Partitions that one follower's session may name."""
+LOOKS_PER_TURN = 32
 _LAST_EPOCH = 2**31 - 1
 _UNTOLD = -2
 _NONE = ErrorCode.NONE
@@ -258,11 +262,47 @@ NO_SESSION = FetchSession(0)
 """Of fetches without a session that don't wait; it stays as it is."""
 
 
+class Wakes:
+    """Consumers' fetches that wait and were woken: some in each turn of the loop, in order, others in the next ones.
+
+    One batch may wake thousands. Were they all answered in the turn that brought it, producers would wait for that
+    turn, and then for the one in which all of these consumers ask again. A consumer that waits for its turn finds more
+    when it comes, so under load there are fewer answers with more in each.
+    """
+
+    __slots__ = ("_looks", "_running")
+
+    def __init__(self) -> None:
+        self._looks: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    def add(self, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+        """Call ``look`` in a turn to come. A waiting fetch asks once, however often it is woken."""
+        self._looks.append(look)
+        if not self._running:
+            self._running = True
+            loop.call_soon(self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        looks = self._looks
+        try:
+            for _ in range(min(len(looks), LOOKS_PER_TURN)):
+                looks.popleft()()
+        finally:  # a look that fails is logged by the loop, and costs no other
+            self._running = bool(looks)
+            if looks:
+                loop.call_soon(self._turn, loop)
+
+
 class FetchSessions:
     """All sessions of a broker. Loop thread only."""
 
     def __init__(self) -> None:
         self.evicted = 0
+        self.wakes = Wakes()
         self._sessions: dict[int, FetchSession] = {}  # the longest unused first
         self._followers: dict[int, FetchSession] = {}  # by broker id: each has one
         self._numbers = 0

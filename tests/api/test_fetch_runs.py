@@ -16,8 +16,7 @@ from fleetlog.brokers.api import fetch
 from fleetlog.brokers.api.base import ClientConnection, DelayedResponse, Done
 from fleetlog.brokers.api.fetch import execute_fetch, handle_fetch
 from fleetlog.brokers.api.fetch_reads import ZSTD_VERSION
-from fleetlog.brokers.api.fetch_sessions import NO_SESSION, FetchSession, SessionPart
-from fleetlog.brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
+from fleetlog.brokers.api.fetch_sessions import LOOKS_PER_TURN, NO_SESSION, FetchSession, SessionPart, Wakes
 from fleetlog.brokers.model import BrokerId
 from fleetlog.brokers.server import dispatch
 from fleetlog.brokers.server.connection import ConnectionMarks

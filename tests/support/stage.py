@@ -15,7 +15,6 @@ from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.api.base import ClientConnection, Context, DelayedResponse, Done, InSlices, InTask, through
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
-from fleetlog.brokers.api.fetch_wakes import Wakes
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.config import load_config
 from fleetlog.brokers.log import LogStore, Origin, RealDisk
@@ -100,7 +99,7 @@ class Stage:
         self.services: Any = SimpleNamespace(
             config=self.config, clock=self.clock, loop=loop, timers=Timers(loop, self.clock),
             metadata=self.metadata, replicas=self.replicas,
-            metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
+            metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(),
             disconnects=Disconnects(), access=Access(), audit=None, metering=None, unpacking=Unpacking(),
         )  # fmt: skip
         OPEN.append(self)
