@@ -9,57 +9,42 @@ from fleetlog.brokers.core_dumps import switch_core_dumps_off
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
-    "acls": ("fleetlog.brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
-    "apply": ("fleetlog.brokers.cli.apply", "apply", "Make the fleet what a file says: topics, users, ACLs, quotas."),
-    "broker": ("fleetlog.brokers.cli.broker", "broker", "Run one broker from a properties file."),
-    "brokers": (
-        "fleetlog.brokers.cli.fleet_brokers",
-        "brokers",
-        "Single brokers: drain, replace, unregister, levels of their loggers.",
-    ),
-    "cluster": ("fleetlog.brokers.cli.cluster", "cluster", "The fleet: describe, health, config, rebalance."),
-    "completion": ("fleetlog.brokers.cli.completion", "completion", "Print the shell completion script."),
-    "config": ("fleetlog.brokers.cli.broker", "config", "List every setting of a broker or a topic."),
-    "console": (
-        "fleetlog.brokers.console.command",
-        "console",
-        "A console for browsers: fleet, topics, messages, groups.",
-    ),
-    "consume": ("fleetlog.brokers.cli.consume", "consume", "Read records."),
-    "debug": ("fleetlog.brokers.cli.debug", "debug", "Help others to help: a bundle of what a fleet shows."),
-    "dev": ("fleetlog.brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
-    "doctor": ("fleetlog.brokers.cli.doctor", "doctor", "Say what is wrong with the fleet, why, and what to do."),
-    "features": ("fleetlog.brokers.cli.features", "features", "Finalized features: describe, upgrade."),
-    "groups": ("fleetlog.brokers.cli.groups", "groups", "Consumer groups: list, lag, describe, reset, delete."),
-    "host": ("fleetlog.brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
-    "log": ("fleetlog.brokers.cli.logs", "log", "Read the files of log directories."),
-    "mcp": (
-        "fleetlog.brokers.cli.model_context",
-        "serve_tools",
-        "Tools for programs that speak the Model Context Protocol.",
-    ),
-    "produce": ("fleetlog.brokers.cli.produce", "produce", "Write records."),
-    "profile": ("fleetlog.brokers.cli.profile", "profile", "Fleets by name: create, use, list, show, edit, delete."),
-    "quotas": ("fleetlog.brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
-    "records": ("fleetlog.brokers.cli.records", "records", "Single records: write one, copy one."),
-    "registry": (
-        "fleetlog.brokers.schemas.command",
-        "registry",
-        "A schema registry that keeps its schemas in the fleet.",
-    ),
-    "sinks": ("fleetlog.brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
-    "spark": ("fleetlog.brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
-    "topics": (
-        "fleetlog.brokers.cli.topics",
-        "topics",
-        "Topics: create, describe, alter, analyze, trim, reassign, elect, delete.",
-    ),
-    "users": ("fleetlog.brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
-    "transactions": (
-        "fleetlog.brokers.cli.transactions",
-        "transactions",
-        "Transactions: list, describe, fence, producers.",
-    ),
+    "acls": "Access control lists: list, add, remove.",
+    "apply": "Make the fleet what a file says: topics, users, ACLs, quotas.",
+    "broker": "Run one broker from a properties file.",
+    "brokers": "Single brokers: drain, replace, unregister, levels of their loggers.",
+    "cluster": "The fleet: describe, health, config, rebalance.",
+    "completion": "Print the shell completion script.",
+    "config": "List every setting of a broker or a topic.",
+    "console": "A console for browsers: fleet, topics, messages, groups.",
+    "consume": "Read records.",
+    "debug": "Help others to help: a bundle of what a fleet shows.",
+    "dev": "A local fleet with a ZooKeeper server: up, status, kill, add, down.",
+    "doctor": "Say what is wrong with the fleet, why, and what to do.",
+    "features": "Finalized features: describe, upgrade.",
+    "groups": "Consumer groups: list, lag, describe, reset, delete.",
+    "host": "All brokers of one machine as one unit: run, restart, status.",
+    "log": "Read the files of log directories.",
+    "mcp": "Tools for programs that speak the Model Context Protocol.",
+    "produce": "Write records.",
+    "profile": "Fleets by name: create, use, list, show, edit, delete.",
+    "quotas": "Client quotas: list, set, remove.",
+    "records": "Single records: write one, copy one.",
+    "registry": "A schema registry that keeps its schemas in the fleet.",
+    "sinks": "Exactly-once sinks: list, describe, reset.",
+    "spark": "Spark: pack an archive for executors.",
+    "topics": "Topics: create, describe, alter, analyze, trim, reassign, elect, delete.",
+    "users": "Users that log in by SCRAM: add, list, remove.",
+    "transactions": "Transactions: list, describe, fence, producers.",
+}
+"""What each is for; its module and its command have its name, but for those that stand elsewhere."""
+_ELSEWHERE = {
+    "brokers": ("fleetlog.brokers.cli.fleet_brokers", "brokers"),
+    "config": ("fleetlog.brokers.cli.broker", "config"),
+    "console": ("fleetlog.brokers.console.command", "console"),
+    "log": ("fleetlog.brokers.cli.logs", "log"),
+    "mcp": ("fleetlog.brokers.cli.model_context", "serve_tools"),
+    "registry": ("fleetlog.brokers.schemas.command", "registry"),
 }
 
 
@@ -68,12 +53,12 @@ class _Subjects(CommandGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, row[2]) for name, row in sorted(_SUBJECTS.items())])
+            formatter.write_dl(sorted(_SUBJECTS.items()))
 
 
 @click.command(
     cls=_Subjects,
-    later={name: row[:2] for name, row in _SUBJECTS.items()},
+    later={name: _ELSEWHERE.get(name, (f"fleetlog.brokers.cli.{name}", name)) for name in _SUBJECTS},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="fleetlog", prog_name="fleetlog")
