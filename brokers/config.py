@@ -304,6 +304,16 @@ class BrokerConfig:
     group_consumer_assignment_interval_ms: int = setting(
         INT, 1_000, "Time between two assignments of a group (group.protocol=consumer), in ms.", low=0, live=True
     )
+    group_consumer_min_session_timeout_ms: int = setting(INT, 45_000, "Least consumer.session.timeout.ms.", low=1)
+    group_consumer_max_session_timeout_ms: int = setting(INT, 60_000, "Largest consumer.session.timeout.ms.", low=1)
+    group_consumer_min_heartbeat_interval_ms: int = setting(INT, 5_000, "Least consumer.heartbeat.interval.ms.", low=1)
+    group_consumer_max_heartbeat_interval_ms: int = setting(
+        INT, 15_000, "Largest consumer.heartbeat.interval.ms of a group.", low=1
+    )
+    group_consumer_min_assignment_interval_ms: int = setting(INT, 0, "Least consumer.assignment.interval.ms.", low=0)
+    group_consumer_max_assignment_interval_ms: int = setting(
+        INT, 15_000, "Largest consumer.assignment.interval.ms of a group.", low=0
+    )
     group_consumer_max_size: int = setting(
         INT, 2**31 - 1, "Members of a group at most (group.protocol=consumer).", low=1
     )

@@ -167,13 +167,7 @@ remote.log.storage.system.enable boolean false -
 _GROUPS = """
 errors.deadletterqueue.auto.create.topics.enable boolean false - live
 errors.deadletterqueue.topic.name.prefix string dlq. - live
-group.consumer.max.assignment.interval.ms int 15000 0..
-group.consumer.max.heartbeat.interval.ms int 15000 1..
-group.consumer.max.session.timeout.ms int 60000 1..
 group.consumer.migration.policy string bidirectional -
-group.consumer.min.assignment.interval.ms int 0 0..
-group.consumer.min.heartbeat.interval.ms int 5000 1..
-group.consumer.min.session.timeout.ms int 45000 1..
 group.coordinator.append.linger.ms int -1 -1..
 group.coordinator.background.threads int 2 1..
 group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live

@@ -18,6 +18,7 @@ from fleetlog.brokers.config import (
     check_together,
 )
 from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.groups.requests import CONSUMER_TIMES, ConsumerSettings
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER
@@ -100,6 +101,19 @@ def check_broker_settings(
         check_together(broker())
     except ConfigError as wrong:
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
+
+
+def check_group_settings(present: Mapping[str, str], wanted: Mapping[str, str], broker: BrokerConfig) -> None:
+    """Refuse a group's times outside the brokers' bounds, in Kafka's words: INVALID_CONFIG."""
+    changed = {name for name, value in wanted.items() if present.get(name) != value}
+    for time in CONSUMER_TIMES:
+        name, (low, high) = f"consumer.{time}", ConsumerSettings.bounds(broker, time)
+        if name in changed and not low <= int(wanted[name]) <= high:
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{name} must be in the range {low} to {high} inclusive.")
+    session, heartbeat = (f"consumer.{name}" for name in CONSUMER_TIMES[:2])
+    times = ConsumerSettings.of(broker, wanted)
+    if not changed.isdisjoint((session, heartbeat)) and times.session_timeout_ms <= times.heartbeat_interval_ms:
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
 
 
 def check_internal_topic(topic: str, present: Mapping[str, str], wanted: Mapping[str, str]) -> None:

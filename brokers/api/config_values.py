@@ -145,11 +145,13 @@ def _foreign_entry(name: str, value: str, source: Source) -> ConfigEntry:
     return _entry(row, value, synonyms, read_only=False, sensitive=True)
 
 
-def group_entries(stored: Mapping[str, str]) -> list[ConfigEntry]:
-    """All settings of a group, sorted by name; groups need not exist to have some."""
+def group_entries(stored: Mapping[str, str], metadata: MetadataCache) -> list[ConfigEntry]:
+    """All settings of a group, sorted by name; groups need not exist to have some. The broker's are their synonyms."""
     entries = []
     for name, row in sorted(GROUP_SETTINGS.items()):
-        synonyms = [Synonym(name, row.format(row.default), Source.DEFAULT_CONFIG)]
+        broker = BROKER_SETTINGS.get(f"group.{name}")
+        synonyms = broker_synonyms(broker, metadata) if broker is not None else []
+        synonyms = synonyms or [Synonym(name, row.format(row.default), Source.DEFAULT_CONFIG)]
         if name in stored:
             synonyms.insert(0, Synonym(name, stored[name], Source.GROUP_CONFIG))
         entries.append(_entry(row, synonyms[0].value, synonyms, read_only=False))

@@ -40,6 +40,7 @@ from fleetlog.brokers.api.config_alterations import (
     Unknown,
     altered,
     check_broker_settings,
+    check_group_settings,
     check_internal_topic,
     check_topic,
     setting_of,
@@ -203,7 +204,7 @@ def _entries(kind: int, name: str, metadata: MetadataCache) -> list[ConfigEntry]
             return broker_entries(metadata.static.broker_id, metadata)
         case Resource.GROUP:
             _check_group(name)
-            return group_entries(metadata.dynamic_config(znodes.CONFIG_GROUPS, name))
+            return group_entries(metadata.dynamic_config(znodes.CONFIG_GROUPS, name), metadata)
         case Resource.CLIENT_METRICS:
             return []
         case Resource.BROKER_LOGGER:
@@ -399,6 +400,8 @@ async def _alter_one(
             check_topic(present, wanted, metadata.effective.topic_defaults())
         if resource is Resource.BROKER:
             check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
+        if resource is Resource.GROUP:
+            check_group_settings(present, wanted, metadata.effective)
         if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
             check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.setting_kinds import attribute
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
@@ -18,6 +19,8 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 ASSIGNOR_NAMES = ("uniform", "range")
+CONSUMER_TIMES = ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
+"""Times that a group may have of its own, as ``consumer.*``."""
 
 
 class ConsumerSettings(NamedTuple):
@@ -31,20 +34,29 @@ class ConsumerSettings(NamedTuple):
 
     @classmethod
     def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ConsumerSettings:
-        """The broker's, and what the group has of its own (``consumer.*`` of config resource GROUP)."""
+        """The broker's, and what the group has of its own (``consumer.*`` of config resource GROUP).
+
+        A time of its own that has left the brokers' bounds since it was set counts as the nearest that is in them.
+        """
         own = own or {}
 
-        def time_ms(name: str, default: int) -> int:
+        def time_ms(name: str) -> int:
             text = own.get(f"consumer.{name}", "")
-            return int(text) if text.isdigit() else default
+            if text.isdecimal():
+                low, high = cls.bounds(config, name)
+                return min(max(int(text), low), high)
+            default: int = getattr(config, attribute(f"group.consumer.{name}"))
+            return default
 
-        return cls(
-            time_ms("session.timeout.ms", config.group_consumer_session_timeout_ms),
-            time_ms("heartbeat.interval.ms", config.group_consumer_heartbeat_interval_ms),
-            time_ms("assignment.interval.ms", config.group_consumer_assignment_interval_ms),
-            config.group_consumer_max_size,
-            _served(config.group_consumer_assignors),
-        )
+        session_ms, heartbeat_ms, assignment_ms = map(time_ms, CONSUMER_TIMES)
+        assignors = _served(config.group_consumer_assignors)
+        return cls(session_ms, heartbeat_ms, assignment_ms, config.group_consumer_max_size, assignors)
+
+    @staticmethod
+    def bounds(config: BrokerConfig, name: str) -> tuple[int, int]:
+        """What a group's own time of that name may be: ``group.consumer.min.*`` and ``group.consumer.max.*``."""
+        low, high = (getattr(config, attribute(f"group.consumer.{end}.{name}")) for end in ("min", "max"))
+        return low, high
 
 
 def _served(assignors: Iterable[str]) -> tuple[str, ...]:
@@ -227,6 +239,7 @@ class Description(NamedTuple):
     protocol_type: str = ""
     protocol: str = ""
     members: tuple[DescribedMember, ...] = ()
+    message: str | None = None
 
 
 class Listing(NamedTuple):

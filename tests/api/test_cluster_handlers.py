@@ -801,7 +801,11 @@ def test_describe_configs(services: Services, version: int) -> None:
     assert (told["broker.rack"].value, told["broker.rack"].config_source) == ("r1", 4)
     assert (told["num.partitions"].value, told["num.partitions"].read_only) == ("2", True)
     assert (told["connections.max.reauth.ms"].value, told["connections.max.reauth.ms"].config_source) == ("0", 5)
-    assert {c.name: c.value for c in found[4].configs}["consumer.session.timeout.ms"] == "50000"
+    of_group = {c.name: c for c in found[4].configs}
+    assert of_group["consumer.session.timeout.ms"].value == "50000"
+    assert [(s.name, s.value, s.source) for s in of_group["consumer.heartbeat.interval.ms"].synonyms] == [
+        ("group.consumer.heartbeat.interval.ms", "5000", 5)
+    ]
     if version >= 3:
         assert retention.config_type == 5
         assert retention.documentation

@@ -22,6 +22,7 @@ from fleetlog.brokers.api.config_alterations import (
     Unknown,
     altered,
     check_broker_settings,
+    check_group_settings,
     setting_of,
 )
 from fleetlog.brokers.api.config_values import GROUP_SETTINGS
@@ -157,6 +158,35 @@ def test_an_alteration_that_cannot_be_made_is_refused(name: str) -> None:
     assert refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"session.timeout.ms": "44999"}, "range 45000 to 60000"),
+        ({"session.timeout.ms": "60001"}, "range 45000 to 60000"),
+        ({"heartbeat.interval.ms": "4999"}, "range 5000 to 15000"),
+        ({"assignment.interval.ms": "15001"}, "range 0 to 15000"),
+        ({"session.timeout.ms": "60000", "heartbeat.interval.ms": "15000", "assignment.interval.ms": "0"}, None),
+    ],
+)
+def test_a_groups_own_times_are_within_the_brokers_bounds(wanted: dict[str, str], why: str | None) -> None:
+    named = {f"consumer.{name}": value for name, value in wanted.items()}
+    if why is None:
+        check_group_settings({}, named, BrokerConfig())
+        return
+    with pytest.raises(Refused, match=why) as refused:
+        check_group_settings({}, named, BrokerConfig())
+    assert refused.value.error is ErrorCode.INVALID_CONFIG
+    check_group_settings(named, named, BrokerConfig())  # what was stored before is no reason to refuse another setting
+
+
+def test_a_groups_session_is_longer_than_its_heartbeats() -> None:
+    broker = BrokerConfig(group_consumer_max_heartbeat_interval_ms=60_000)
+    wanted = {"consumer.heartbeat.interval.ms": "50000"}
+    with pytest.raises(Refused, match="must be greater than"):
+        check_group_settings({}, wanted, broker)
+    check_group_settings({}, {**wanted, "consumer.session.timeout.ms": "50001"}, broker)
+
+
 async def alter_without_zookeeper(key: int, resources: Sequence[tuple[int, str, Sequence[str]]]) -> list[ErrorCode]:
     """What is set at a broker whose store must not be touched; not only validated."""
     request = messages.request_class(key)
@@ -207,7 +237,8 @@ async def test_no_alteration_makes_what_a_start_refuses(
     view = MetadataCache(cast(Any, None), broker, cast(Any, None))
     services: Any = SimpleNamespace(metadata=view, store=None, access=Access())
     context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), 44, 1, 1, "client")
-    [row] = (await handle_incremental_alter_configs(asked, context)).response.responses
+    done: Any = await handle_incremental_alter_configs(asked, context).coroutine
+    [row] = done.response.responses
     assert (row.error_code, bool(row.error_message)) == (error, error is not ErrorCode.NONE)
 
 
