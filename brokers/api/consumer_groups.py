@@ -223,11 +223,16 @@ def _heartbeat_response(
 
 @in_slices
 def handle_consumer_group_describe(request: ConsumerGroupDescribeRequest, context: Context) -> Paced:
-    """ConsumerGroupDescribe v0-v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols."""
+    """ConsumerGroupDescribe v0-v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols.
+
+    UNSUPPORTED_VERSION for every group, as Kafka answers, before ``group.version`` 1 is finalized.
+    """
     groups = []
     for group_id in dict.fromkeys(request.group_ids):
         yield
         error = context.refusal(DESCRIBE, GROUP, group_id)
+        if error is ErrorCode.NONE and not served(context):
+            error = ErrorCode.UNSUPPORTED_VERSION
         group = None
         if error is ErrorCode.NONE:
             error, shard = context.services.groups.shard_for(group_id)
@@ -245,7 +250,11 @@ def _described(
     group_id: str, error: ErrorCode, group: ConsumerGroup | None, operations: int, context: Context
 ) -> Generator[None, None, m.ConsumerGroupDescribeResponse.DescribedGroup]:
     version, kind = context.api_version, m.ConsumerGroupDescribeResponse.DescribedGroup
-    message = f"Group {group_id} is not a consumer group." if error is ErrorCode.GROUP_ID_NOT_FOUND else None
+    said = {
+        ErrorCode.GROUP_ID_NOT_FOUND: f"Group {group_id} is not a consumer group.",
+        ErrorCode.UNSUPPORTED_VERSION: NOT_SERVED,
+    }
+    message = said.get(error)
     members = []
     if group is not None:
         names = context.services.metadata.topic_names

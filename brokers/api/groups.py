@@ -316,7 +316,7 @@ def _described_group(
     return group(
         version=version,
         error_code=0 if unknown and version < 6 else int(one.error),
-        error_message=f"Group {one.group_id} not found." if unknown else None,
+        error_message=one.message,
         group_id=one.group_id,
         group_state=one.state,
         protocol_type=one.protocol_type,

@@ -77,7 +77,7 @@ def _described(
     error = context.refusal(DESCRIBE, GROUP, group_id)
     if error is ErrorCode.NONE:
         error, shard = context.services.groups.shard_for(group_id)
-        if shard is not None and group_id not in shard.groups:
+        if shard is not None and group_id not in shard.groups and group_id not in shard.consumers:
             error = ErrorCode.GROUP_ID_NOT_FOUND
     lag = lags.groups.get(group_id)
     if error is not ErrorCode.NONE or lag is None:

@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
+from fleetlog.brokers.cli.overview import PATIENCE_S
 from fleetlog.brokers.cli.times import DurationType, PointType, TimeType
 from fleetlog.wire.errors import ErrorCode
 
@@ -40,16 +41,18 @@ def groups() -> None:
 
 @groups.command("list")
 @click.option("--state", "states", multiple=True, metavar="STATE", help="Only groups in this state, such as Stable.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only groups of this type: classic or consumer.")
 @client_options
-def list_groups(target: Target, out: Output, states: tuple[str, ...]) -> None:
-    """List groups and their states."""
-    wanted = {state.lower() for state in states}
+def list_groups(target: Target, out: Output, states: tuple[str, ...], types: tuple[str, ...]) -> None:
+    """List groups, their states and types."""
+    wanted, kinds = ({one.lower() for one in given} for given in (states, types))
     with admin(target) as client:
         listed = client.list_groups()
     rows = [
         [g["group_id"], g.get("group_state", ""), g.get("group_type") or "classic", g["protocol_type"]]
         for g in sorted(listed, key=lambda g: str(g["group_id"]))
-        if not wanted or g.get("group_state", "").lower() in wanted
+        if (not wanted or g.get("group_state", "").lower() in wanted)
+        and (not kinds or (g.get("group_type") or "classic").lower() in kinds)
     ]
     out.rows(["group", "state", "type", "protocol"], rows)
 
@@ -108,8 +111,39 @@ def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None
         click.echo()
 
 
+def _described(client: Any, name: str) -> dict[str, Any]:
+    """The group as DescribeGroups tells it, also one of the consumer protocol, which that API does not know."""
+    described: dict[str, Any] = client.describe_groups([name])[name]
+    if described["group_state"] != "Dead":
+        return described
+    from fleetlog.wire import messages
+
+    coordinator = client._manager.cluster.get_coordinator(name)
+    request = messages.ConsumerGroupDescribeRequest(version=1, group_ids=[name], include_authorized_operations=False)
+    answer = client.ask_each({coordinator: request}, PATIENCE_S)[coordinator] if coordinator is not None else None
+    for group in answer.groups if answer is not None else ():
+        if group.error_code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+            raise_for_code(f"group {name}", group.error_code, group.error_message)
+            members = [_as_described(member) for member in group.members]
+            return {"group_state": group.group_state, "protocol_data": group.assignor_name, "members": members}
+    return described
+
+
+def _as_described(member: Any) -> dict[str, Any]:
+    topics = member.assignment.topic_partitions
+    return {
+        "member_id": member.member_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "group_instance_id": member.instance_id,
+        "member_assignment": {
+            "assigned_partitions": [{"topic": row.topic_name, "partitions": row.partitions} for row in topics]
+        },
+    }
+
+
 def _describe_one(client: Any, name: str) -> dict[str, Any]:
-    described = client.describe_groups([name])[name]
+    described = _described(client, name)
     committed = client.list_group_offsets({name: None})[name]
     dead = described["group_state"] == "Dead"
     if dead and not committed:
@@ -228,7 +262,7 @@ def reset_group_offsets(
         options = ", ".join("--" + key.replace("_", "-") for key in how)
         raise click.UsageError(f"give exactly one of {options}")
     with admin(target, f"group {name}") as client:
-        state = client.describe_groups([name])[name]["group_state"]
+        state = _described(client, name)["group_state"]
         moves = _plan(client, name, wanted, *_by_point(chosen[0], how[chosen[0]]))
         if execute:
             if state not in MEMBERLESS:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from operator import itemgetter
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from typing import NamedTuple
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.shard_host import ShardState
+from fleetlog.brokers.groups.consumer.group import ConsumerGroup
 from fleetlog.brokers.groups.lag import (
     AssignmentUnreadable,
     LogPosition,
@@ -160,6 +163,7 @@ class LagWatch:
         for host in self._runtime.hosts():
             refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
             if host.state is ShardState.ACTIVE and refused is ErrorCode.NONE:
+                groups.update({name: Group(name) for name in host.shard.consumers if name not in host.shard.groups})
                 groups.update(host.shard.groups)
         return groups
 
@@ -249,10 +253,28 @@ class LagWatch:
             elif before is not None and tp in before.partitions and self._metadata.partition(tp) is not None:
                 lags[tp] = before.partitions[tp]
         self._windows[group.id] = kept
+        _, shard = self._runtime.shard_for(group.id)
+        consumer = shard.consumers.get(group.id) if shard is not None else None
+        if consumer is not None:
+            return GroupLag(
+                group.id, consumer.state, CONSUMER_PROTOCOL_TYPE, consumer.assignor("uniform"), len(consumer.members),
+                await self._counted(consumer), group.commits, lags, self._clock.mono_ms(), consumer.epoch,
+            )  # fmt: skip
         return GroupLag(
             group.id, group.state.value, group.protocol_type or "", group.protocol or "", len(group.members),
             await self._assignments(group), group.commits, lags, self._clock.mono_ms(), group.rebalances,
         )  # fmt: skip
+
+    async def _counted(self, group: ConsumerGroup) -> list[dict[str, int]]:
+        """Of each member, its partitions by topic."""
+        every: list[dict[str, int]] = []
+        names = self._metadata.topic_names
+        for member in list(group.members.values()):
+            await self._turn()
+            ids = Counter(topic_id for topic_id, _ in member.at.assigned)
+            topics = ((names.get(uuid.UUID(bytes=topic_id)), count) for topic_id, count in ids.items())
+            every.append({name: count for name, count in topics if name is not None})
+        return every
 
     async def _assignments(self, group: Group) -> list[dict[str, int]]:
         """Of each member of a consumer group, its partitions by topic; none where they cannot be read."""

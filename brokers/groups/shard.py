@@ -202,6 +202,9 @@ class GroupShard:
 
     def leave(self, group_id: str, leavers: tuple[Leaver, ...], now: Now, ticket: Ticket) -> Result:
         """LeaveGroup; answers :class:`LeaveAnswer`."""
+        consumer = self.consumers.get(group_id)
+        if consumer is not None:
+            return consumers.end_memberships(consumer, leavers, Turn(now, ticket))
         group = self.groups.get(group_id)
         if group is None:
             unknown = tuple((leaver, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in leavers)
@@ -251,9 +254,10 @@ class GroupShard:
 
     def describe(self, group_id: str) -> Description:
         """DescribeGroups for one group; an unknown one is Dead with GROUP_ID_NOT_FOUND."""
-        group = self.groups.get(group_id)
-        if group is None or group_id in self.consumers:
-            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, GroupState.DEAD.value)
+        group, other = self.groups.get(group_id), group_id in self.consumers
+        if group is None or other:
+            message = f"Group {group_id} is not a classic group." if other else f"Group {group_id} not found."
+            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, GroupState.DEAD.value, message=message)
         return group.describe()
 
     def listing(self) -> list[Listing]:
@@ -353,6 +357,8 @@ class GroupShard:
             self.skipped[f"key {int(key.kind)} value"] += 1
         if group.disposable:
             self.consumers.pop(group.id, None)
+            if group.id in self.groups:
+                self._dispose(self.groups[group.id])
         else:
             self.consumers[group.id] = group
 
@@ -436,8 +442,8 @@ class GroupShard:
         """Groups by state, members, offsets, open transactions, skipped records, to be added up."""
         yield {
             **{f"groups_{state.value}": 0.0 for state in GroupState if state is not GroupState.DEAD},
+            **{f"groups_{state}": 0.0 for state in consumers.MOVING},
             "groups": float(len(self.groups.keys() | self.consumers.keys())), "offsets": 0.0,
-            "members": float(sum(len(group.members) for group in self.consumers.values())),
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
         }  # fmt: skip
@@ -445,11 +451,15 @@ class GroupShard:
         for begin in range(0, len(every), METRIC_ROWS):
             some = every[begin : begin + METRIC_ROWS]
             counts: Counter[str] = Counter(
-                f"groups_{one.state.value}" for one in some if one.state is not GroupState.DEAD
+                f"groups_{one.state.value}"
+                for one in some
+                if one.state is not GroupState.DEAD and one.id not in self.consumers
             )
             counts["members"] = sum(len(one.members) for one in some)
             counts["offsets"] = sum(len(one.offsets) for one in some)
             yield counts
+        for consumer in list(self.consumers.values()):
+            yield {f"groups_{consumer.state}": 1.0, "members": float(len(consumer.members))}
 
     def longest_rebalances_ms(self, now_ms: int) -> Iterator[int]:
         """Of one part of the groups after the other, how long the oldest rebalance under way has taken; 0: none."""

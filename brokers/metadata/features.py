@@ -24,11 +24,11 @@ from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 from fleetlog.wire.errors import ErrorCode
 
 GROUP_VERSION: Final = "group.version"
-"""Level 1: groups of the consumer protocol (KIP-848), whose records older coordinators skip. No broker has it yet."""
-SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {"transaction.version": (0, 2)}
+"""Level 1: groups of the consumer protocol (KIP-848) are served, whose records older coordinators skip."""
+SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {GROUP_VERSION: (0, 1), "transaction.version": (0, 2)}
 """What this release supports: the lowest and the highest level."""
 NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items()}
-"""The finalized features of a new cluster: its clients use transactions version 2 (KIP-890)."""
+"""The finalized features of a new cluster: transactions version 2 (KIP-890), groups of both protocols (KIP-848)."""
 REGISTRATIONS: Final = "/fleetlog/registrations"
 """Its version counts the registrations of all brokers; without data."""
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3

@@ -130,6 +130,7 @@ class Guarded(Broker):
         self.services.new_topics = NewTopics()
         self.services.process_troubles = list
         self.services.store = None
+        self.services.metadata.features = {"group.version": 1}
         self.rules = Rules()
         self.append(SECRET, 5)
 

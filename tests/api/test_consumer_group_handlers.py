@@ -125,6 +125,12 @@ def test_before_the_feature_is_finalized_it_is_refused(api: ConsumerApi) -> None
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert "group.version" in answer.error_message
     assert not api.driver.log
+    for group_id in ("g", "none"):
+        described = api.describe(group_id=group_id)
+        assert (described.error_code, described.group_state, described.members) == (
+            ErrorCode.UNSUPPORTED_VERSION, "", [],
+        )  # fmt: skip
+        assert "group.version" in described.error_message
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,9 @@ def test_a_groups_own_settings(api: ConsumerApi) -> None:
     assert api.driver.shard.consumers["g"].members
     api.driver.advance(1_000)
     assert not api.driver.shard.consumers["g"].members
+    api.metadata.own = {"consumer.heartbeat.interval.ms": "1", "consumer.session.timeout.ms": "99999"}
+    times = ConsumerSettings.of(BrokerConfig(), api.metadata.own)
+    assert times[:3] == (60_000, 5_000, 1_000), "what the brokers' bounds have left out since counts as the nearest"
 
 
 def test_offsets_are_committed_and_fetched_by_epoch(api: ConsumerApi) -> None:

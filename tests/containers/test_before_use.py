@@ -20,10 +20,11 @@ from tests.containers.workload import wait_in_sync
 from tests.support.clients import CLIENTS, Message
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 
-NAME, NEWEST = "transaction.version", 2
+NEWEST = {"transaction.version": 2, "group.version": 1}
 
 
 @pytest.fixture
@@ -66,13 +67,34 @@ class Mixed:
             client.close()
 
     def finalize(self, number: int, *, dry: bool = False) -> ErrorCode:
-        """Ask a broker to finalize the newest level."""
-        update = m.UpdateFeaturesRequest.FeatureUpdateKey(feature=NAME, max_version_level=NEWEST, upgrade_type=1)
-        request = m.UpdateFeaturesRequest(timeout_ms=20_000, feature_updates=[update], validate_only=dry)
+        """Ask a broker to finalize the newest levels."""
+        kind = m.UpdateFeaturesRequest.FeatureUpdateKey
+        updates = [kind(feature=name, max_version_level=level, upgrade_type=1) for name, level in NEWEST.items()]
+        request = m.UpdateFeaturesRequest(timeout_ms=20_000, feature_updates=updates, validate_only=dry)
         answer = self.ask(number, request, 1)
         return next(
             (ErrorCode(row.error_code) for row in answer.results if row.error_code), ErrorCode(answer.error_code)
         )
+
+    def joins(self, group: str) -> ErrorCode:
+        """Ask the group's coordinator for a membership of the consumer protocol."""
+        find = m.FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        found = eventually(
+            lambda: self.ask(1, find, 4).coordinators[0], "the group has a coordinator",
+            good=lambda row: row.error_code == 0, timeout_s=60,
+        )  # fmt: skip
+        beat = m.ConsumerGroupHeartbeatRequest(
+            group_id=group, member_id="member", member_epoch=0, rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["held"], topic_partitions=[],
+        )  # fmt: skip
+
+        def answered() -> ErrorCode:
+            return ErrorCode(self.ask(found.node_id, beat, 1).error_code)
+
+        return eventually(
+            answered, "the coordinator has loaded", timeout_s=60,
+            good=lambda error: error not in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR),
+        )  # fmt: skip
 
     def unregister(self, number: int, gone: int) -> ErrorCode:
         return ErrorCode(self.ask(number, m.UnregisterBrokerRequest(broker_id=gone), 0).error_code)
@@ -122,8 +144,11 @@ def test_what_is_written_before_its_first_use_is_no_harm_to_the_old_version(mixe
         mixed.restart(number, old=False)
     assert mixed.unregister(1, 3) is ErrorCode.POLICY_VIOLATION, "it is back, and holds a replica"
     assert mixed.finalize(1, dry=True) is ErrorCode.NONE
+    assert mixed.joins("early") is ErrorCode.UNSUPPORTED_VERSION, "an older coordinator would not know the group"
     mixed.restart(3, old=True)  # the last moment for that
     assert mixed.finalize(2) is ErrorCode.INVALID_UPDATE_VERSION
     mixed.restart(3, old=False)
+    assert mixed.joins("early") is ErrorCode.UNSUPPORTED_VERSION
     assert mixed.finalize(2) is ErrorCode.NONE
+    assert mixed.joins("early") is ErrorCode.NONE
     mixed.written("held")

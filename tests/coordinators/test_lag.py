@@ -90,6 +90,29 @@ def test_a_coordinator_says_what_its_groups_lack(tmp_path: Path) -> None:
     play(scenario)
 
 
+def test_groups_of_the_consumer_protocol_are_watched_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await furnished(tmp_path)
+        broker.services.metadata.features = {"group.version": 1}
+        for group in ("g", "without commits"):
+            joining = m.ConsumerGroupHeartbeatRequest(
+                version=1, group_id=group, member_id="m", member_epoch=0, rebalance_timeout_ms=60_000,
+                subscribed_topic_names=["t"], topic_partitions=[],
+            )  # fmt: skip
+            assert (await broker.call(68, 1, joining)).error_code == 0
+        await broker.services.lags.round()
+        rows = {row.group_id: row for row in (await lag_of(broker)).groups}
+        assert [(len(row.topics), row.error_code) for _, row in sorted(rows.items())] == [(1, 0), (0, 0)]
+        for one in broker.services.lags.groups.values():
+            assert (one.state, one.protocol_type, one.protocol) == ("Stable", "consumer", "uniform")
+            assert (one.members, one.assignments) == (1, [{"t": 2}])
+        (row,) = (await lag_of(broker, "without commits")).groups
+        assert row.error_code == 0
+        await broker.stop()
+
+    play(scenario)
+
+
 def test_known_times_are_not_asked_for_again_unless_the_record_is_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = await furnished(tmp_path)

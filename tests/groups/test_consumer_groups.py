@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fleetlog.brokers.groups.requests import (
     ConsumerSettings,
     GroupSettings,
     JoinRequest,
+    Leaver,
     OffsetCommitRequest,
     Protocol,
 )
@@ -230,6 +232,36 @@ def test_the_session_of_one_that_is_away_for_now_ends() -> None:
     assert driver.shard.consumers["g"].state == "Empty"
 
 
+def test_an_operator_removes_members_with_one_new_epoch() -> None:
+    driver = Driver()
+    send(driver, joining("a", instance_id="i"))
+    send(driver, joining("b", instance_id="j"))
+    send(driver, joining("c"))
+    group = driver.shard.consumers["g"]
+    before = group.epoch
+    wrong = (Leaver("b", "i"), Leaver("", None), Leaver("z", None), Leaver("", "k"))
+    gone = (Leaver("", "i"), Leaver("b", "j"), Leaver("c", None), Leaver("c", None))
+    del driver.log[:]
+    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (*wrong, *gone), now, ticket))
+    unknown = ErrorCode.UNKNOWN_MEMBER_ID
+    assert [error for _, error in answer.members] == [ErrorCode.FENCED_INSTANCE_ID, *[unknown] * 3, *[0] * 4]
+    assert (group.state, group.epoch, group.owners) == ("Empty", before + 1, {})
+    assert [row for row in keys(driver.log) if row[0] == 3] == [(3, "", False)]
+    assert commit(driver, committing("c", before, 0)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(driver, committing("", -1, 0)) is ErrorCode.NONE, "an operator may, now that it is empty"
+    assert ask(driver, lambda s, now, ticket: s.delete_group("g", now, ticket)) is ErrorCode.NONE
+    assert (driver.shard.listing(), driver.shard.describe("g").message) == ([], "Group g not found.")
+
+
+def test_a_removal_that_is_not_written_removes_nobody() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
+    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (Leaver("a", None),), now, ticket))
+    assert answer.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert send(driver, Beat("g", "a", 1)).error is ErrorCode.NONE
+
+
 def test_a_member_that_is_silent_or_gives_up_nothing_is_removed() -> None:
     driver = Driver()
     send(driver, joining("a"))
@@ -289,6 +321,26 @@ def test_joins_within_the_interval_are_assigned_together() -> None:
     assert driver.shard.consumers["g"].assignment_epoch == driver.shard.consumers["g"].epoch == before + 2
 
 
+def test_metrics_count_groups_by_their_own_states() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    commit(driver, committing("a", 1, 0))
+    send(driver, joining("b"))
+
+    def counted() -> Counter[str]:
+        total: Counter[str] = Counter()
+        for part in driver.shard.metric_parts():
+            total.update(part)
+        return total
+
+    found = counted()
+    assert (found["groups"], found["groups_Reconciling"], found["groups_Empty"]) == (1, 1, 0)
+    assert (found["members"], found["offsets"], found["groups_Assigning"]) == (2, 1, 0)
+    send(driver, Beat("g", "a", -1))
+    send(driver, Beat("g", "b", -1))
+    assert (counted()["groups_Empty"], counted()["members"]) == (1, 0)
+
+
 def test_limits() -> None:
     driver = Driver(GroupSettings(member_max_bytes=2_000))
     assert send(driver, joining("a", assignor="mine")).error is ErrorCode.UNSUPPORTED_ASSIGNOR
@@ -316,7 +368,9 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
     assert keys(driver.log)[0] == (2, "", True)
     shard = driver.shard
     assert [(one.group_id, one.group_type, one.state) for one in shard.listing()] == [("g", "consumer", "Stable")]
-    assert shard.describe("g").error is ErrorCode.GROUP_ID_NOT_FOUND
+    told = shard.describe("g")
+    assert (told.error, told.state) == (ErrorCode.GROUP_ID_NOT_FOUND, "Dead")
+    assert (told.message, shard.describe("h").message) == ("Group g is not a classic group.", "Group h not found.")
     request = JoinRequest("g", "", None, "c", "/h", "consumer", (Protocol("range", b"r"),), 10_000, 60_000, "id")
     joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
     assert joined.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -1,8 +1,8 @@
 """One consumer group member in a process of its own, so that a test can kill it.
 
 ``python -m tests.interop.member CLIENT BOOTSTRAP TOPIC GROUP [INSTANCE]`` prints JSON lines: {"assigned": [partitions]}
-at every assignment, {"p": partition, "o": offset, "v": value} for each record (committed right after), and leaves the
-group properly on SIGTERM.
+at every assignment, {"p": partition, "o": offset, "v": value} for each record (as committed, unless its client's text
+says otherwise), and leaves the group properly on SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,6 +45,80 @@ def confluent(bootstrap: str, topic: str, group: str, instance: str | None) -> N
             continue
         consumer.commit(message, asynchronous=False)
         say(p=message.partition(), o=message.offset(), v=message.value().decode())
+    consumer.close()
+
+
+def consumer_protocol(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+    """librdkafka with ``group.protocol=consumer``: a topic that begins with ^ is a pattern.
+
+    It says whatever changes in all that it has, each record before its commit, and which commits were acknowledged.
+    """
+    from confluent_kafka import KafkaException
+
+    consumer = _consumer_of_the_protocol(bootstrap, topic, group, instance)
+    known = None
+    while not stopping:
+        message = consumer.poll(0.2)
+        assigned = sorted(p.partition for p in consumer.assignment())
+        if assigned != known:
+            known = assigned
+            say(assigned=assigned)
+        if message is None or message.error():
+            continue
+        say(p=message.partition(), o=message.offset(), v=message.value().decode())
+        try:
+            consumer.commit(message, asynchronous=False)
+        except KafkaException:
+            continue  # it was fenced meanwhile, or the coordinator is away: whoever has the partition reads it again
+        say(committed=[message.topic(), message.partition(), message.offset()])
+    consumer.close()
+
+
+def _consumer_of_the_protocol(bootstrap: str, topic: str, group: str, instance: str | None) -> Any:
+    from confluent_kafka import Consumer
+
+    settings = {
+        "bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest",
+        "enable.auto.commit": False, "group.protocol": "consumer",
+        "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
+    }  # fmt: skip
+    if instance:
+        settings["group.instance.id"] = instance
+    consumer = Consumer(settings)
+    consumer.subscribe([topic])
+    return consumer
+
+
+def copier(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+    """The same, which copies to TOPIC-copy, its offsets in the producer's transactions; says what it has committed."""
+    from confluent_kafka import KafkaException, Producer, TopicPartition
+
+    consumer = _consumer_of_the_protocol(bootstrap, topic, group, None)
+    producer = Producer({
+        "bootstrap.servers": bootstrap, "transactional.id": f"{group}-{instance}", "transaction.timeout.ms": 10_000,
+    })  # fmt: skip
+    producer.init_transactions(60)
+    while not stopping:
+        messages = [one for one in consumer.consume(10, 0.5) if not one.error()]
+        if not messages:
+            continue
+        next_offsets = {(one.topic(), one.partition()): one.offset() + 1 for one in messages}
+        try:
+            producer.begin_transaction()
+            for one in messages:
+                producer.produce(f"{topic}-copy", one.value(), partition=one.partition())
+            offsets = [TopicPartition(*where, offset) for where, offset in next_offsets.items()]
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 60)
+            producer.commit_transaction(60)
+        except KafkaException as problem:
+            if not problem.args[0].txn_requires_abort():
+                raise
+            producer.abort_transaction(60)
+            consumer.close()  # another begins at what is committed
+            consumer = _consumer_of_the_protocol(bootstrap, topic, group, None)
+            continue
+        for one in messages:
+            say(p=one.partition(), o=one.offset(), v=one.value().decode())
     consumer.close()
 
 
@@ -102,7 +176,13 @@ def aiokafka(bootstrap: str, topic: str, group: str, instance: str | None) -> No
     asyncio.run(work())
 
 
-MEMBERS = {"confluent-kafka": confluent, "kafka-python": kafka_python, "aiokafka": aiokafka}
+MEMBERS = {
+    "confluent-kafka": confluent,
+    "consumer-protocol": consumer_protocol,
+    "copier": copier,
+    "kafka-python": kafka_python,
+    "aiokafka": aiokafka,
+}
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _stop)

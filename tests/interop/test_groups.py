@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import confluent_kafka
 import pytest
 
+from tests.interop.processes import Member
 from tests.support.clients import Client, Message
 from tests.support.waiting import eventually
 
@@ -21,33 +17,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 PARTITIONS = 6
 WAIT_S = 60.0
-
-
-class Member:
-    """A group member's process, and its output."""
-
-    def __init__(self, client: str, bootstrap: str, topic: str, group: str, instance: str | None = None) -> None:
-        command = [sys.executable, "-m", "tests.interop.member", client, bootstrap, topic, group]
-        self.process = subprocess.Popen(
-            command + ([instance] if instance else []),
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-        self.assignments: list[list[int]] = []
-        self.records: list[tuple[int, int, str]] = []
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said = json.loads(line)
-            if "assigned" in said:
-                self.assignments.append(said["assigned"])
-            else:
-                self.records.append((said["p"], said["o"], said["v"]))
-
-    @property
-    def assignment(self) -> list[int]:
-        return self.assignments[-1] if self.assignments else []
 
 
 @pytest.fixture
@@ -165,21 +134,6 @@ def test_a_static_member_comes_back_without_a_rebalance(
         good=lambda rounds: rounds[-1:] == [before],
     )
     assert len(members[0].assignments) == rounds, "the other member was rebalanced"
-
-
-def test_consumers_of_the_new_protocol_fail_at_once(bootstrap: str, fresh: Callable[[str], str]) -> None:
-    """librdkafka would wait for ever, without an error, for a broker that knows the heartbeat."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": fresh("g"), "group.protocol": "consumer"}
-    )
-    try:
-        consumer.subscribe([fresh("t")])
-        found = consumer.poll(60)
-        assert found is not None, "the consumer waits without a word"
-        assert "not supported" in found.error().str()
-        assert found.error().code() == confluent_kafka.KafkaError._FATAL
-    finally:
-        consumer.close()
 
 
 def test_share_consumers_fail_at_once(bootstrap: str, fresh: Callable[[str], str]) -> None:

@@ -40,14 +40,15 @@ def test_the_table_is_advertised(version: int) -> None:
 def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
     assert ask(3, {}).supported_features == []
     assert [(f.name, f.min_version, f.max_version) for f in ask(4, {}).supported_features] == [
-        ("transaction.version", 0, 2)
+        ("group.version", 0, 1),
+        ("transaction.version", 0, 2),
     ]
 
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_only_features_of_the_cluster_are_finalized(version: int) -> None:
     assert ask(version, {}).finalized_features == []
-    answer = ask(version, {"transaction.version": 2, "group.version": 1})
+    answer = ask(version, {"transaction.version": 2, "share.version": 1})
     assert [(f.name, f.max_version_level) for f in answer.finalized_features] == [("transaction.version", 2)]
     assert answer.finalized_features_epoch == 3
 

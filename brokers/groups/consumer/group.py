@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fleetlog.brokers.groups.consumer import records as r
 from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS, Subscriber
 from fleetlog.brokers.groups.consumer.records import Current, MemberValue, Partition, Resolved
-from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn
+from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn, coordinator_error
 from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind
-from fleetlog.brokers.groups.requests import ConsumerSettings, OffsetCommitRequest
+from fleetlog.brokers.groups.requests import ConsumerSettings, LeaveAnswer, Leaver, OffsetCommitRequest
 from fleetlog.brokers.model import TopicInfo
 from fleetlog.txn.commands import CoordinatorRecord, Result
 from fleetlog.wire.errors import ErrorCode
@@ -31,6 +31,8 @@ from fleetlog.wire.types import TopicPartition
 
 JOINS, LEAVES, LEAVES_FOR_NOW = 0, -1, -2
 """Member epochs with a meaning of their own; the last is a static member's."""
+MOVING = ("Assigning", "Reconciling")
+"""States of a group that classic groups do not have."""
 TIMERS = frozenset(("member", "revoke", "assign"))
 PARTITION_BYTES = 250
 """The approximate memory of one partition of a member: in its target, its assignment, and among the owners."""
@@ -147,9 +149,9 @@ class ConsumerGroup:
         if not self.members:
             return "Empty"
         if self.epoch > self.assignment_epoch:
-            return "Assigning"
+            return MOVING[0]
         steady = all(m.at.state == r.STABLE and m.at.epoch == self.assignment_epoch for m in self.members.values())
-        return "Stable" if steady else "Reconciling"
+        return "Stable" if steady else MOVING[1]
 
     @property
     def disposable(self) -> bool:
@@ -317,14 +319,15 @@ def _preferred(values: Iterable[MemberValue], default: str) -> str:
 class _Draft:
     """The group as a heartbeat would have it: the members' values, patterns and targets with what changes."""
 
-    def __init__(self, group: ConsumerGroup, gone: Member | None = None) -> None:
+    def __init__(self, group: ConsumerGroup, *gone: Member | None) -> None:
         self.group = group
         self.epoch = group.epoch
         self.hash = group.hash
         self.assignment_epoch = group.assignment_epoch
         self.regexes = dict(group.regexes)
-        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m is not gone}
-        self.targets = {m.id: m.target or () for m in group.members.values() if m is not gone}
+        left = {member.id for member in gone if member is not None}
+        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m.id not in left}
+        self.targets = {m.id: m.target or () for m in group.members.values() if m.id not in left}
 
     def ordered(self) -> list[str]:
         """Ids in the assignors' order."""
@@ -583,8 +586,31 @@ def _leave(group: ConsumerGroup, beat: Beat, turn: Turn) -> Result:
         turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(away)))
         turn.cancel("revoke", group.id, member.id)
     else:
-        remove_member(group, member, turn)
+        remove_members(group, [member], turn)
     return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, beat.epoch))
+
+
+def end_memberships(group: ConsumerGroup, leavers: tuple[Leaver, ...], turn: Turn) -> Result:
+    """LeaveGroup: end these memberships; an operator may name a static member by its instance id only."""
+    gone: dict[str, Member] = {}
+    answers = []
+    for leaver in leavers:
+        member, error = group.members.get(leaver.member_id), ErrorCode.NONE
+        if leaver.instance_id is not None:
+            holder = group.members.get(group.statics.get(leaver.instance_id, ""))
+            if holder is not None and leaver.member_id not in ("", holder.id):
+                error = ErrorCode.FENCED_INSTANCE_ID
+            member = holder
+        if member is None:
+            error = ErrorCode.UNKNOWN_MEMBER_ID
+        elif error is ErrorCode.NONE:
+            gone[member.id] = member
+        answers.append((leaver, error))
+    if gone:
+        remove_members(group, gone.values(), turn)
+    result = turn.result(LeaveAnswer(ErrorCode.NONE, tuple(answers)))
+    result.failed = lambda error, now: Result(response=LeaveAnswer(coordinator_error(error)))
+    return result
 
 
 def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
@@ -597,11 +623,12 @@ def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
     turn.cancel("revoke", group.id, member.id)
 
 
-def remove_member(group: ConsumerGroup, member: Member, turn: Turn) -> None:
-    """End a membership: what the member has is free, and the others get it at their heartbeats."""
-    _bury(group, member, turn)
-    draft = _Draft(group, member)
-    draft.resolve(Beat(group.id, member.id, LEAVES), turn)
+def remove_members(group: ConsumerGroup, gone: Collection[Member], turn: Turn) -> None:
+    """End memberships: what these members have is free, and the others get it at their heartbeats."""
+    for member in gone:
+        _bury(group, member, turn)
+    draft = _Draft(group, *gone)
+    draft.resolve(Beat(group.id, "", LEAVES), turn)
     draft.bump(True, turn)
 
 
@@ -613,4 +640,4 @@ def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settin
         if group.picture is not NO_PICTURE and group.epoch > group.assignment_epoch and draft.values:
             draft.assign(settings, turn)
     elif member is not None and (kind == "member" or member.at.state == r.UNREVOKED):
-        remove_member(group, member, turn)
+        remove_members(group, [member], turn)
