@@ -28,6 +28,7 @@ RIM = (
     "brokers/server/",
     "brokers/cli/",
     "brokers/console/",
+    "brokers/schemas/callers.py",
     "brokers/schemas/command.py",
     "brokers/app.py",
     "brokers/log/disk/background.py",

@@ -328,6 +328,13 @@ def reach(target: Target) -> list[str]:
     )
 
 
+def takes_login(target: Target) -> bool:
+    """Whether a broker took the login of the target's properties; False: none answers. Raises LoginRefused."""
+    security = _security(target.properties)
+    assert "sasl_mechanism" in security, "there is a login"
+    return any(_probe(address, target.timeout_s, security) is None for address in parse_bootstrap(target.bootstrap))
+
+
 def _probe(address: tuple[str, int], timeout_s: float, security: Mapping[str, Any]) -> OSError | None:
     """None if the broker answers, and accepts the login where there is one. Raises CliError if it refuses it."""
     context = security.get(TLS_CONTEXT)

@@ -23,8 +23,12 @@ _AUTHENTICATE_VERSION: Final = 2
 _ANSWER_BYTES_MAX: Final = 65_536
 
 
+class LoginRefused(CliError):
+    """A broker does not take the login."""
+
+
 def probe_login(connection: socket.socket, security: Mapping[str, Any]) -> None:
-    """Log in over a connection. Raises CliError where the broker refuses it, OSError where it does not answer."""
+    """Log in over a connection. Raises LoginRefused, and OSError where it does not answer."""
     mechanism = str(security["sasl_mechanism"])
     user, password = str(security.get("sasl_plain_username", "")), str(security.get("sasl_plain_password", ""))
     try:
@@ -45,7 +49,7 @@ def probe_login(connection: socket.socket, security: Mapping[str, Any]) -> None:
         client.check(_exchange(connection, client.final(_exchange(connection, client.first()))))
     except AuthenticationFailed as error:
         who = f"of user {user} " if user else ""
-        raise CliError(f"the login {who}by {mechanism} failed: {error}") from None
+        raise LoginRefused(f"the login {who}by {mechanism} failed: {error}") from None
 
 
 def _exchange(connection: socket.socket, token: bytes) -> bytes:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -126,6 +127,14 @@ def listen_address(host: str) -> Any:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
         raise click.BadParameter(f"{host!r} is not an IP address", param_hint="--listen") from None
+
+
+def host_of(authority: str) -> str:
+    """The host in ``host:port``, in lower case and without brackets; empty if it is malformed."""
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").lower()
+    except ValueError:
+        return ""
 
 
 partition_option = click.option(

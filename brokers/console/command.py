@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -28,6 +30,44 @@ REGISTRY_USER: Final = "basic.auth.user.info"
 STOP_S: Final = 3
 
 
+class TlsFiles(NamedTuple):
+    """How those that ask reach a server by TLS."""
+
+    pair: tuple[str, str] | None
+    """Its certificate and key."""
+    behind_proxy: bool
+
+    @property
+    def there(self) -> bool:
+        """Whether there is TLS, its own or a proxy's."""
+        return self.pair is not None or self.behind_proxy
+
+
+def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of TLS, which the function gets as ``tls``. Raises UsageError where they don't go together."""
+
+    @click.option(
+        "--tls-certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+        help="The server's own certificate, in PEM.",
+    )  # fmt: skip
+    @click.option(
+        "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Its key."
+    )
+    @click.option("--behind-tls-proxy", is_flag=True, help="A proxy in front of the server has TLS.")
+    @wraps(function)
+    def wrapped(
+        *given: Any, tls_certificate: Path | None, tls_key: Path | None, behind_tls_proxy: bool, **named: Any
+    ) -> Any:
+        if (tls_certificate is None) != (tls_key is None):
+            raise click.UsageError("--tls-certificate and --tls-key go together")
+        if tls_certificate is not None and behind_tls_proxy:
+            raise click.UsageError("--behind-tls-proxy is for a server without --tls-certificate")
+        pair = None if tls_certificate is None else (str(tls_certificate), str(tls_key))
+        return function(*given, tls=TlsFiles(pair, behind_tls_proxy), **named)
+
+    return wrapped
+
+
 @click.command()
 @click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
@@ -43,14 +83,7 @@ STOP_S: Final = 3
     help="A file with the console's secret at the issuer; without it the console is a public client.",
 )  # fmt: skip
 @click.option("--oidc-scope", default="openid", show_default=True, help="What is asked for, divided by spaces.")
-@click.option(
-    "--tls-certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="The console's own certificate, in PEM.",
-)  # fmt: skip
-@click.option(
-    "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Its key."
-)
-@click.option("--behind-tls-proxy", is_flag=True, help="A proxy in front of the console has TLS.")
+@tls_options
 @click.option(
     "--host-name", "names", multiple=True, metavar="NAME",
     help="A name by which browsers know the console, besides its address; may be repeated.",
@@ -76,9 +109,7 @@ def console(
     host: str,
     port: int,
     login: str | None,
-    tls_certificate: Path | None,
-    tls_key: Path | None,
-    behind_tls_proxy: bool,
+    tls: TlsFiles,
     names: tuple[str, ...],
     registry_url: str | None,
     registry_config: Path | None,
@@ -90,26 +121,25 @@ def console(
     Without --login any browser that reaches the address has the rights of --command-config: so it is on loopback only.
     """
     address = listen_address(host)
-    _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
+    _check(target, address, login, tls, names)
     need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
     registry, masks = _registry(registry_url or target.registry or None, registry_config), _masks(mask_file)
     issuer = _issuer(login, **oidc)
-    has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
     def ready(at: int) -> None:
-        url = f"{'https' if tls_certificate is not None else 'http'}://{address_text(str(address), at)}/"
+        url = f"{'https' if tls.pair is not None else 'http'}://{address_text(str(address), at)}/"
         out.done(f"console of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        app=create_console(ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer, masks)),
+        app=create_console(ConsoleSettings(target, frozenset(hosts), login, tls.there, registry, issuer, masks)),
         host=str(address),
         port=port,
-        certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
+        certificate=tls.pair,
         stop_s=STOP_S,
         ready=ready,
     )
@@ -188,29 +218,23 @@ def _check(
     target: Target,
     address: Any,
     login: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    behind_proxy: bool,
+    tls: TlsFiles,
     names: tuple[str, ...],
 ) -> None:
-    """Raise UsageError where the console would be open, or is half configured."""
-    if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-certificate and --tls-key go together")
-    if certificate is not None and behind_proxy:
-        raise click.UsageError("--behind-tls-proxy is for a console without --tls-certificate")
+    """Raise UsageError where the console would be open."""
     if not address.is_loopback and login is None:
         raise click.UsageError(
             f"{address} is reached from other machines: give --login, by which users log in as themselves, "
             "or listen on 127.0.0.1"
         )
-    others = ["--behind-tls-proxy"] if behind_proxy else []
+    others = ["--behind-tls-proxy"] if tls.behind_proxy else []
     others += [f"--host-name {name}" for name in names if not _is_loopback_name(name)]
     if others and login is None:
         raise click.UsageError(
             f"{others[0]} says that browsers of other machines reach this console: give --login, by which users log "
             "in as themselves, or leave it out"
         )
-    if not address.is_loopback and certificate is None and not behind_proxy:
+    if not address.is_loopback and not tls.there:
         raise click.UsageError(
             f"{address} is reached from other machines, and passwords would cross the network as they are: "
             "give --tls-certificate and --tls-key, or --behind-tls-proxy"

@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
 from fleetlog.brokers.console import message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
@@ -54,14 +55,6 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-def host_of(authority: str) -> str:
-    """The host in ``host:port``, in lower case and without brackets; empty if it is malformed."""
-    try:
-        return (urlsplit(f"//{authority}").hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 class Guard:

@@ -14,9 +14,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -24,16 +26,22 @@ import click
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeAclsRequest
 
-from fleetlog.brokers.acls.image import PatternType, Permission
+from fleetlog.brokers.acls.hosts import host_as_acls_have_it
+from fleetlog.brokers.acls.image import AclOperation, PatternType, Permission
 from fleetlog.brokers.addresses import address_text
+from fleetlog.brokers.audit.events import LOGGER
 from fleetlog.brokers.cli.acls import Wanted
 from fleetlog.brokers.cli.admin_client import GONE, TRANSACTION, AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, wait_for_topics
 from fleetlog.brokers.cli.command_config import PROTOCOL
-from fleetlog.brokers.cli.options import listen_address, need_packages
+from fleetlog.brokers.cli.options import host_of, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.cli.sender import INIT_PRODUCER_ID, InputRecord, Sender
 from fleetlog.brokers.cli.topic_reader import UNCOMMITTED, TopicReader
+from fleetlog.brokers.console.command import TlsFiles, tls_options
+from fleetlog.brokers.logins.mechanism_names import MECHANISMS
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
+from fleetlog.brokers.schemas.callers import Callers, RegistryUser, unauthorized
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
@@ -65,12 +73,16 @@ READ_BYTES: Final = 4 << 20
 RECORD_BYTES_MAX: Final = 1_000_000
 BODY_BYTES_MAX: Final = 2_000_000
 FIELDS_MAX: Final = 100
+SCHEMAS_PER_PAGE: Final = 1_000
+"""As ``schema.search.max.limit`` of Confluent's."""
+PAGE_CHARACTERS_MAX: Final = 10_000_000
 PAUSE_S: Final = 0.1
 STOP_S: Final = 3
-THREADS: Final = {"work": 8, "change": 1}
+THREADS: Final = {"work": 8, "change": 1, "login": 4}
 """Of each kind of request: changes wait for each other anyhow, and nobody else waits for them."""
-WAITING_MAX: Final = 200
-"""Requests of a kind that wait for a thread."""
+WAITING_MAX: Final = {"work": 200, "change": 200, "login": 20}
+"""Requests of a kind that wait for a thread, or have one. Brokers answer a wrong password late."""
+LOGINS_PER_ADDRESS_MAX: Final = 8
 CONTENT: Final = b"application/vnd.schemaregistry.v1+json"
 TAKEN: Final = frozenset({
     "application/vnd.schemaregistry.v1+json", "application/vnd.schemaregistry+json", "application/json",
@@ -117,6 +129,8 @@ class SchemaStore:
         self._registry = RegistryState()
         self._copy: RegistryState | None = None
         self._next = 0
+        self._topic: str | None = None
+        """The id of the topic that is read."""
         self._seen: set[bytes] = set()
         self._awaited: set[bytes] = set()
         self._changed = threading.Condition()
@@ -126,10 +140,16 @@ class SchemaStore:
         self._claimed_s = 0.0
         self._ending = False
 
-    def start(self) -> None:
-        """Make sure of the topic, and read all of it. Raises CliError."""
+    def start(self, callers: Callers | None) -> None:
+        """Make sure of the topic, and read all of it; without ``callers`` only in a fleet where all may do everything.
+
+        Raises CliError.
+        """
         with admin(self._target, f"topic {TOPIC}") as client:
-            check_unsecured(client)
+            if callers is None:
+                check_unsecured(client)
+            else:
+                callers.start(client)
             make_topic(client, self._target)
             end = TopicReader(client, TOPIC).bounds(undecided=False)
         if 0 not in end:
@@ -156,6 +176,7 @@ class SchemaStore:
         while not self._ending:
             try:
                 with admin(self._target, f"topic {TOPIC}") as client:
+                    self._begin_anew_if_it_is_another(client)
                     reader = _Reader(client, TOPIC)
                     bounds = reader.bounds(undecided=False)
                     if 0 in bounds:
@@ -165,6 +186,15 @@ class SchemaStore:
             except (CliError, OSError) as error:
                 logger.warning("reading %s is tried again: %s", TOPIC, error)
             time.sleep(PAUSE_S)
+
+    def _begin_anew_if_it_is_another(self, client: AdminClient) -> None:
+        """A topic that was deleted and made anew has other schemas, and begins at offset 0. Raises CliError."""
+        present = topic_id(client)
+        if self._topic not in {None, present}:
+            logger.error("topic %s was deleted and made anew; what it has now is what this registry has", TOPIC)
+            with self._changed:
+                self._registry, self._copy, self._next = RegistryState(), None, 0
+        self._topic = present
 
     def _read(self, reader: _Reader) -> None:
         part = reader.fetch({0: self._next}, UNCOMMITTED, 10_000, READ_BYTES).get(0)
@@ -207,8 +237,8 @@ class SchemaStore:
                         except RegistryRefusal:
                             if claimed:
                                 raise
-                            self._release()  # another one may have written since: no record of ours would find that out
-                            continue
+                            self._write([BARRIER], b"", deadline_s)  # fails if another one may have written since
+                            plan = decide(self.registry())
                         answer = plan.answer
                         if plan.records:
                             self._write(plan.records, mark, deadline_s)
@@ -228,6 +258,8 @@ class SchemaStore:
             return False
         self._release()
         client = self._connection.enter_context(admin(self._target, f"topic {TOPIC}"))
+        if topic_id(client) != self._topic:
+            raise CliError(f"topic {TOPIC} was made anew and is not read yet")
         left_s = max(deadline_s - time.monotonic(), 1.0)
         self._claimed_s = time.monotonic()
         self._writer = _Writer(client, TOPIC, acks="all", codec="none", timeout_s=left_s)
@@ -259,9 +291,16 @@ def check_unsecured(client: AdminClient) -> None:
     answers = [client.ask_any(DescribeAclsRequest(**one)) for one in everything.filters()]
     if any(answer.error_code != ErrorCode.SECURITY_DISABLED for answer in answers):
         raise CliError(
-            "this fleet has ACLs, and the registry does not know who asks it: it would give everybody its own rights, "
-            "so it does not start"
+            "this fleet has ACLs, and without --login the registry does not know who asks it: it would give everybody "
+            "its own rights, so it does not start"
         )
+
+
+def topic_id(client: AdminClient) -> str:
+    """The id of the topic, which another one of its name has not. Raises CliError."""
+    (described,) = client.describe_topics([TOPIC])
+    raise_for_code(f"topic {TOPIC}", described["error_code"])
+    return str(described["topic_id"])
 
 
 def make_topic(client: AdminClient, target: Target) -> None:
@@ -292,9 +331,42 @@ def make_topic(client: AdminClient, target: Target) -> None:
 class Call:
     """One request: its path in parts, its query, and its body."""
 
-    def __init__(self, parts: tuple[str, ...], rows: list[tuple[str, str]], body: Any, context: str) -> None:
-        self.parts, self.query_rows, self.body, self.context = parts, rows, body, context
+    body: Any = None
+    allows: Callable[[AclOperation, str | None], bool] | None = None
+    """What its caller may do with a subject, or (None) with what belongs to all; None: everything."""
+
+    def __init__(self, method: str, parts: tuple[str, ...], rows: list[tuple[str, str]], context: str) -> None:
+        self.method, self.parts, self.query_rows, self.context = method, parts, rows, context
         self.query = dict(rows)
+
+    @property
+    def about(self) -> str | None:
+        """The subject that the path names, or whose settings; None: those of all."""
+        if self.parts[0] in {"config", "mode"}:
+            return self.setting_of(1)
+        return self.subject(2 if self.parts[0] == "compatibility" else 1)
+
+    def may(self, operation: AclOperation, subject: str, state: RegistryState) -> bool:
+        """Whether the caller may do that with the subject, and with the one that it is another name of."""
+        return self.allows is None or all(self.allows(operation, one) for one in state.names_of(subject))
+
+    def needs(self, operation: AclOperation, state: RegistryState) -> Iterator[tuple[AclOperation, str | None]]:
+        """What must be allowed: on the path's subject, and on those that the body refers to.
+
+        IMPORT lets its user choose ids, which all subjects share.
+        """
+        about, body = self.about, self.body if isinstance(self.body, dict) else {}
+        if self.parts[0] in {"config", "mode"}:
+            yield operation, about
+            if operation == ALTER and body.get("mode") == "IMPORT":
+                yield operation, None
+            return
+        yield from ((operation, one) for one in state.names_of(about or ""))
+        rows = body.get("references")
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, dict) and isinstance(row.get("subject"), str):
+                named = qualified(row["subject"], context_of(about))
+                yield from ((SEE, one) for one in state.names_of(named))
 
     @property
     def everything(self) -> str:
@@ -345,7 +417,10 @@ def _by_id(call: Call, state: RegistryState) -> dict[str, Any]:
     number, subject = call.parts[2], call.query.get("subject", "")
     if not re.fullmatch("[0-9]{1,10}", number):
         raise RegistryRefusal(404, "HTTP 404 Not Found")
-    stored = state.by_id(int(number), qualified(subject, call.context))
+    subject = qualified(subject, call.context)
+    stored = state.by_id(int(number), subject)
+    if not any(call.may(SEE, one, state) for one, _ in state.places(int(number), subject, deleted=True)):
+        raise RegistryRefusal(40301, f"none of the subjects that have schema {number} may be read")
     more = {"maxId": state.highest_id(context_of(stored.subject))} if call.flag("fetchMaxId") else {}
     return _shown_as(call, state, stored, stored.described() | more)
 
@@ -354,7 +429,8 @@ def _places(call: Call, state: RegistryState) -> list[tuple[str, int]]:
     number, subject = call.parts[2], qualified(call.query.get("subject", ""), call.context)
     if not re.fullmatch("[0-9]{1,10}", number):
         raise RegistryRefusal(404, "HTTP 404 Not Found")
-    return state.places(int(number), subject, deleted=call.flag("deleted"))
+    places = state.places(int(number), subject, deleted=call.flag("deleted"))
+    return [place for place in places if call.may(DESCRIBE, place[0], state)]
 
 
 def _with_metadata(call: Call, state: RegistryState) -> dict[str, Any]:
@@ -368,6 +444,19 @@ def _with_metadata(call: Call, state: RegistryState) -> dict[str, Any]:
     raise RegistryRefusal(40401, f"Subject '{subject}' not found.")
 
 
+def _all(call: Call, state: RegistryState) -> list[dict[str, Any]]:
+    """A page of all schemas, of Confluent's size. Raises RegistryRefusal."""
+    prefix, deleted = call.query.get("subjectPrefix", call.everything), call.flag("deleted")
+    rows = call.page([
+        one
+        for one in state.all(prefix, deleted=deleted, latest=call.flag("latestOnly"))
+        if call.may(SEE, one.subject, state)
+    ])[:SCHEMAS_PER_PAGE]  # fmt: skip
+    if sum(len(one.text) for one in rows) > PAGE_CHARACTERS_MAX:
+        raise RegistryRefusal(42209, f"these schemas have more than {PAGE_CHARACTERS_MAX} characters: ask with a limit")
+    return [one.shown() for one in rows]
+
+
 def _tried(call: Call, state: RegistryState) -> dict[str, Any]:
     version = call.parts[4] if len(call.parts) > 4 else None
     problems = state.try_out(call.subject(2), call.fields(), version, normalize=call.flag("normalize"))
@@ -379,6 +468,12 @@ def _deleted(call: Call) -> dict[str, bool]:
 
 
 Handler = Callable[[Call, RegistryState], Any]
+OPEN: Final = None
+"""For everybody, without a login."""
+LISTED: Final = AclOperation.ANY
+"""For everybody who is logged in: the handler leaves out what they may not describe, or read."""
+DESCRIBE, SEE = AclOperation.DESCRIBE, AclOperation.READ
+WRITE, DELETE, ALTER = AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER_CONFIGS
 READ: Final = "read"
 """Answered on the loop."""
 WORK: Final = "work"
@@ -386,67 +481,69 @@ WORK: Final = "work"
 CHANGE: Final = "change"
 """Returns a plan of records."""
 
-ROUTES: Final[tuple[tuple[str, str, str, Handler], ...]] = (
-    ("GET", "", READ, lambda call, state: {}),
-    ("GET", "subjects", READ, lambda call, state: call.page(
-        state.subjects(call.query.get("subjectPrefix", call.everything), **_deleted(call)))),
-    ("POST", "subjects/*", WORK, lambda call, state: state.look_up(
+Route = tuple[str, str, str, AclOperation | None, Handler]
+
+ROUTES: Final[tuple[Route, ...]] = (
+    ("GET", "", READ, OPEN, lambda call, state: {}),
+    ("GET", "subjects", READ, LISTED, lambda call, state: call.page([
+        one for one in state.subjects(call.query.get("subjectPrefix", call.everything), **_deleted(call))
+        if call.may(DESCRIBE, one, state)])),
+    ("POST", "subjects/*", WORK, SEE, lambda call, state: state.look_up(
         call.subject(1), call.fields(), normalize=call.flag("normalize"), deleted=call.flag("deleted"))),
-    ("DELETE", "subjects/*", CHANGE, lambda call, state: state.delete_subject(
+    ("DELETE", "subjects/*", CHANGE, DELETE, lambda call, state: state.delete_subject(
         call.subject(1), permanent=call.flag("permanent"))),
-    ("GET", "subjects/*/metadata", READ, _with_metadata),
-    ("GET", "subjects/*/versions", READ, lambda call, state: call.page(
+    ("GET", "subjects/*/metadata", READ, SEE, _with_metadata),
+    ("GET", "subjects/*/versions", READ, DESCRIBE, lambda call, state: call.page(
         state.versions(call.subject(1), **_deleted(call)))),
-    ("POST", "subjects/*/versions", CHANGE, lambda call, state: state.register(
+    ("POST", "subjects/*/versions", CHANGE, WRITE, lambda call, state: state.register(
         call.subject(1), call.fields(), normalize=call.flag("normalize"))),
-    ("GET", "subjects/*/versions/*", WORK, lambda call, state: _shown_as(
+    ("GET", "subjects/*/versions/*", WORK, SEE, lambda call, state: _shown_as(
         call, state, one := _version_of(call, state), one.shown())),
-    ("DELETE", "subjects/*/versions/*", CHANGE, lambda call, state: state.delete_version(
+    ("DELETE", "subjects/*/versions/*", CHANGE, DELETE, lambda call, state: state.delete_version(
         call.subject(1), call.parts[3], permanent=call.flag("permanent"))),
-    ("GET", "subjects/*/versions/*/schema", READ, lambda call, state: _version_of(call, state).text),
-    ("GET", "subjects/*/versions/*/referencedby", READ, lambda call, state: call.page(
+    ("GET", "subjects/*/versions/*/schema", READ, SEE, lambda call, state: _version_of(call, state).text),
+    ("GET", "subjects/*/versions/*/referencedby", READ, DESCRIBE, lambda call, state: call.page(
         state.referenced_by(call.subject(1), call.parts[3]))),
-    ("GET", "schemas", READ, lambda call, state: call.page([
-        one.shown() for one in state.all(
-            call.query.get("subjectPrefix", call.everything), deleted=call.flag("deleted"),
-            latest=call.flag("latestOnly"))])),
-    ("GET", "schemas/types", READ, lambda call, state: sorted(KINDS)),
-    ("GET", "schemas/ids/*", WORK, _by_id),
-    ("GET", "schemas/ids/*/schema", WORK, lambda call, state: _by_id(call, state)["schema"]),
-    ("GET", "schemas/ids/*/subjects", READ, lambda call, state: call.page(
+    ("GET", "schemas", READ, LISTED, _all),
+    ("GET", "schemas/types", READ, LISTED, lambda call, state: sorted(KINDS)),
+    ("GET", "schemas/ids/*", WORK, LISTED, _by_id),
+    ("GET", "schemas/ids/*/schema", WORK, LISTED, lambda call, state: _by_id(call, state)["schema"]),
+    ("GET", "schemas/ids/*/subjects", READ, LISTED, lambda call, state: call.page(
         sorted({subject for subject, _ in _places(call, state)}))),
-    ("GET", "schemas/ids/*/versions", READ, lambda call, state: call.page(
+    ("GET", "schemas/ids/*/versions", READ, LISTED, lambda call, state: call.page(
         [{"subject": subject, "version": version} for subject, version in _places(call, state)])),
-    ("POST", "compatibility/subjects/*/versions", WORK, _tried),
-    ("POST", "compatibility/subjects/*/versions/*", WORK, _tried),
-    ("GET", "config", READ, lambda call, state: state.config(call.setting_of(1), default=True)),
-    ("PUT", "config", CHANGE, lambda call, state: state.set_config(call.setting_of(1), call.fields())),
-    ("DELETE", "config", CHANGE, lambda call, state: state.delete_config(call.setting_of(1))),
-    ("GET", "config/*", READ, lambda call, state: state.config(
+    ("POST", "compatibility/subjects/*/versions", WORK, SEE, _tried),
+    ("POST", "compatibility/subjects/*/versions/*", WORK, SEE, _tried),
+    ("GET", "config", READ, DESCRIBE, lambda call, state: state.config(call.setting_of(1), default=True)),
+    ("PUT", "config", CHANGE, ALTER, lambda call, state: state.set_config(call.setting_of(1), call.fields())),
+    ("DELETE", "config", CHANGE, ALTER, lambda call, state: state.delete_config(call.setting_of(1))),
+    ("GET", "config/*", READ, DESCRIBE, lambda call, state: state.config(
         call.setting_of(1), default=call.flag("defaultToGlobal"))),
-    ("PUT", "config/*", CHANGE, lambda call, state: state.set_config(call.setting_of(1), call.fields())),
-    ("DELETE", "config/*", CHANGE, lambda call, state: state.delete_config(call.setting_of(1))),
-    ("GET", "mode", READ, lambda call, state: {"mode": state.mode(call.setting_of(1), default=True)}),
-    ("PUT", "mode", CHANGE, lambda call, state: state.set_mode(
+    ("PUT", "config/*", CHANGE, ALTER, lambda call, state: state.set_config(call.setting_of(1), call.fields())),
+    ("DELETE", "config/*", CHANGE, ALTER, lambda call, state: state.delete_config(call.setting_of(1))),
+    ("GET", "mode", READ, DESCRIBE, lambda call, state: {"mode": state.mode(call.setting_of(1), default=True)}),
+    ("PUT", "mode", CHANGE, ALTER, lambda call, state: state.set_mode(
         call.setting_of(1), call.fields(), force=call.flag("force"))),
-    ("DELETE", "mode", CHANGE, lambda call, state: state.delete_mode(call.setting_of(1))),
-    ("GET", "mode/*", READ, lambda call, state: {
+    ("DELETE", "mode", CHANGE, ALTER, lambda call, state: state.delete_mode(call.setting_of(1))),
+    ("GET", "mode/*", READ, DESCRIBE, lambda call, state: {
         "mode": state.mode(call.setting_of(1), default=call.flag("defaultToGlobal"))}),
-    ("PUT", "mode/*", CHANGE, lambda call, state: state.set_mode(
+    ("PUT", "mode/*", CHANGE, ALTER, lambda call, state: state.set_mode(
         call.setting_of(1), call.fields(), force=call.flag("force"))),
-    ("DELETE", "mode/*", CHANGE, lambda call, state: state.delete_mode(call.setting_of(1))),
-    ("GET", "contexts", READ, lambda call, state: call.page(state.contexts())),
+    ("DELETE", "mode/*", CHANGE, ALTER, lambda call, state: state.delete_mode(call.setting_of(1))),
+    ("GET", "contexts", READ, LISTED, lambda call, state: call.page(state.contexts(
+        lambda subject: call.may(DESCRIBE, subject, state)))),
 )  # fmt: skip
-"""Method, path, how it is answered, and by what."""
+"""Method, path, how it is answered, what must be allowed on the path's subject or setting, and by what."""
 
 
 class RegistryServer:
-    """The ASGI application."""
+    """The ASGI application. ``callers``: who may ask; None: everybody, under one of the names ``hosts``, if given."""
 
-    def __init__(self, store: SchemaStore) -> None:
-        self._store = store
+    def __init__(self, store: SchemaStore, callers: Callers | None = None, hosts: frozenset[str] = frozenset()) -> None:
+        self._store, self._callers, self._hosts = store, callers, hosts
         self._threads = {how: ThreadPoolExecutor(number, f"registry-{how}") for how, number in THREADS.items()}
         self._waiting = dict.fromkeys(THREADS, 0)
+        self._logging_in: Counter[str] = Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -459,8 +556,13 @@ class RegistryServer:
         except RegistryRefusal as error:
             status = int(str(error.code)[:3])
             answer = {"error_code": error.code, "message": str(error)}
+        except Exception:
+            logger.exception("a fault in the answer to %s %r", scope["method"], scope["raw_path"][:200])
+            status, answer = 500, {"error_code": 50001, "message": "a fault of the registry; its log says more"}
         body = answer.encode() if isinstance(answer, str) else json.dumps(answer, separators=(",", ":")).encode()
         headers = [(b"content-type", CONTENT), (b"content-length", str(len(body)).encode())]
+        if status == 401 and self._callers is not None:
+            headers.append((b"www-authenticate", self._callers.challenge))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b""})
 
@@ -474,33 +576,83 @@ class RegistryServer:
         if route is None:
             raise RegistryRefusal(405, "HTTP 405 Method Not Allowed")
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        origin = headers.get(b"origin")
-        if origin is not None and origin.rpartition("//")[2] != headers.get(b"host"):
-            raise RegistryRefusal(403, "pages of other sites may not ask the registry")
+        self._check_site(headers)
+        caller = None if self._callers is None or route[3] is OPEN else await self._caller(scope, headers)
         try:
             query = parse_qsl(
                 scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=FIELDS_MAX
             )
         except ValueError:
             raise RegistryRefusal(400, f"a query may have {FIELDS_MAX} fields") from None
-        body = await read_body(headers, receive) if method in {"POST", "PUT"} else None
-        call = Call(parts, query, body, context)
-        _, _, how, handler = route
+        call = Call(method, parts, query, context)
+        if method in {"POST", "PUT"}:
+            call.body = await read_body(headers, receive)
+        how = route[2]
         if how == READ or (method == "GET" and "format" not in call.query):
-            return handler(call, self._store.registry())
-        if self._waiting[how] >= WAITING_MAX:
+            return self._handled(route, call, caller, self._store.registry())
+        return await self._on_thread(how, partial(self._done, route, call, caller, time.monotonic()))
+
+    async def _on_thread(self, how: str, work: Callable[[], Any]) -> Any:
+        """Do the work when a thread of its kind is free. Raises RegistryRefusal."""
+        if self._waiting[how] >= WAITING_MAX[how]:
             raise RegistryRefusal(503, "too many requests wait for an answer; ask again")
         self._waiting[how] += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads[how], self._done, how, handler, call, time.monotonic())
+            return await asyncio.get_running_loop().run_in_executor(self._threads[how], work)
         finally:
             self._waiting[how] -= 1
 
-    def _done(self, how: str, handler: Handler, call: Call, asked_s: float) -> Any:
-        if how == CHANGE:
-            return self._store.change(lambda state: handler(call, state), asked_s)
-        return handler(call, self._store.registry())
+    def _check_site(self, headers: dict[bytes, str]) -> None:
+        """Raise RegistryRefusal, 403, for what a page of another site sent, also by a name that it points here."""
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if origin is not None and origin.rpartition("//")[2] != host:
+            raise RegistryRefusal(403, "pages of other sites may not ask the registry")
+        if self._hosts and host_of(host) not in self._hosts:
+            raise RegistryRefusal(403, "this registry is not known by that name; start it with --host-name NAME")
+
+    async def _caller(self, scope: Any, headers: dict[bytes, str]) -> RegistryUser:
+        """Who asks. Raises RegistryRefusal: 401, 50001, 503."""
+        assert self._callers is not None
+        authorization, address = headers.get(b"authorization", ""), scope["client"][0]
+        if not authorization:
+            raise unauthorized()
+        principal = self._callers.known(authorization)
+        if principal is None:
+            if self._logging_in[address] >= LOGINS_PER_ADDRESS_MAX:
+                raise RegistryRefusal(503, "too many logins of this address are being tried; ask again")
+            self._logging_in[address] += 1
+            try:
+                principal = await self._on_thread("login", partial(self._callers.log_in, authorization))
+            finally:
+                self._logging_in[address] -= 1
+                self._logging_in += Counter()  # without zeros
+        return RegistryUser(principal, host_as_acls_have_it(address))
+
+    def _handled(self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState) -> Any:
+        self._check(route, call, caller, state)
+        return route[4](call, state)
+
+    def _check(
+        self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState, *, again: bool = False
+    ) -> None:
+        """Raise RegistryRefusal where the caller may not; only what is not asked ``again`` is logged."""
+        operation = route[3]
+        if self._callers is None or caller is None or operation is OPEN:
+            return
+        call.allows = partial(self._callers.allows, caller)
+        for needed, subject in call.needs(operation, state) if operation != LISTED else ():
+            self._callers.check(caller, needed, subject, "" if again else f"{call.method} /{route[1]}")
+
+    def _done(self, route: Route, call: Call, caller: RegistryUser | None, asked_s: float) -> Any:
+        if route[2] != CHANGE:
+            return self._handled(route, call, caller, self._store.registry())
+        self._check(route, call, caller, self._store.registry())
+
+        def decide(state: RegistryState) -> Any:
+            self._check(route, call, caller, state, again=True)
+            return route[4](call, state)
+
+        return self._store.change(decide, asked_s)
 
 
 def request_path(raw: bytes) -> tuple[tuple[str, ...], str]:
@@ -548,30 +700,74 @@ async def read_body(headers: dict[bytes, str], receive: Any) -> Any:
 @click.command()
 @click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
+@click.option(
+    "--login", "mechanisms", type=click.Choice(list(MECHANISMS)), multiple=True,
+    help="Callers log in with their user and password of the fleet, which the brokers check by this mechanism, and may "
+    "do what its ACLs let them. OAUTHBEARER: with a token that the brokers take; both may be given.",
+)  # fmt: skip
+@tls_options
+@click.option(
+    "--host-name", "names", multiple=True, metavar="NAME",
+    help="A name by which it is known on loopback, besides its address; may be repeated.",
+)  # fmt: skip
 @client_options
-def registry(*, target: Target, out: Output, host: str, port: int) -> None:
+def registry(
+    *,
+    target: Target,
+    out: Output,
+    host: str,
+    port: int,
+    mechanisms: tuple[str, ...],
+    tls: TlsFiles,
+    names: tuple[str, ...],
+) -> None:
     """Serve a schema registry that keeps its schemas in the fleet's topic _schemas, until Ctrl-C.
 
     It speaks Confluent's REST protocol. Several may run beside each other; whichever is asked to change something does.
     """
     address = listen_address(host)
-    if target.properties.get(PROTOCOL, "PLAINTEXT") != "PLAINTEXT":
-        raise CliError(
-            "the registry does not know who asks it, and would give everybody the rights of its own login: it serves "
-            "fleets without logins only"
-        )
+    _check_logins(target, address.is_loopback, mechanisms, tls)
     need_packages("the registry needs", NEEDED, "schemas")
     from fleetlog.brokers.console.serving import serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    store = SchemaStore(target)
-    store.start()
+    logging.getLogger(LOGGER).setLevel(logging.INFO)
+    store, callers = SchemaStore(target), Callers(target, mechanisms) if mechanisms else None
+    store.start(callers)
+    own = {str(address), "localhost", *(name.lower() for name in names)}
 
     def ready(at: int) -> None:
-        url = f"http://{address_text(str(address), at)}"
+        url = f"{'https' if tls.pair is not None else 'http'}://{address_text(str(address), at)}"
         out.done(f"schema registry of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
     try:
-        serve(app=RegistryServer(store), host=str(address), port=port, certificate=None, stop_s=STOP_S, ready=ready)
+        serve(
+            app=RegistryServer(store, callers, frozenset(own if address.is_loopback and not mechanisms else ())),
+            host=str(address),
+            port=port,
+            certificate=tls.pair,
+            stop_s=STOP_S,
+            ready=ready,
+        )
     finally:
         store.close()
+        if callers is not None:
+            callers.close()
+
+
+def _check_logins(target: Target, on_loopback: bool, mechanisms: tuple[str, ...], tls: TlsFiles) -> None:
+    """Raise CliError or UsageError where the registry would give its own rights away, or others' passwords."""
+    protocol = target.properties.get(PROTOCOL, "PLAINTEXT")
+    if not mechanisms and protocol != "PLAINTEXT":
+        raise CliError(
+            "this fleet has logins, and without --login the registry does not know who asks it: it would give "
+            "everybody its own rights"
+        )
+    if mechanisms and not protocol.startswith("SASL_"):
+        raise click.UsageError(f"--login needs brokers that know users: --command-config with {PROTOCOL}=SASL_SSL")
+    if len(set(mechanisms) - {OAUTHBEARER}) > 1:
+        raise click.UsageError("--login names one mechanism with passwords, and OAUTHBEARER")
+    if mechanisms and not on_loopback and not tls.there:
+        raise click.UsageError(
+            "passwords would cross the network as they are: give --tls-certificate and --tls-key, or --behind-tls-proxy"
+        )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, Queue
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from fleetlog.brokers.schemas.formats import (
 
 PROTOBUF: Final = "PROTOBUF"
 COMPILE_S: Final = 20
+COMPILERS_MAX: Final = 3
+"""Processes at a time, each of which may take 20 s and the memory of its bound; more wait as long as one may take."""
 _MAIN: Final = "schema.proto"
 _PATH: Final = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _PROTO_MARK: Final = re.compile(
@@ -55,6 +58,15 @@ _GROUPS_OF_SCALARS: Final = {
     for name in names
 }  # fmt: skip
 """Scalar types that read each other's bytes."""
+
+
+_permits: Final[Queue[None]] = Queue()
+for _ in range(COMPILERS_MAX):
+    _permits.put(None)
+
+
+class CompilersBusy(Exception):
+    """All processes compile other schemas; the same schema may be sent again."""
 
 
 def parse_protobuf(text: str, references: Mapping[str, str], normalize: bool) -> ParsedSchema:
@@ -112,11 +124,17 @@ def _compiled(source: str, references: Mapping[str, str]) -> list[Any]:
         command = [sys.executable, "-I", "-c", _COMPILER, str(root), _MAIN, str(_FILE_BYTES_MAX)]
         with TemporaryFile() as errors:
             try:
+                _permits.get(timeout=COMPILE_S)
+            except Empty:
+                raise CompilersBusy("too many schemas of Protobuf are being compiled; ask again") from None
+            try:
                 done = subprocess.run(
                     command, stdout=subprocess.DEVNULL, stderr=errors, timeout=COMPILE_S, check=False, cwd=root
                 )
             except subprocess.TimeoutExpired:
                 raise FormatError(f"the schema is not compiled within {COMPILE_S} s", too_large=True) from None
+            finally:
+                _permits.put(None)
             errors.seek(0)
             told = errors.read(_ERROR_BYTES)
         if done.returncode:

@@ -25,7 +25,7 @@ from fleetlog.brokers.schemas.formats import (
     FormatError,
     ParsedSchema,
 )
-from fleetlog.brokers.schemas.protobuf import PROTOBUF
+from fleetlog.brokers.schemas.protobuf import PROTOBUF, CompilersBusy
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ KINDS: Final = (AVRO, JSON, PROTOBUF)
 REFERENCES_MAX: Final = 200
 """Schemas that one refers to, over all steps."""
 SUBJECT_MAX: Final = 1_000
+COMPARED_MAX: Final = 1_000
+"""Versions that one schema is compared with."""
 LEVELS: Final = (
     "NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
 )  # fmt: skip
@@ -169,6 +171,8 @@ def parse(kind: str, text: str, references: Mapping[str, str], normalize: bool =
         raise RegistryRefusal(42209, f"a schema with its references may have {TEXT_BYTES_MAX} bytes, not {size}")
     try:
         return _parsed_schemas.get(kind, text, references, normalize)
+    except CompilersBusy as error:
+        raise RegistryRefusal(50002, str(error)) from None
     except FormatError as error:
         raise RegistryRefusal(42209 if error.too_large else 42201, f"Invalid schema: {error}") from None
     except RecursionError:
@@ -318,9 +322,14 @@ class RegistryState:
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
-    def contexts(self) -> list[str]:
-        """The contexts that have a schema, and the default one."""
-        return sorted({DEFAULT_CONTEXT, *(context_of(subject) for subject in self._subjects)})
+    def contexts(self, shown: Callable[[str], bool]) -> list[str]:
+        """The contexts that have a subject which is ``shown``, and the default one."""
+        return sorted({DEFAULT_CONTEXT, *(context_of(subject) for subject in self._subjects if shown(subject))})
+
+    def names_of(self, subject: str) -> tuple[str, ...]:
+        """The subject, and the one that it is an alias of."""
+        alias = self._configs.get(subject, {}).get("alias")
+        return (subject,) if not alias else (subject, alias)
 
     def subjects(self, prefix: str = "", *, deleted: bool = False, deleted_only: bool = False) -> list[str]:
         """Names of subjects that begin so; ``:*:`` stands for all contexts."""
@@ -559,6 +568,10 @@ class RegistryState:
             rows = [one for one in rows if one.properties.get(group) == candidate.properties.get(group)]
         if against is None and not level.endswith("_TRANSITIVE"):
             rows = rows[-1:]
+        if level != "NONE" and len(rows) > COMPARED_MAX:
+            raise RegistryRefusal(
+                42209, f"{level} compares with {len(rows)} versions, and {COMPARED_MAX} is the most: delete old ones"
+            )
         told: list[str] = []
         for one in [] if level == "NONE" else reversed(rows):
             other = self.parsed(one)

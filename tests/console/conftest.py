@@ -9,7 +9,7 @@ import pytest
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
 from tests.support.issuer import Issuer
-from tests.support.secured import BROKER_USER, MECHANISMS, secured_fleet
+from tests.support.secured import guarded_fleet
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +34,7 @@ def issuer() -> Iterator[Issuer]:
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[Fleet]:
     """One broker with an authorizer, whose super user is the broker's; users log in by passwords, or at the issuer."""
-    authorizer = {
-        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
-        "super.users": f"User:{BROKER_USER}",
-        "sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER")),
-    }
-    fleet = secured_fleet(tmp_path_factory.mktemp("guarded"), **authorizer, **issuer.settings())
+    fleet = guarded_fleet(tmp_path_factory.mktemp("guarded"), **issuer.settings())
     try:
         yield fleet.start()
     finally:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 import pytest
 from confluent_kafka import DeserializingConsumer, SerializingProducer
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient, record_subject_name_strategy
+from confluent_kafka.schema_registry import Schema, SchemaReference, record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -26,59 +21,20 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, type_pb2
 
-from tests.cli.shell import ROOT, Shell
+from tests.cli.shell import Shell
 from tests.console.served import scram_config
 from tests.support.copies import Cluster, quick_cleaning
 from tests.support.fleet import Fleet
 from tests.support.ports import free_port
+from tests.support.registry_process import RegistryProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
-CONTENT = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
-
-
-class Process:
-    """``fleetlog registry`` as a process of its own."""
-
-    def __init__(self, bootstrap: str) -> None:
-        command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "registry", "--port", "0", "--json"]
-        environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap}
-        self.process = subprocess.Popen(
-            [*command, "--timeout", "60"], stdout=subprocess.PIPE, env=environment, cwd=ROOT
-        )
-        assert self.process.stdout is not None
-        head = b""
-        while not head.rstrip().endswith(b"}"):
-            line = self.process.stdout.readline()
-            assert line, f"the registry ended with {self.process.wait()}"
-            head += line
-        self.url = json.loads(head)["url"]
-
-    def client(self) -> SchemaRegistryClient:
-        return SchemaRegistryClient({"url": self.url, "timeout": 60})
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """The answer; for an error its code."""
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{self.url}{path}", data, {**CONTENT, **headers}, method=method)
-        try:
-            with urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-        except HTTPError as error:
-            return json.load(error)["error_code"]
-
-    def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(30)
-        finally:
-            self.process.kill()
-
 
 @pytest.fixture(scope="module")
-def registry(fleet: Fleet) -> Iterator[Process]:
-    process = Process(fleet.bootstrap)
+def registry(fleet: Fleet) -> Iterator[RegistryProcess]:
+    process = RegistryProcess(fleet.bootstrap)
     yield process
     assert process.close() == 0
 
@@ -90,7 +46,7 @@ def user(*more: dict[str, Any], name: str = "User") -> str:
 MAIL = {"name": "mail", "type": "string", "default": ""}
 
 
-def test_the_client_registers_looks_up_and_deletes(registry: Process) -> None:
+def test_the_client_registers_looks_up_and_deletes(registry: RegistryProcess) -> None:
     client = registry.client()
     first, second = Schema(user(), "AVRO"), Schema(user(MAIL), "AVRO")
     number = client.register_schema("people", first)
@@ -121,7 +77,7 @@ def test_the_client_registers_looks_up_and_deletes(registry: Process) -> None:
     assert client.get_schema(number).schema_str, "the other subject still has it"
 
 
-def test_what_is_refused_and_how(registry: Process) -> None:
+def test_what_is_refused_and_how(registry: RegistryProcess) -> None:
     ask = registry.ask
     assert ask("GET", "/") == {}
     assert ask("GET", "/nothing") == 404
@@ -165,7 +121,7 @@ def message_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.users.User"))
 
 
-def test_values_of_all_formats_go_through_topics(registry: Process, fleet: Fleet) -> None:
+def test_values_of_all_formats_go_through_topics(registry: RegistryProcess, fleet: Fleet) -> None:
     client = registry.client()
     as_json = json.dumps(
         {"title": "User", "type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
@@ -198,7 +154,7 @@ def test_values_of_all_formats_go_through_topics(registry: Process, fleet: Fleet
         assert client.get_latest_version(f"{topic}-value").schema.schema_type == kinds[name]
 
 
-def test_protobuf_with_references_and_both_of_its_forms(registry: Process) -> None:
+def test_protobuf_with_references_and_both_of_its_forms(registry: RegistryProcess) -> None:
     """Python's serializer registers file descriptors, one for each import; a lookup by their source finds the same."""
     client = registry.client()
     serializer = ProtobufSerializer(type_pb2.Type, client, {"skip.known.types": False})
@@ -211,7 +167,7 @@ def test_protobuf_with_references_and_both_of_its_forms(registry: Process) -> No
     assert registry.ask("DELETE", f"/subjects/{quote('google/protobuf/any.proto', safe='')}") == 42206
 
 
-def test_references_contexts_and_names_by_records(registry: Process) -> None:
+def test_references_contexts_and_names_by_records(registry: RegistryProcess) -> None:
     client = registry.client()
     client.register_schema("address", Schema(user(name="x.Address"), "AVRO"))
     text = json.dumps({"type": "record", "name": "Person", "fields": [{"name": "home", "type": "x.Address"}]})
@@ -234,7 +190,7 @@ def test_references_contexts_and_names_by_records(registry: Process) -> None:
 def test_a_registry_that_is_paused_is_fenced_and_ids_are_given_once(tmp_path: Path) -> None:
     """Two registries and one topic: whichever is asked writes; one is killed; compaction takes nothing that counts."""
     with quick_cleaning(tmp_path / "fleet") as cluster:
-        one, other = Process(cluster.fleet.bootstrap), Process(cluster.fleet.bootstrap)
+        one, other = RegistryProcess(cluster.fleet.bootstrap), RegistryProcess(cluster.fleet.bootstrap)
         try:
             ids = _many_writers(one, other)
             assert one.ask("GET", "/subjects?deleted=true") == other.ask("GET", "/subjects?deleted=true")
@@ -245,7 +201,7 @@ def test_a_registry_that_is_paused_is_fenced_and_ids_are_given_once(tmp_path: Pa
             one.process.kill()
             one.process.wait()
             _compact(cluster)
-            one = Process(cluster.fleet.bootstrap)
+            one = RegistryProcess(cluster.fleet.bootstrap)
             fresh = one.ask("POST", "/subjects/fresh/versions", {"schema": user(name="Fresh")})["id"]
             assert fresh == last + 2, "the id of what is gone for good is not given again"
             leader = cluster.leader("_schemas")
@@ -258,7 +214,7 @@ def test_a_registry_that_is_paused_is_fenced_and_ids_are_given_once(tmp_path: Pa
             other.process.kill()
 
 
-def _many_writers(one: Process, other: Process) -> dict[str, int]:
+def _many_writers(one: RegistryProcess, other: RegistryProcess) -> dict[str, int]:
     """Ids that both give at once, while each in turn stands still for a while."""
 
     def register(number: int) -> tuple[str, int]:
@@ -299,7 +255,28 @@ def test_a_registry_does_not_start_where_it_would_give_its_rights_away(tmp_path:
     finally:
         secured.close()
     file = scram_config(tmp_path)
-    assert "without logins" in Shell(fleet).fails("registry", "--port", str(free_port()), "--command-config", str(file))
+    assert "without --login" in Shell(fleet).fails(
+        "registry", "--port", str(free_port()), "--command-config", str(file)
+    )
+
+
+def test_a_topic_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet", 1)
+    shell = Shell(fleet.start())
+    registry = RegistryProcess(fleet.bootstrap)
+    try:
+        for number in range(5):
+            registry.ask("POST", f"/subjects/s{number}/versions", {"schema": user(name=f"R{number}")})
+        shell.run("topics", "delete", "_schemas", "--yes")
+        shell.run("topics", "create", "_schemas", "--partitions", "1", "--config", "cleanup.policy=compact")
+        eventually(lambda: registry.ask("GET", "/subjects") == [], "the new topic is read")
+        assert registry.ask("POST", "/subjects/new/versions", {"schema": '"int"'}) == {"id": 1}
+        other = RegistryProcess(fleet.bootstrap)
+        assert other.ask("GET", "/subjects") == registry.ask("GET", "/subjects") == ["new"]
+        other.process.kill()
+    finally:
+        registry.process.kill()
+        fleet.close()
 
 
 def test_a_topic_that_loses_schemas_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ class Kept(SchemaStore):
         return self.state
 
 
-async def answered_by(server: RegistryServer, method: str, path: str, query: str, body: bytes) -> list[Any]:
+async def answered_by(
+    server: RegistryServer, method: str, path: str, query: str, body: bytes, headers: Any = ()
+) -> list[Any]:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -36,7 +38,9 @@ async def answered_by(server: RegistryServer, method: str, path: str, query: str
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "raw_path": path.encode(), "query_string": query.encode(), "headers": []}
+    scope = {
+        "type": "http", "method": method, "raw_path": path.encode(), "query_string": query.encode(), "headers": headers,
+    }  # fmt: skip
     await server(scope, receive, send)
     return sent
 
@@ -62,6 +66,45 @@ async def status_of(server: RegistryServer, method: str, path: str) -> int:
 def test_requests_that_are_refused(method: str, path: str, query: str, body: bytes, status: int, code: int) -> None:
     begin, end = asyncio.run(answered_by(RegistryServer(Kept()), method, path, query, body))
     assert (begin["status"], json.loads(end["body"])["error_code"]) == (status, code)
+
+
+def ask(server: RegistryServer, method: str, path: str, query: str = "", **headers: str) -> tuple[int, Any]:
+    rows = [(name.encode(), value.encode()) for name, value in headers.items()]
+    begin, end = asyncio.run(answered_by(server, method, path, query, b"{}", rows))
+    return begin["status"], json.loads(end["body"])
+
+
+def test_a_fault_has_a_body_of_confluents_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any, **__: Any) -> None:
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(RegistryState, "subjects", fault)
+    status, body = ask(RegistryServer(Kept()), "GET", "/subjects")
+    assert (status, body["error_code"]) == (500, 50001)
+    assert "secret" not in body["message"]
+
+
+def test_another_name_that_points_to_loopback_gets_nothing() -> None:
+    server = RegistryServer(Kept(), None, frozenset({"127.0.0.1", "localhost"}))
+    assert ask(server, "GET", "/subjects", host="localhost:8081") == (200, [])
+    for host in ("evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "["):
+        assert ask(server, "GET", "/subjects", host=host)[0] == 403, host
+    assert ask(server, "GET", "/subjects")[0] == 403
+
+
+def test_all_schemas_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    for number in range(5):
+        plan = kept.state.register(f"s{number}", {"schema": '"string"'}, normalize=False)
+        for key, value in plan.records:
+            kept.state.apply(json.dumps(key).encode(), json.dumps(value).encode())
+    monkeypatch.setattr(command, "SCHEMAS_PER_PAGE", 3)
+    server = RegistryServer(kept)
+    assert [row["subject"] for row in ask(server, "GET", "/schemas")[1]] == ["s0", "s1", "s2"]
+    assert [row["subject"] for row in ask(server, "GET", "/schemas", "offset=3")[1]] == ["s3", "s4"]
+    monkeypatch.setattr(command, "PAGE_CHARACTERS_MAX", 10)
+    assert ask(server, "GET", "/schemas")[1]["error_code"] == 42209
+    assert len(ask(server, "GET", "/schemas", "limit=1")[1]) == 1
 
 
 def test_a_look_up_waits_for_no_change() -> None:

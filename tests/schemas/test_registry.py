@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from queue import Queue
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleetlog.brokers.schemas import registry
+from fleetlog.brokers.schemas import protobuf, registry
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
     Plan,
@@ -372,3 +373,27 @@ def test_ids_are_given_once_through_all_histories(steps: list[tuple[str, int, st
         for row in shown[0]:
             if row["id"] == number and context_of(row["subject"]) == context:
                 assert row["schema"] == text.replace(" ", "")
+
+
+def test_a_check_of_all_versions_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "COMPARED_MAX", 3)
+    state = RegistryState()
+    written(state, state.set_config("s", {"compatibility": "BACKWARD_TRANSITIVE"}))
+    for number in range(1, 4):
+        record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int", "default": number}]}
+        register(state, "s", record)
+    register(state, "s", {"type": "record", "name": "R", "fields": []})
+    with pytest.raises(RegistryRefusal, match="delete old ones") as refused:
+        register(state, "s", {"type": "record", "name": "R", "fields": [], "doc": "more"})
+    assert refused.value.code == 42209
+
+
+def test_compilers_that_are_busy_refuse_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'syntax = "proto3"; message Busy {}'
+    monkeypatch.setattr(protobuf, "COMPILE_S", 0.05)
+    monkeypatch.setattr(protobuf, "_permits", Queue())
+    with pytest.raises(RegistryRefusal) as refused:
+        registry.parse("PROTOBUF", text, {})
+    assert refused.value.code == 50002
+    monkeypatch.undo()
+    assert registry.parse("PROTOBUF", text, {}).text == text

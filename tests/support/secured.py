@@ -65,6 +65,16 @@ def secured_fleet(directory: Path, brokers: int = 1, **more: object) -> Fleet:
     return fleet
 
 
+def guarded_fleet(directory: Path, **issuer: Any) -> Fleet:
+    """Not started; one broker with ACLs, whose super user is the broker's. Users log in by passwords, or tokens."""
+    authorizer: dict[str, Any] = {
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "super.users": f"User:{BROKER_USER}",
+        "sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER")),
+    }
+    return secured_fleet(directory, **authorizer, **issuer)
+
+
 def _secured(broker: Broker) -> Broker:
     text = broker.config_file.read_text()
     broker.config_file.write_text(text.replace("listeners=PLAINTEXT://", "listeners=INSIDE://"))

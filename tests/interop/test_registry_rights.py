@@ -1,0 +1,214 @@
+"""The registry in a fleet with logins and ACLs: who may do what, asked by HTTP and by Confluent's own client."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from tests.cli.shell import Shell
+from tests.support.certificates import Authority
+from tests.support.issuer import Issuer
+from tests.support.registry_process import RegistryProcess
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, SCRAM_MODULE, USER, guarded_fleet, jaas, users
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+REGISTRY, SECRET = "registry", "of-the-registry-9"
+RIGHTS = (
+    *(("--topic", "_schemas", "--operation", one) for one in ("Create", "Read", "Write", "DescribeConfigs")),
+    ("--transactional-id", "fleetlog-registry", "--operation", "Write"),
+    *(("--cluster", "--operation", one) for one in ("Describe", "DescribeConfigs")),
+)
+"""Those of the registry's own login, as docs/registry.md has them."""
+LOGINS = ("--login", "SCRAM-SHA-256", "--login", "OAUTHBEARER")
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+ALICE, ADMIN = basic(USER, PASSWORD), basic(BROKER_USER, BROKER_PASSWORD)
+
+
+class Guarded:
+    """A fleet with ACLs, its issuer, and a registry in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.issuer = Issuer()
+        self.fleet = guarded_fleet(directory / "fleet", **self.issuer.settings())
+        users(self.fleet, "add", REGISTRY, "--password-stdin", password=SECRET)
+        self.fleet.start()
+        self.files = {
+            user: self._file(directory, user, password)
+            for user, password in ((REGISTRY, SECRET), (BROKER_USER, BROKER_PASSWORD))
+        }
+        for right in RIGHTS:
+            self.acl("add", REGISTRY, *right)
+        self.log = directory / "registry.log"
+        self.registry = self.start()
+
+    def _file(self, directory: Path, user: str, password: str) -> str:
+        login = jaas(SCRAM_MODULE, username=user, password=password)
+        file = directory / f"{user}.properties"
+        file.write_text(
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
+        )
+        return str(file)
+
+    def start(self, *options: str) -> RegistryProcess:
+        with self.log.open("ab") as log:
+            own = ("--command-config", self.files[REGISTRY])
+            return RegistryProcess(self.fleet.bootstrap, *LOGINS, *own, *options, log=log)
+
+    def acl(self, word: str, user: str, *right: str) -> None:
+        more = ("--yes",) if word == "remove" else ()
+        config = ("--command-config", self.files[BROKER_USER])
+        Shell(self.fleet).run("acls", word, "--allow", "--principal", f"User:{user}", *right, *more, *config)
+
+    def close(self) -> None:
+        self.registry.process.kill()
+        self.fleet.close()
+        self.issuer.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    found = Guarded(tmp_path_factory.mktemp("guarded"))
+    yield found
+    found.close()
+
+
+TEXT = {"schema": '{"type":"record","name":"R","fields":[]}'}
+
+
+def test_a_subject_is_a_topic_of_the_acls(guarded: Guarded) -> None:
+    ask = guarded.registry.ask
+    hers, own = "/subjects/hers-value", "/subjects/own-value"
+    assert ask("GET", "/") == {}, "whoever looks whether it lives needs no login"
+    for login in ({}, basic(USER, "wrong"), basic("nobody", "x"), {"Authorization": "Basic x"}):
+        assert ask("GET", "/subjects", **login) == 401
+        assert ask("POST", f"{own}/versions", TEXT, **login) == 401
+    number = ask("POST", f"{own}/versions", TEXT, **ADMIN)["id"]
+    ask("POST", f"{hers}/versions", {"schema": '"long"'}, **ADMIN)
+    assert ask("GET", "/subjects", **ALICE) == []
+    assert ask("GET", "/schemas", **ALICE) == []
+    assert ask("GET", f"/schemas/ids/{number}/subjects", **ALICE) == []
+    for method, path, body in (
+        ("GET", f"{own}/versions/1", None), ("GET", f"{own}/versions", None), ("POST", own, TEXT),
+        ("POST", f"{own}/versions", TEXT), ("DELETE", own, None), ("DELETE", f"{own}/versions/1", None),
+        ("GET", f"/schemas/ids/{number}", None), ("GET", f"/schemas/ids/{number}/schema", None),
+        ("POST", f"/compatibility{own}/versions/latest", TEXT), ("GET", "/config/own-value", None),
+        ("PUT", "/config/own-value", {"compatibility": "NONE"}), ("PUT", "/config", {"compatibility": "NONE"}),
+        ("PUT", "/mode", {"mode": "READONLY"}), ("DELETE", "/mode", None), ("PUT", "/mode/:.c:", {"mode": "IMPORT"}),
+        ("GET", f"{own}/metadata", None), ("GET", f"{own}/versions/1/referencedby", None), ("GET", "/config", None),
+    ):  # fmt: skip
+        assert ask(method, path, body, **ALICE) == 40301, (method, path)
+    topic = ("--topic", "schemas:own-")
+    guarded.acl("add", USER, *topic, "--pattern", "prefixed", "--operation", "Read")
+    eventually(lambda: ask("GET", "/subjects", **ALICE) == ["own-value"], "the ACL is followed")
+    assert ask("GET", f"/schemas/ids/{number}", **ALICE)["schema"] == TEXT["schema"]
+    assert [row["subject"] for row in ask("GET", "/schemas", **ALICE)] == ["own-value"]
+    assert ask("POST", own, TEXT, **ALICE)["id"] == number
+    assert ask("POST", f"{own}/versions", TEXT, **ALICE) == 40301
+    refers = TEXT | {"references": [{"name": "x", "subject": "hers-value", "version": 1}]}
+    assert ask("POST", f"/compatibility{own}/versions", refers, **ALICE) == 40301, "what it refers to is read, too"
+    guarded.acl("add", USER, *topic, "--pattern", "prefixed", "--operation", "All")
+    eventually(lambda: ask("PUT", "/config/own-value", {"compatibility": "NONE"}, **ALICE) != 40301, "all of it")
+    assert ask("PUT", "/mode/own-more", {"mode": "IMPORT"}, **ALICE) == 40301, "ids are everybody's"
+    assert ask("PUT", "/config/own-alias", {"alias": "hers-value"}, **ALICE) == {"alias": "hers-value"}
+    assert ask("GET", "/subjects/own-alias/versions/1", **ALICE) == 40301, "an alias gives no rights"
+    assert ask("DELETE", "/subjects/own-alias", **ALICE) == 40301
+    assert ask("DELETE", own, **ALICE) == [1]
+    guarded.acl("remove", USER, *topic, "--pattern", "prefixed")
+    eventually(lambda: ask("GET", own + "/versions", **ALICE) == 40301, "rights that are taken away are gone")
+    assert f"Principal = User:{USER} is Denied Operation = Write" in guarded.log.read_text()
+    assert f"User:{USER} is Allowed Operation = Delete" in guarded.log.read_text()
+    assert PASSWORD not in guarded.log.read_text()
+
+
+def test_a_stock_client_logs_in_by_password_and_by_token(guarded: Guarded) -> None:
+    guarded.acl("add", "bob", "--topic", "schemas:tokens", "--operation", "Write", "--operation", "Read")
+    admin = guarded.registry.client(**{"basic.auth.user.info": f"{BROKER_USER}:{BROKER_PASSWORD}"})
+    number = admin.register_schema("tokens", Schema('"int"', "AVRO"))
+    guarded.issuer.user = "bob"
+    bearer = {
+        "bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.logical.cluster": "any",
+        "bearer.auth.identity.pool.id": "any",
+    }  # fmt: skip
+    bob = guarded.registry.client(**bearer, **{"bearer.auth.token": guarded.issuer.token(sub="bob")})
+    ask, token = guarded.registry.ask, {"Authorization": f"Bearer {guarded.issuer.token(sub='bob')}"}
+    eventually(lambda: ask("GET", "/subjects", **token) == ["tokens"], "the ACL is followed")
+    assert bob.register_schema("tokens", Schema('"int"', "AVRO")) == number
+    forged = guarded.issuer.token(sub="bob")[:-4] + "AAAA"
+    other = guarded.registry.client(**bearer, **{"bearer.auth.token": forged})
+    with pytest.raises(SchemaRegistryError) as refused:
+        other.register_schema("tokens", Schema('"int"', "AVRO"))
+    assert refused.value.http_status_code == 401
+
+
+def test_logins_that_fail_keep_nobody_waiting(guarded: Guarded) -> None:
+    """Many wrong passwords at once: some are tried, the others refused at once; who is known is answered meanwhile."""
+    ask = guarded.registry.ask
+    assert ask("GET", "/subjects", **ADMIN) != 401
+    with ThreadPoolExecutor(40) as pool:
+        wrong = [pool.submit(ask, "GET", "/subjects", **basic(USER, f"no-{number}")) for number in range(40)]
+        begun_s = time.monotonic()
+        assert isinstance(ask("GET", "/subjects", **ADMIN), list)
+        assert time.monotonic() - begun_s < 20
+        codes = {answer.result() for answer in wrong}
+    assert codes == {401, 503}
+
+
+def test_a_body_of_a_stranger_is_not_read(guarded: Guarded) -> None:
+    address = urlsplit(guarded.registry.url)
+    with socket.create_connection((address.hostname, address.port), 60) as connection:
+        head = "POST /subjects/s/versions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1900000\r\n\r\n"
+        connection.sendall(head.encode())
+        assert b"401" in connection.recv(1000).splitlines()[0]
+
+
+def test_brokers_that_are_away_let_nobody_in(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path)
+    try:
+        ask = guarded.registry.ask
+        assert ask("POST", "/subjects/s/versions", TEXT, **ADMIN)["id"] == 1
+        for broker in guarded.fleet.brokers:
+            broker.pause()
+        assert ask("GET", "/subjects", **basic(USER, PASSWORD)) == 50001
+        assert ask("GET", "/subjects", **ADMIN) == ["s"], "who was known a moment ago reads on"
+        for broker in guarded.fleet.brokers:
+            broker.resume()
+        eventually(lambda: ask("GET", "/subjects", **basic(USER, PASSWORD)) == [], "the login is checked again")
+    finally:
+        guarded.close()
+
+
+def test_tls_and_what_needs_it(guarded: Guarded, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    pair = authority.pair("/CN=registry")
+    files = tmp_path / "registry.pem", tmp_path / "registry.key"
+    for file, text in zip(files, pair, strict=True):
+        file.write_text(text)
+    served = guarded.start("--tls-certificate", str(files[0]), "--tls-key", str(files[1]))
+    try:
+        assert served.url.startswith("https://")
+        served.tls = ssl.create_default_context(cadata=authority.pem)
+        assert isinstance(served.ask("GET", "/subjects", **ADMIN), list)
+    finally:
+        served.process.kill()
+    shell, config = Shell(guarded.fleet), ("--command-config", guarded.files[REGISTRY])
+    refused = shell.run("registry", "--listen", "0.0.0.0", *LOGINS, *config, code=2)
+    assert "--tls-certificate" in refused.stderr
+    assert "without --login" in shell.fails("registry", *config)
+    assert "know users" in shell.run("registry", *LOGINS, code=2).stderr
