@@ -28,7 +28,7 @@ from fleetlog.brokers.cli.dev_security import (
 from fleetlog.brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
 from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
 from fleetlog.brokers.cli.options import pairs
-from fleetlog.brokers.cli.output import table
+from fleetlog.brokers.cli.output import table, warn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_NOT_RUNNING = 3
+REGISTRY_PORT = 8081
+"""Confluent's; another one where it is taken."""
 
 
 def _console() -> Console:
@@ -99,11 +101,13 @@ def dev() -> None:
 @click.option(
     "--secure", is_flag=True, help="TLS, logins, ACLs and audit; prints clients' settings. The directory stays so."
 )
+@click.option("--no-registry", is_flag=True, help="Without a schema registry.")
 @directory_option
 @json_option
 def up(
     *,
     secure: bool,
+    no_registry: bool,
     count: int | None,
     port: int,
     detach: bool,
@@ -112,7 +116,7 @@ def up(
     directory: Path,
     as_json: bool,
 ) -> None:
-    """Start ZooKeeper and brokers, and wait until a stock client can use them.
+    """Start ZooKeeper, brokers and a schema registry, and wait until a stock client can use them.
 
     Without --detach it stays in the foreground; Ctrl-C stops everything. The data stays in the directory.
     """
@@ -125,13 +129,16 @@ def up(
             known = load(directory)
             if known is not None and known.running():
                 raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
+            if known is not None:
+                fleet.stop_all(directory)  # a schema registry may be left, which outlives brokers
             state = fleet.plan(directory, fleet.count_of(directory, count), port, detach, racks)
             security = _secured(directory, state, secure)
             fleet.check_settings(settings, state, security)
             interrupts.catch()
             with fleet.reserved([broker.port for broker in state.brokers] if port else []):
                 try:
-                    _bring_up(directory, state, settings, security)
+                    registry_port = None if no_registry else REGISTRY_PORT if port else 0
+                    _bring_up(directory, state, settings, security, registry_port)
                 except BaseException:
                     _bring_down(directory)
                     raise
@@ -164,7 +171,14 @@ def _secured(directory: Path, state: FleetState, secure: bool) -> DevSecurity | 
     return security
 
 
-def _bring_up(directory: Path, state: FleetState, settings: dict[str, str], security: DevSecurity | None) -> None:
+def _bring_up(
+    directory: Path,
+    state: FleetState,
+    settings: dict[str, str],
+    security: DevSecurity | None,
+    registry_port: int | None,
+) -> None:
+    """``registry_port``: 0 is any free one, None no schema registry."""
     if not state.detached:
         state.supervisor = Process.of(os.getpid())
     with _console().status("starting") as spinner:
@@ -173,8 +187,17 @@ def _bring_up(directory: Path, state: FleetState, settings: dict[str, str], secu
         for broker in state.brokers:
             spinner.update(f"waiting for broker {broker.id}")
             fleet.wait_ready(broker, deadline)
+        if security is not None:
+            fleet.grant_programs(security.librdkafka(state.bootstrap, ADMIN))
+        if registry_port is not None:
+            fleet.start_registry(directory, state, security, registry_port)
         spinner.update("a stock client creates, produces, reads and commits")
         fleet.check_with_client(state, security)
+        if registry_port is not None:
+            spinner.update("waiting for the schema registry")
+            why = fleet.wait_registry(directory, state, time.monotonic() + fleet.READY_TIMEOUT_S)
+            if why:
+                warn(f"there is no schema registry: {why}")
         interrupts.check()
 
 
@@ -228,6 +251,8 @@ def status(directory: Path, as_json: bool) -> None:
     else:
         _print_table(report)
         click.echo(f"bootstrap: {report['bootstrap']}")
+        if report["registry"]:
+            click.echo(f"schema registry: {report['registry']}")
         if report["security"]:
             click.echo(f"secured: users, certificates and clients' settings are in {report['security']}")
     sys.exit(0 if report["running"] else EXIT_NOT_RUNNING)
@@ -257,7 +282,12 @@ def down(directory: Path, delete_data: bool) -> None:
 
 
 def _delete_data(directory: Path) -> None:
-    for path in (*fleet.homes(directory).values(), directory / "zookeeper", directory / SUBDIRECTORY):
+    for path in (
+        *fleet.homes(directory).values(),
+        directory / "zookeeper",
+        directory / "registry",
+        directory / SUBDIRECTORY,
+    ):
         if path.is_dir():
             shutil.rmtree(path)
     click.echo(f"the data in {directory} is deleted")
@@ -349,6 +379,7 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
         "bootstrap": state.bootstrap,
         "detached": state.detached,
         "security": str(directory / SUBDIRECTORY) if state.secure else None,
+        "registry": state.registry_url if state.registry is not None and state.registry.alive() else None,
         "zookeeper": {
             "connect": state.zookeeper_connect,
             "pid": state.zookeeper.pid if state.zookeeper is not None else None,
@@ -380,6 +411,8 @@ def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bo
         return
     click.echo(f"ready after {seconds:.1f} s: {len(state.brokers)} brokers at {state.bootstrap}")
     click.echo(f"  export FLEETLOG_BOOTSTRAP={state.bootstrap}")
+    if state.registry is not None:
+        click.echo(f"  schema registry: {state.registry_url}")
     click.echo(f"  data and logs: {directory}")
     click.echo(f"  `fleetlog dev down --dir {directory}` ends it" if state.detached else "  Ctrl-C ends it")
 

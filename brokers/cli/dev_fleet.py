@@ -15,7 +15,14 @@ from typing import Any
 
 import fleetlog
 from fleetlog._native.temporary import own_directory
-from fleetlog.brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity, write_private
+from fleetlog.brokers.cli.dev_security import (
+    APP,
+    LISTENER,
+    MECHANISM,
+    REGISTRY,
+    DevSecurity,
+    write_private,
+)
 from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from fleetlog.brokers.cli.interrupts import interrupts
 from fleetlog.brokers.cli.output import CliError
@@ -254,14 +261,62 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
 def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die_with_parent: bool) -> None:
     """Start one broker's process from its properties file and record its pid."""
     home = Path(broker.directory)
+    with interrupts.held():
+        words = ["broker", str(home / CONFIG_FILE)]
+        broker.process = _spawned(words, home, log_path(broker), die_with_parent=die_with_parent)
+        save(directory, state)
+
+
+def _spawned(words: Sequence[str], home: Path, log_file: Path, *, die_with_parent: bool) -> Process:
+    """A process of the command ``fleetlog``. Raises DevError when it ended at once."""
     root = str(Path(fleetlog.__file__).parents[1])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(home / CONFIG_FILE)]
-    with interrupts.held(), log_path(broker).open("ab") as log:
-        process = spawn(command, home, log, die_with_parent=die_with_parent, environment=environment)
-        broker.process = Process.of(process.pid)
+    command = [sys.executable, "-m", "fleetlog.brokers.cli.main", *words]
+    with log_file.open("ab") as log:
+        return Process.of(spawn(command, home, log, die_with_parent=die_with_parent, environment=environment).pid)
+
+
+def start_registry(directory: Path, state: FleetState, security: DevSecurity | None, wanted_port: int) -> None:
+    """Start the schema registry on that port, or if it is taken or 0 on a free one, and record its pid.
+
+    In a secured fleet callers log in as at the brokers. The brokers must serve; it is not waited for.
+    """
+    home = directory / "registry"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state.registry_port = wanted_port if wanted_port and is_free(wanted_port) else free_ports(1)[0]
+    words = ["registry", "--bootstrap", state.bootstrap, "--port", str(state.registry_port)]
+    if security is not None:
+        words += ["--command-config", str(security.client_file(REGISTRY, "java")), "--login", MECHANISM]
+    registry_log(directory).unlink(missing_ok=True)
+    with interrupts.held():
+        state.registry = _spawned(words, home, registry_log(directory), die_with_parent=not state.detached)
         save(directory, state)
+
+
+def registry_log(directory: Path) -> Path:
+    """The file with the schema registry's output."""
+    return directory / "registry" / "registry.log"
+
+
+def wait_registry(directory: Path, state: FleetState, deadline: float) -> str:
+    """Wait until the schema registry answers. Returns why it does not: its last words; empty if it does."""
+    why = "it does not answer in time"
+    while time.monotonic() < deadline and state.registry is not None:
+        try:
+            with urllib.request.urlopen(state.registry_url, timeout=2):
+                return ""
+        except (urllib.error.URLError, OSError):
+            if not state.registry.alive():
+                lines = registry_log(directory).read_text(errors="replace").strip().splitlines()
+                why = lines[-1].removeprefix("fleetlog: ") if lines else "it ended"
+                break
+        time.sleep(0.05)
+    if state.registry is not None:
+        end_all([state.registry], ZOOKEEPER_PATIENCE_S)
+    state.registry, state.registry_port = None, 0
+    save(directory, state)
+    return why
 
 
 def log_path(broker: BrokerState) -> Path:
@@ -301,10 +356,12 @@ def log_tail(broker: BrokerState, lines: int = 15) -> str:
 
 
 def stop_all(directory: Path, patience_s: float = BROKER_PATIENCE_S) -> None:
-    """End every process of the fleet in the state file: brokers first, because they deregister at ZooKeeper."""
+    """End every process of the fleet in the state file: clients first, then brokers, which deregister at ZooKeeper."""
     state = load(directory)
     if state is None:
         return
+    if state.registry is not None:
+        end_all([state.registry], min(patience_s, ZOOKEEPER_PATIENCE_S))
     end_all([broker.process for broker in state.brokers if broker.process is not None], patience_s)
     if state.zookeeper is not None:
         end_all([state.zookeeper], min(patience_s, ZOOKEEPER_PATIENCE_S))
@@ -316,7 +373,7 @@ def check_with_client(
 ) -> None:
     """A stock client creates a topic, produces to each broker, commits and reads, and deletes what it made.
 
-    A secured fleet's client is the user of programs, with the rights that it gets here. Raises DevError.
+    A secured fleet's client is the user of programs, with the rights that :func:`grant_programs` gave. Raises DevError.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
@@ -327,7 +384,6 @@ def check_with_client(
     try:
         if security is not None:
             settings = security.librdkafka(state.bootstrap)
-            grant_programs(security.librdkafka(state.bootstrap, ADMIN), timeout_s)
         admin = AdminClient({**settings, "logger": _quiet()})
         _create_topic(admin, name, len(state.brokers), deadline)
         try:
@@ -366,8 +422,12 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
             time.sleep(0.1)
 
 
-def grant_programs(settings: dict[str, str], timeout_s: float) -> None:
-    """Programs may do everything with topics, groups and transactional ids, and describe the cluster."""
+def grant_programs(settings: dict[str, str], timeout_s: float = READY_TIMEOUT_S) -> None:
+    """Programs may do everything with topics, groups and transactional ids, and describe the cluster.
+
+    The schema registry's login gets what docs/registry.md says. Raises DevError.
+    """
+    from confluent_kafka import KafkaException
     from confluent_kafka.admin import (  # type: ignore[attr-defined]
         AclBinding,
         AclOperation,
@@ -382,9 +442,22 @@ def grant_programs(settings: dict[str, str], timeout_s: float) -> None:
     acls = [AclBinding(kind, "*", literal, f"User:{APP}", "*", AclOperation.ALL, allow) for kind in kinds]
     describe = (ResourceType.BROKER, "kafka-cluster", literal, f"User:{APP}", "*", AclOperation.DESCRIBE, allow)
     acls.append(AclBinding(*describe))
+    own = (
+        (ResourceType.TOPIC, "_schemas", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS")),
+        (ResourceType.TRANSACTIONAL_ID, "fleetlog-registry", ("WRITE",)),
+        (ResourceType.BROKER, "kafka-cluster", ("DESCRIBE", "DESCRIBE_CONFIGS")),
+    )
+    acls += [
+        AclBinding(kind, name, literal, f"User:{REGISTRY}", "*", AclOperation[operation], allow)
+        for kind, name, operations in own
+        for operation in operations
+    ]
     admin = AdminClient({**settings, "logger": _quiet()})
-    for created in admin.create_acls(acls).values():
-        created.result(timeout_s)
+    try:
+        for created in admin.create_acls(acls).values():
+            created.result(timeout_s)
+    except (KafkaException, TimeoutError) as error:
+        raise DevError(f"the users get no rights: {_reason(error)}") from error
 
 
 def _round_trip(settings: dict[str, str], count: int, topic: str, timeout_s: float) -> None:

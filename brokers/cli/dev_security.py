@@ -23,8 +23,8 @@ SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
 LISTENER: Final = "SECURE"
-BROKER, ADMIN, APP = "broker", "admin", "app"
-USERS: Final = (BROKER, ADMIN, APP)
+BROKER, ADMIN, APP, REGISTRY = "broker", "admin", "app", "registry"
+USERS: Final = (BROKER, ADMIN, APP, REGISTRY)
 NAMES: Final = ("DNS:localhost", "IP:127.0.0.1", "IP:::1")
 _DAYS: Final = "3650"
 _USERS_FILE: Final = "users.json"
@@ -128,6 +128,8 @@ class DevSecurity:
                 ("librdkafka", self.librdkafka(bootstrap, user)), ("java", self.java(bootstrap, user))
             ):  # fmt: skip
                 write_private(self.client_file(user, kind), "".join(f"{n}={v}\n" for n, v in settings.items()))
+        own = self.java(bootstrap, REGISTRY)
+        write_private(self.client_file(REGISTRY, "java"), "".join(f"{n}={v}\n" for n, v in own.items()))
 
 
 def load_or_make(fleet_directory: Path, names: Sequence[str] = NAMES) -> DevSecurity:
@@ -137,17 +139,26 @@ def load_or_make(fleet_directory: Path, names: Sequence[str] = NAMES) -> DevSecu
     directory.chmod(0o700)
     if not (directory / "broker.pem").exists():
         _make_certificates(directory, names)
-    file = directory / _USERS_FILE
-    if not file.exists():
-        write_private(file, json.dumps({user: secrets.token_urlsafe(24) for user in USERS}, indent=2) + "\n")
-    try:
-        passwords = {user: str(json.loads(file.read_text())[user]) for user in USERS}
-    except (ValueError, KeyError) as error:
-        raise SecurityError(f"{file} cannot be read ({error}); remove {directory} to make all of it anew") from error
+    passwords = _passwords(directory / _USERS_FILE)
     file = directory / _ZOOKEEPER_FILE
     if not file.exists():
         write_private(file, secrets.token_urlsafe(24) + "\n")
     return DevSecurity(directory, passwords, file.read_text().strip())
+
+
+def _passwords(file: Path) -> dict[str, str]:
+    """Those of the users; one that an earlier version had not gets one, too. Raises SecurityError."""
+    known: dict[str, str] = {}
+    try:
+        if file.exists():
+            read = json.loads(file.read_text())
+            known = {user: str(read[user]) for user in USERS if user != REGISTRY or user in read}
+    except (ValueError, KeyError, TypeError) as error:
+        raise SecurityError(f"{file} cannot be read ({error}); remove {file.parent} to make all of it anew") from error
+    passwords = {user: known.get(user) or secrets.token_urlsafe(24) for user in USERS}
+    if passwords != known:
+        write_private(file, json.dumps(passwords, indent=2) + "\n")
+    return passwords
 
 
 def is_secure(fleet_directory: Path) -> bool:

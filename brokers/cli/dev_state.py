@@ -142,11 +142,19 @@ class FleetState:
     zookeeper: Process | None = None
     supervisor: Process | None = None
     secure: bool = False
+    registry: Process | None = None
+    registry_port: int = 0
+    """Of the schema registry, where there is one."""
 
     @property
     def bootstrap(self) -> str:
         """``bootstrap.servers`` for clients."""
         return ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def registry_url(self) -> str:
+        """``schema.registry.url`` for clients."""
+        return f"http://127.0.0.1:{self.registry_port}"
 
     @property
     def zookeeper_connect(self) -> str:
@@ -160,14 +168,10 @@ class FleetState:
                 return broker
         raise DevError(f"there is no broker {broker_id}; there are {', '.join(str(b.id) for b in self.brokers)}")
 
-    def processes(self) -> list[Process]:
-        """All processes that were started and have not ended yet: brokers first, ZooKeeper last."""
-        started = [broker.process for broker in self.brokers] + [self.zookeeper]
-        return [process for process in started if process is not None]
-
     def running(self) -> bool:
-        """Whether any process of it runs."""
-        return any(process.alive() for process in self.processes())
+        """Whether a broker or the ZooKeeper server runs; the schema registry is a client of them."""
+        started = [*(broker.process for broker in self.brokers), self.zookeeper]
+        return any(process is not None and process.alive() for process in started)
 
 
 def load(directory: Path) -> FleetState | None:
@@ -186,6 +190,7 @@ def load(directory: Path) -> FleetState | None:
                 "brokers": brokers,
                 "zookeeper": _process(document["zookeeper"]),
                 "supervisor": _process(document["supervisor"]),
+                "registry": _process(document.get("registry")),
             }
         )
     except FileNotFoundError:

@@ -8,10 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -32,6 +34,7 @@ from fleetlog.brokers.cli.dev_state import (
 )
 from fleetlog.brokers.cli.main import cli
 from tests.support.fleet import Fleet
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +202,19 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         dev_fleet.check_tools()
 
 
+def test_without_a_schema_registry_it_says_why(tmp_path: Path) -> None:
+    """As where a package is missing: its last words stand in the warning, and the fleet goes on without it."""
+    state = FleetState(2181, True, [BrokerState(1, free_port(), 8080, str(tmp_path))])
+    dev_fleet.start_registry(tmp_path, state, None, 0)
+    assert state.registry is not None
+    began = state.registry
+    why = dev_fleet.wait_registry(tmp_path, state, time.monotonic() + 60)
+    assert why.startswith("no broker answers at 127.0.0.1:")
+    assert not began.alive()
+    assert load(tmp_path) == state
+    assert state.registry is None
+
+
 # --- the whole thing ---
 
 
@@ -226,12 +242,12 @@ class Dev:
         return report
 
     def processes(self) -> list[int]:
-        """Everything that runs with the directory in its command line, the commands of this class aside."""
+        """Everything that runs in the directory, or has it in its command line, the commands of this class aside."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and start_time(int(entry.name)) is not None:
                 try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    words = [*(entry / "cmdline").read_bytes().split(b"\0"), bytes((entry / "cwd").readlink())]
                 except OSError:
                     continue
                 if any(word.startswith(bytes(self.directory)) for word in words) and b"dev" not in words:
@@ -254,6 +270,15 @@ def use(bootstrap: str, topic: str) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"x")
     assert producer.flush(30) == 0
+
+
+def register(registry: str, subject: str) -> int:
+    """The id of a schema."""
+    request = Request(
+        f"{registry}/subjects/{subject}/versions", b'{"schema":"\\"int\\""}', {"Content-Type": "application/json"}
+    )
+    with urlopen(request, timeout=60) as answer:
+        return int(json.load(answer)["id"])
 
 
 def replicas(bootstrap: str, *topics: str) -> set[int]:
@@ -308,8 +333,9 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert dev.run("kill", "1").returncode == 1
     ready = json.loads(dev.ok("up", "--brokers", "2", "--port", "0", "--detach", "--json"))
     assert ready["running"]
-    assert len(dev.processes()) == 3
+    assert len(dev.processes()) == 4
     use(ready["bootstrap"], "t")
+    assert register(ready["registry"], "t-value") == 1
     again = dev.run("up", "--port", "0", "--detach")
     assert again.returncode == 1
     assert "runs there already" in again.stderr
@@ -326,7 +352,7 @@ def test_up_kill_start_down(dev: Dev) -> None:
     report = dev.status()
     assert report["running"]
     assert [row["id"] for row in report["brokers"]] == [1, 2, 3]
-    assert len(dev.processes()) == 4
+    assert len(dev.processes()) == 5
     use(report["brokers"][2]["address"], "t")
     dev.ok("down")
     assert dev.processes() == []
@@ -337,6 +363,7 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert f"`fleetlog dev down --dir {dev.directory}` ends it" in dev.ok("up", "--port", "0", "--detach")
     second = dev.status()
     assert [row["id"] for row in second["brokers"]] == [1, 2, 3]
+    assert register(second["registry"], "other-value") == 1, "the same schema has the same id"
     from confluent_kafka.admin import AdminClient
 
     assert "t" in AdminClient({"bootstrap.servers": second["bootstrap"]}).list_topics(timeout=30).topics
@@ -373,7 +400,7 @@ def test_the_foreground_leaves_nothing_behind(dev: Dev, how: str) -> None:
     process = _foreground(dev)
     try:
         _wait_for(process, "Ctrl-C ends it")
-        assert len(dev.processes()) == 2
+        assert len(dev.processes()) == 3
         if how == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
         elif how == "sigterm":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from fleetlog.brokers.cli import dev_security
-from fleetlog.brokers.cli.dev_security import ADMIN, APP, SecurityError, load_or_make
+from fleetlog.brokers.cli.dev_security import ADMIN, APP, REGISTRY, SecurityError, load_or_make
 from tests.support.certificates import openssl
 from tests.support.needs import needs
 
@@ -124,7 +127,13 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
     assert options == {f"kafka.{name}": value for name, value in properties(java.read_text()).items()}
 
     passwords = json.loads((dev.directory / "security" / "users.json").read_text())
-    assert set(passwords) == {"broker", ADMIN, APP}
+    assert set(passwords) == {"broker", ADMIN, APP, REGISTRY}
+    url = json.loads(dev("status", "--json"))["registry"]
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(f"{url}/subjects", timeout=60)
+    login = base64.b64encode(f"{APP}:{passwords[APP]}".encode()).decode()
+    with urlopen(Request(f"{url}/subjects", headers={"Authorization": f"Basic {login}"}), timeout=60) as answer:
+        assert json.load(answer) == []
     passwords["zookeeper"] = (dev.directory / "security" / "zookeeper.password").read_text().strip()
     shown = dev("status") + dev("status", "--json")
     state = (dev.directory / "state.json").read_text()
