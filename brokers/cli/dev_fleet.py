@@ -301,12 +301,14 @@ def registry_log(directory: Path) -> Path:
 
 def wait_registry(directory: Path, state: FleetState, deadline: float) -> str:
     """Wait until the schema registry answers. Returns why it does not: its last words; empty if it does."""
+    import urllib.request
+
     why = "it does not answer in time"
     while time.monotonic() < deadline and state.registry is not None:
         try:
             with urllib.request.urlopen(state.registry_url, timeout=2):
                 return ""
-        except (urllib.error.URLError, OSError):
+        except OSError:
             if not state.registry.alive():
                 lines = registry_log(directory).read_text(errors="replace").strip().splitlines()
                 why = lines[-1].removeprefix("fleetlog: ") if lines else "it ended"

@@ -31,6 +31,7 @@ _SUBJECTS = {
     "quotas": "Client quotas: list, set, remove.",
     "records": "Single records: write one, copy one.",
     "registry": "A schema registry that keeps its schemas in the fleet.",
+    "schemas": "Schemas of a registry: list, show, register, check, diff, delete.",
     "sinks": "Exactly-once sinks: list, describe, reset.",
     "spark": "Spark: pack an archive for executors.",
     "topics": "Topics: create, describe, alter, analyze, trim, reassign, elect, delete.",
@@ -45,6 +46,7 @@ _ELSEWHERE = {
     "log": ("fleetlog.brokers.cli.logs", "log"),
     "mcp": ("fleetlog.brokers.cli.model_context", "serve_tools"),
     "registry": ("fleetlog.brokers.schemas.command", "registry"),
+    "schemas": ("fleetlog.brokers.schemas.client", "schemas"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Requests of the console to others than brokers: to the addresses of its options alone, without proxies."""
+"""Requests to others than brokers: to the addresses of options alone, without proxies."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def direct_opener() -> urllib.request.OpenerDirector:
+def direct_opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
     """Opens an address itself: no redirect, no proxy."""
-    return urllib.request.build_opener(_NoRedirect(), urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(_NoRedirect(), urllib.request.ProxyHandler({}), *handlers)

@@ -157,6 +157,16 @@ def test_a_stock_client_logs_in_by_password_and_by_token(guarded: Guarded) -> No
     assert refused.value.http_status_code == 401
 
 
+def test_the_command_line_logs_in_as_at_the_brokers(guarded: Guarded) -> None:
+    shell = Shell(guarded.fleet)
+    own, url = ("--command-config", guarded.files[BROKER_USER]), guarded.registry.url
+    number = guarded.registry.ask("POST", "/subjects/listed/versions", TEXT, **ADMIN)["id"]
+    rows = shell.json("schemas", "list", "--prefix", "listed", "--registry", url, *own)
+    assert [(row["subject"], row["id"]) for row in rows] == [("listed", number)]
+    assert "(401)" in shell.fails("schemas", "list", "--registry", url)
+    assert "use https" in shell.fails("schemas", "list", "--registry", "http://192.0.2.1:8081", *own)
+
+
 def test_logins_that_fail_keep_nobody_waiting(guarded: Guarded) -> None:
     """Many wrong passwords at once: some are tried, the others refused at once; who is known is answered meanwhile."""
     ask = guarded.registry.ask

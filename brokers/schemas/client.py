@@ -1,0 +1,275 @@
+"""``fleetlog schemas``: the subjects and schemas of a registry, by Confluent's REST protocol."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import wraps
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+
+from fleetlog.brokers.cli.client import Target, client_options
+from fleetlog.brokers.cli.command_config import client_security
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import host_of
+from fleetlog.brokers.cli.output import CliError, Output, confirm
+from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT
+from fleetlog.brokers.console.outside import direct_opener
+from fleetlog.brokers.schemas.formats import AVRO, JSON
+from fleetlog.brokers.schemas.protobuf import PROTOBUF
+from fleetlog.brokers.schemas.registry import KINDS
+
+DEFAULT_URL: Final = "http://127.0.0.1:8081"
+ANSWER_BYTES_MAX: Final = 64 << 20
+PAGE: Final = 1_000
+CONTENT: Final = "application/vnd.schemaregistry.v1+json"
+INCOMPATIBLE: Final = 1
+"""Exit code of a check."""
+_SUFFIXES: Final = {".avsc": AVRO, ".avro": AVRO, ".json": JSON, ".proto": PROTOBUF}
+_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
+
+
+class RegistryClient:
+    """Asks one registry, with the login of ``--command-config``. Raises CliError, also for what is refused."""
+
+    def __init__(self, url: str, target: Target) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None or parts.query:
+            raise click.BadParameter(f"{url!r} is not like http://registry:8081", param_hint="--registry")
+        self._url, self._timeout_s = url.rstrip("/"), target.timeout_s
+        security = client_security(target.properties)
+        self._headers = {"Accept": CONTENT, "Content-Type": CONTENT} | _login(security)
+        if "Authorization" in self._headers and parts.scheme == "http" and not _is_loopback(host_of(parts.netloc)):
+            raise CliError(f"{url} is without TLS, and the password would cross the network as it is: use https")
+        context = security.get(TLS_CONTEXT) if parts.scheme == "https" else None
+        handlers = [urllib.request.HTTPSHandler(context=context)] if isinstance(context, ssl.SSLContext) else []
+        self._opener = direct_opener(*handlers)
+
+    def ask(self, method: str, *path: str, body: Any = None, **query: str) -> Any:
+        """The answer to a request. ``path`` is quoted."""
+        address = "/".join([self._url, *(quote(part, safe="") for part in path)])
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{address}?{urlencode(query)}", data, self._headers, method=method)
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                text = answer.read(ANSWER_BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            raise CliError(f"the registry refuses it: {_reason(error)}") from None
+        except OSError as error:
+            raise CliError(
+                f"no registry answers at {self._url} ({getattr(error, 'reason', None) or error}); --registry names "
+                "another, `fleetlog registry` starts one"
+            ) from None
+        if len(text) > ANSWER_BYTES_MAX:
+            raise CliError(f"the registry's answer has more than {ANSWER_BYTES_MAX} bytes")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise CliError(f"what answers at {self._url} is no registry") from None
+
+    def version(self, subject: str, version: str) -> dict[str, Any]:
+        """One version of a subject."""
+        return dict(self.ask("GET", "subjects", subject, "versions", version))
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        body = json.loads(error.read(100_000))
+        return f"{body['message']} ({body['error_code']})"
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"{error.code} {error.reason}"
+
+
+def _login(security: dict[str, Any]) -> dict[str, str]:
+    if "sasl_oauth_token_provider" in security:
+        return {"Authorization": f"Bearer {security['sasl_oauth_token_provider'].token()}"}
+    if "sasl_plain_username" in security:
+        pair = f"{security['sasl_plain_username']}:{security['sasl_plain_password']}"
+        return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+    return {}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class SchemaFile(NamedTuple):
+    """A schema as a request has it."""
+
+    body: dict[str, Any]
+    text: str
+
+
+def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --registry and the options of clients; the command gets ``client`` and ``out``."""
+
+    @click.option(
+        "--registry", envvar="FLEETLOG_REGISTRY", show_envvar=True, metavar="URL",
+        help=f"The schema registry.  [default: that of the profile, or {DEFAULT_URL}]",
+    )  # fmt: skip
+    @client_options
+    @wraps(function)
+    def wrapped(*given: Any, target: Target, registry: str | None, **named: Any) -> Any:
+        return function(*given, client=RegistryClient(registry or target.registry or DEFAULT_URL, target), **named)
+
+    return wrapped
+
+
+def schema_file(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds SUBJECT, FILE and what a schema needs; the command gets ``subject`` and ``schema``."""
+
+    @click.argument("subject")
+    @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+    @click.option("--type", "kind", type=click.Choice(KINDS), help="Its format.  [default: by .avsc, .json or .proto]")
+    @click.option(
+        "--reference", "references", multiple=True, metavar="NAME=SUBJECT:VERSION",
+        help="A schema that it refers to by that name; may be repeated.",
+    )  # fmt: skip
+    @wraps(function)
+    def wrapped(*given: Any, file: Path, kind: str | None, references: tuple[str, ...], **named: Any) -> Any:
+        return function(*given, schema=read_schema(file, kind, references), **named)
+
+    return wrapped
+
+
+def read_schema(file: Path, kind: str | None, references: tuple[str, ...]) -> SchemaFile:
+    """The schema in a file; ``-`` is standard input. Raises click.UsageError."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise click.UsageError(f"{file} is not a text file in UTF-8") from None
+    kind = kind or _SUFFIXES.get(file.suffix.lower())
+    if kind is None:
+        raise click.UsageError(f"{file} ends with none of {', '.join(_SUFFIXES)}: say its --type")
+    rows = []
+    for one in references:
+        name, equals, place = one.partition("=")
+        subject, colon, version = place.rpartition(":")
+        if not name or not equals or not subject or not colon or not version.lstrip("-").isdecimal():
+            raise click.UsageError(f"--reference {one!r} is not NAME=SUBJECT:VERSION")
+        rows.append({"name": name, "subject": subject, "version": int(version)})
+    return SchemaFile({"schema": text, "schemaType": kind} | ({"references": rows} if rows else {}), text)
+
+
+def pretty(text: str) -> str:
+    """A schema for people: JSON with a line for each part; what is none as it stands."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+@click.group(cls=CommandGroup)
+def schemas() -> None:
+    """Schemas of a registry: list, show, register, check, diff, delete."""
+
+
+@schemas.command("list")
+@click.option("--prefix", default="", metavar="TEXT", help="Only subjects that begin so.")
+@click.option("--deleted", is_flag=True, help="Also those that are deleted softly.")
+@registry_options
+def list_subjects(*, client: RegistryClient, out: Output, prefix: str, deleted: bool) -> None:
+    """List subjects with their latest version."""
+    rows: list[Any] = []
+    query = {"latestOnly": "true", "deleted": str(deleted).lower(), "limit": str(PAGE)}
+    query |= {"subjectPrefix": prefix} if prefix else {}
+    while True:
+        page = client.ask("GET", "schemas", offset=str(len(rows)), **query)
+        rows += [[one["subject"], one.get("schemaType", AVRO), one["version"], one["id"]] for one in page]
+        if len(page) < PAGE:
+            break
+    out.rows(["subject", "type", "version", "id"], rows)
+
+
+@schemas.command("show")
+@click.argument("subject", required=False)
+@click.option("--version", default="latest", show_default=True, help="A version's number.")
+@click.option("--id", "number", type=click.IntRange(0), help="The schema with this id, instead of a subject's.")
+@registry_options
+def show_schema(*, client: RegistryClient, out: Output, subject: str | None, version: str, number: int | None) -> None:
+    """Print a schema: of a subject's version, or of an id."""
+    if (subject is None) == (number is None):
+        raise click.UsageError("name either a SUBJECT or an --id")
+    schema = (
+        client.version(subject, version) if subject is not None else client.ask("GET", "schemas", "ids", str(number))
+    )
+    out.done(pretty(schema["schema"]), schema)
+
+
+@schemas.command("register")
+@click.option("--normalize", is_flag=True, help="Registered in its normal form.")
+@schema_file
+@registry_options
+def register_schema(*, client: RegistryClient, out: Output, subject: str, schema: SchemaFile, normalize: bool) -> None:
+    """Register the schema in FILE (-: standard input) as SUBJECT's next version; the same one keeps its id."""
+    query = {"normalize": "true"} if normalize else {}
+    answer = client.ask("POST", "subjects", subject, "versions", body=schema.body, **query)
+    out.done(f"subject {subject} has the schema with id {answer['id']}", answer)
+
+
+@schemas.command()
+@click.option("--version", help="Against this version alone.  [default: those that the level asks for]")
+@schema_file
+@registry_options
+def check(*, client: RegistryClient, out: Output, subject: str, schema: SchemaFile, version: str | None) -> None:
+    """Try whether the schema in FILE may become SUBJECT's next version. Exit code 1 if it may not."""
+    path = ("compatibility", "subjects", subject, "versions", *((version,) if version else ()))
+    answer = client.ask("POST", *path, body=schema.body, verbose="true")
+    told = "\n".join(f"  {one}" for one in answer.get("messages", ()))
+    fits = answer["is_compatible"]
+    out.done("compatible" if fits else f"not compatible:\n{told}", answer)
+    if not fits:
+        click.get_current_context().exit(INCOMPATIBLE)
+
+
+@schemas.command()
+@click.argument("subject")
+@click.option("--from", "old", default="", metavar="VERSION", help="[default: the one before the other]")
+@click.option("--to", "new", default="latest", show_default=True, metavar="VERSION")
+@registry_options
+def diff(*, client: RegistryClient, out: Output, subject: str, old: str, new: str) -> None:
+    """Show what differs between two versions of SUBJECT."""
+    after = client.version(subject, new)
+    if not old:
+        earlier = [one for one in client.ask("GET", "subjects", subject, "versions") if one < after["version"]]
+        if not earlier:
+            raise CliError(f"subject {subject} has no version before {after['version']}")
+        old = str(earlier[-1])
+    before = client.version(subject, old)
+    texts = [pretty(one["schema"]).splitlines() for one in (before, after)]
+    names = [f"{subject} version {one['version']}" for one in (before, after)]
+    lines = list(difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm=""))
+    if out.as_json:
+        out.value({"from": before["version"], "to": after["version"], "lines": lines})
+    for line in () if out.as_json else lines or ["they are the same"]:
+        click.secho(line, fg=_COLOURS.get(line[:1]))
+
+
+@schemas.command()
+@click.argument("subject")
+@click.option("--version", help="This version alone.")
+@click.option("--permanent", is_flag=True, help="For good: what was deleted softly before.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@registry_options
+def delete(
+    *, client: RegistryClient, out: Output, subject: str, version: str | None, permanent: bool, yes: bool
+) -> None:
+    """Delete SUBJECT, or a version of it: softly, so that its ids still lead to it, or for good."""
+    what = f"subject {subject}" + (f", version {version}" if version else "")
+    confirm(f"Delete {what}{' for good: records with its ids cannot be read any more' if permanent else ''}?", yes)
+    path = ("subjects", subject, *(("versions", version) if version else ()))
+    gone = client.ask("DELETE", *path, permanent=str(permanent).lower())
+    out.done(f"{what} is deleted{' for good' if permanent else ''}", {"deleted": gone})
