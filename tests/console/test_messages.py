@@ -169,7 +169,7 @@ def test_columns_are_parts_of_records(visitor: Visitor, filled: str) -> None:
 
 def test_a_record_is_shown_as_a_whole_and_compared_with_another(visitor: Visitor, shell: Shell, fleet: Fleet) -> None:
     name = f"console-{uuid.uuid4().hex[:8]}"
-    shell.run("topics", "create", name, "-p", "2")
+    shell.run("topics", "create", name, "-p", "2", "--config", "retention.ms=-1")
     producer = Producer({"bootstrap.servers": fleet.bootstrap})
     large = {"a": {"b c": "<b>'\\"}, "list": [1, None, True], "long": "x" * 20_000}
     for partition, value in ((0, large), (1, {**large, "list": [1, 2], "more": {}}), (1, large)):
