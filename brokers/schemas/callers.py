@@ -32,7 +32,7 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.rules import AclRules
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.audit.events import LOGGER, AclDecision, authorizer_line
 from fleetlog.brokers.cli.acls import NamedResource, Wanted
 from fleetlog.brokers.cli.admin_client import AdminClient
