@@ -3,16 +3,19 @@
 ``kafka`` imports its producer, consumer and admin client, ``prometheus_client`` a web server, ``crc32c`` its command
 line and the library of e-mail. A broker needs none of them.
 The packages of ``kafka.protocol`` make some 160 classes out of JSON files, of which a command or a Spark worker needs a
-few.
+few: a pair of request and response is made when one of them is asked for.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -92,9 +95,12 @@ class _OfClasses:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
         """By Python, for each import."""
-        found = PathFinder.find_spec(name, path) if name in self._names else None
+        loader = _LaterClasses if name in self._names else _LaterMessages
+        if loader is _LaterMessages and name.rpartition(".")[0] not in self._names:
+            return None
+        found = PathFinder.find_spec(name, path)
         if found is not None and found.loader is not None:
-            found.loader = _LaterClasses(found.loader)
+            found.loader = loader(found.loader)
         return found
 
 
@@ -111,3 +117,53 @@ class _LaterClasses(Loader):
             for file in Path(folder).glob("[a-z]*.py"):
                 for class_name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
                     setattr(module, class_name, Later(f"{module.__name__}.{file.stem}", class_name))
+
+
+_OF_PLAIN = frozenset({"__name__", "__module__", "__qualname__", "__firstlineno__", "__static_attributes__"})
+_making = threading.RLock()
+
+
+class _LaterMessages(Loader):
+    """Makes a module without its messages that have nothing but a name; each pair of request and response is made when
+    one of them is first asked for.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """By Python."""
+        names, later = vars(module), dict[str, Callable[[], type]]()
+
+        def build_class(body: Any, name: str, *bases: Any, **named: Any) -> Any:
+            if [base.__name__ for base in bases] == ["ApiMessage"] and _OF_PLAIN.issuperset(body.__code__.co_names):
+                later[name] = partial(builtins.__build_class__, body, name, *bases)
+                return None
+            return builtins.__build_class__(body, name, *bases, **named)
+
+        names["__builtins__"] = {**vars(builtins), "__build_class__": build_class}
+        try:
+            self._loader.exec_module(module)
+        finally:
+            names["__builtins__"] = builtins
+
+        def missing(attribute: str) -> Any:
+            with _making:
+                for name in (attribute, _partner(attribute)) if attribute in later else ():
+                    names[name] = later.pop(name)()
+                if attribute in names:
+                    return names[attribute]
+            raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")
+
+        for name in list(later):
+            if _partner(name) in later:
+                del names[name]
+            else:
+                names[name] = later.pop(name)()
+        names["__getattr__"] = missing
+
+
+def _partner(name: str) -> str:
+    """A request's response, and the other way round."""
+    kind = "Response" if name.endswith("Request") else "Request"
+    return re.sub(r"(Request|Response)$", kind, name)

@@ -75,3 +75,34 @@ from kafka.protocol.admin import DescribeConfigsRequest, ElectionType, ListGroup
 )
 def test_classes_are_made_when_they_are_used(use: str) -> None:
     subprocess.run([sys.executable, "-c", LATER + use], check=True, timeout=60)
+
+
+ALL = """
+from fleetlog import wire
+import kafka.protocol.api_data as made_of
+made, load = [], made_of.load_json
+made_of.load_json = lambda name, package=None: made.append(name) or load(name, package=package)
+from concurrent.futures import ThreadPoolExecutor as Pool
+from kafka.protocol.api_header import RequestHeader, ResponseClassRegistry
+from kafka.protocol.admin import groups
+answer = lambda key: ResponseClassRegistry.get_response_class(RequestHeader(key, 0, 1, "c"))
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "groups.DeleteGroupsRequest; assert {'DeleteGroupsRequest', 'DeleteGroupsResponse'} <= {*made}, made",
+        "groups.DeleteGroupsResponse; assert not {'ListGroupsRequest', 'ListGroupsResponse'} & {*made}, made",
+        "assert groups.ListGroupsRequest is groups.ListGroupsRequest; assert made.count('ListGroupsRequest') == 1",
+        "assert answer(15).__name__ == 'DescribeGroupsResponse_v0'",
+        "groups.DeleteGroupsRequest(); assert answer(42).__name__ == 'DeleteGroupsResponse_v0'",
+        "assert not hasattr(groups, 'nothing') and not hasattr(groups, 'NothingRequest')",
+        "import pickle; assert pickle.loads(pickle.dumps(groups.ListGroupsRequest)) is groups.ListGroupsRequest",
+        "found = [*Pool(8).map(lambda n: groups.DeleteGroupsResponse, range(99))]; assert len({*map(id, found)}) == 1",
+        "from kafka.protocol.consumer.group import *; assert isinstance(JoinGroupRequest, type)",
+        "import kafka.protocol.producer.transaction as t; assert all(getattr(t, name) for name in t.__all__)",
+    ],
+)
+def test_messages_are_made_in_pairs_when_one_is_asked_for(use: str) -> None:
+    subprocess.run([sys.executable, "-c", ALL + use], check=True, timeout=60)
