@@ -161,14 +161,28 @@ def reserved(ports: Iterable[int]) -> Iterator[None]:
         raise DevError(str(problem)) from None
     with contextlib.ExitStack() as stack:
         for port in ports:
-            lock = stack.enter_context((place / f"port-{port}.lock").open("w"))
+            stack.enter_context(_locked(port, place / f"port-{port}.lock"))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(port: int, path: Path) -> Iterator[None]:
+    """Hold the lock on a port, whose file goes with it."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            lock = stack.enter_context(path.open("w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise DevError(
                     f"another `fleetlog dev` is starting a broker on port {port}: choose other ports with --port"
                 ) from None
-        yield
+            if os.fstat(lock.fileno()).st_nlink:  # else who had it before has just removed the file
+                break
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def add_broker(directory: Path, state: FleetState, rack: str = "") -> BrokerState:

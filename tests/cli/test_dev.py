@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 from click.testing import CliRunner
 
+from fleetlog._native.temporary import own_directory
 from fleetlog.brokers.cli import dev_fleet
 from fleetlog.brokers.cli.dev_security import USERS, DevSecurity
 from fleetlog.brokers.cli.dev_state import (
@@ -129,6 +131,23 @@ def test_one_start_at_a_time_takes_a_port() -> None:
             pass
     with dev_fleet.reserved([27599]):
         pass
+
+
+def test_a_reserved_port_has_one_owner_and_leaves_no_file() -> None:
+    owners, most = [0], [0]
+
+    def own_it_often(_: int) -> None:
+        for _ in range(300):
+            with contextlib.suppress(DevError), dev_fleet.reserved([27597]):
+                owners[0] += 1
+                most[0] = max(most[0], owners[0])
+                time.sleep(0)
+                owners[0] -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(own_it_often, range(8)))
+    assert most == [1]
+    assert not list(own_directory("dev").glob("port-2759*.lock"))
 
 
 def configured(directory: Path, broker_id: int, **settings: str) -> None:
