@@ -40,6 +40,7 @@ RIM = (
     "brokers/metrics/process.py",
     "coordination/zookeeper.py",
     "coordination/ensemble.py",
+    "wire/deferred.py",
     "coordination/ports.py",
     "spark_udfs/",
     "_native/__init__.py",

@@ -153,9 +153,7 @@ def rebalance_cluster(
         overview = fetch_overview(client)
         read_domains(client, overview)
         live = {broker.id: broker for broker in overview.live_brokers()}
-        dead = sorted(set(chosen or ()) - set(live))
-        if dead:
-            raise CliError(f"broker {dead[0]} is not alive; there are {', '.join(map(str, sorted(live)))}")
+        overview.need_alive(chosen or ())
         where = {BrokerId(b): live[b].place for b in sorted(chosen or live)}
         wanted = propose({tp: p.target for tp, p in overview.partitions.items()}, where)
         listed = moves_to(overview, wanted)

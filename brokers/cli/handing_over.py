@@ -52,9 +52,7 @@ def taken_over(overview: Overview, old: int, new: int) -> Assigned:
 
     Raises CliError where ``new`` is not alive, or has a replica of such a partition already.
     """
-    live = {broker.id for broker in overview.live_brokers()}
-    if new not in live:
-        raise CliError(f"broker {new} is not alive; there are {', '.join(map(str, sorted(live)))}")
+    overview.need_alive([new])
     held = [p for _, p in sorted(overview.partitions.items()) if old in p.target and not p.offline]
     both = [p for p in held if new in p.target]
     if both:

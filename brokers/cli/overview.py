@@ -15,7 +15,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
-from fleetlog.brokers.cli.output import bytes_text
+from fleetlog.brokers.cli.output import CliError, bytes_text
 from fleetlog.brokers.controller.placement import Place
 from fleetlog.brokers.model import TopicPartition, has_room
 
@@ -190,6 +190,12 @@ class Overview:
         """The registered brokers, by id."""
         return [broker for _, broker in sorted(self.brokers.items()) if broker.alive]
 
+    def need_alive(self, brokers: Iterable[int]) -> None:
+        """Raises CliError where one of them is not alive."""
+        live = {broker.id for broker in self.live_brokers()}
+        for broker in sorted(set(brokers) - live):
+            raise CliError(f"broker {broker} is not alive; there are {', '.join(map(str, sorted(live)))}")
+
     def of_topic(self, topic: str) -> list[PartitionOverview]:
         """The topic's partitions in order."""
         return sorted((p for p in self.partitions.values() if p.topic == topic), key=lambda p: p.index)
@@ -215,12 +221,8 @@ class Overview:
             if not broker.alive:
                 troubles.append((broker_id, "not registered: stopped, dead, or cut off from ZooKeeper"))
             elif broker.directories is None:
-                troubles.append(
-                    (
-                        broker_id,
-                        "registered, but does not answer: paused, cut off, or out of file descriptors; see its log",
-                    )
-                )
+                why = "killed just now, paused, cut off, or out of file descriptors"
+                troubles.append((broker_id, f"registered, but does not answer: {why}; see its log"))
             else:
                 troubles += [(broker_id, text) for text in broker.lacks]
                 troubles += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]

@@ -103,6 +103,7 @@ def reassign(
                 if replicas is not None
                 else dict(plans.with_factor(chosen, factor or 1, overview))
             )
+            overview.need_alive(broker for p in chosen for broker in set(wanted[p.tp]) - set(p.replicas))
             listed = plans.moves_to(overview, wanted)
             execute(client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=dry_run, yes=yes)
 

@@ -35,7 +35,6 @@ def test_a_fleet_of_your_own_and_a_client(tmp_path: Path) -> None:
         assert "broker 2 is ready" in said
         reader.python(client)
         assert reader.run("fleetlog consume payments --from beginning -n 1 --key-separator =") == "alice=42\n"
-        reader.run("fleetlog dev add")
         commands = [line for line in moves.splitlines() if line.startswith("fleetlog ")]
         assert len(commands) == len(moves.splitlines())
         reader.run(*commands)

@@ -200,6 +200,15 @@ def test_load_moves_to_a_new_broker_while_clients_continue(fleet: Fleet, shell: 
     assert (value["moving"], value["offline"], len(value["brokers"])) == (0, 0, 4)
 
 
+def test_a_broker_that_is_not_alive_is_named_before_any_plan(shell: Shell) -> None:
+    create(shell, "unmoved", "1")
+    for words in (
+        ["topics", "reassign", "unmoved", "--replicas", "9"],
+        ["cluster", "rebalance", "--plan", "--brokers", "1,9"],
+    ):
+        assert "broker 9 is not alive; there are 1, 2, 3" in shell.fails(*words)
+
+
 def test_a_throttle_is_kept_and_taken_away(shell: Shell) -> None:
     topic = "throttled"
     create(shell, topic, "1")
