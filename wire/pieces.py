@@ -21,7 +21,7 @@ BUFFER_BYTES = 4096
 
 def is_long(message: Any, version: int) -> bool:
     """Whether the message has enough elements to be encoded in pieces."""
-    return _weight(message, _nested(message._struct, version), LONG_ELEMENTS) > LONG_ELEMENTS
+    return _weight(message, shape_of(message._struct, version), LONG_ELEMENTS) > LONG_ELEMENTS
 
 
 def pieces(message: Any, version: int) -> Iterator[bytes]:
@@ -30,36 +30,38 @@ def pieces(message: Any, version: int) -> Iterator[bytes]:
     yield from _struct(message._struct, message, version, flexible)
 
 
-class Nested(NamedTuple):
-    """An array of structs in a struct, with the arrays of structs in its elements."""
+class Shape(NamedTuple):
+    """Where a struct has error codes, and its arrays of structs."""
 
-    name: str
-    inner: tuple[Nested, ...]
-
-
-_KNOWN: dict[tuple[int, int], tuple[Nested, ...]] = {}
-
-
-def _nested(struct: Any, version: int) -> tuple[Nested, ...]:
-    """The arrays of structs in a struct, however deep. Schemas never change, so the result is cached."""
-    nested = _KNOWN.get((id(struct), version))
-    if nested is None:
-        nested = _KNOWN[id(struct), version] = tuple(
-            Nested(field.name, _nested(field.array_of, version))
-            for field in struct.untagged_fields(version)
-            if field.is_struct_array()
-        )
-    return nested
+    own: bool
+    """Whether it has a code itself."""
+    codes: bool
+    """Whether it has one, or those in its arrays."""
+    arrays: tuple[tuple[str, Shape], ...]
 
 
-def _weight(item: Any, nested: tuple[Nested, ...], enough: int) -> int:
+_SHAPES: dict[tuple[int, int], Shape] = {}
+
+
+def shape_of(struct: Any, version: int) -> Shape:
+    """The shape of a message's struct. Schemas never change, so it is cached."""
+    shape = _SHAPES.get((id(struct), version))
+    if shape is None:
+        fields = struct.untagged_fields(version)
+        arrays = tuple((field.name, shape_of(field.array_of, version)) for field in fields if field.is_struct_array())
+        own = any(field.name == "error_code" for field in fields)
+        shape = _SHAPES[id(struct), version] = Shape(own, own or any(inner.codes for _, inner in arrays), arrays)
+    return shape
+
+
+def _weight(item: Any, shape: Shape, enough: int) -> int:
     """How many elements the arrays of a struct have, and the arrays in those; some number above ``enough`` if more."""
     total = 0
-    for name, inner in nested:
+    for name, inner in shape.arrays:
         elements = getattr(item, name)
         if elements:
             total += len(elements)
-            if inner:
+            if inner.arrays:
                 for element in elements:
                     if total > enough:
                         return total
@@ -82,10 +84,10 @@ def _struct(struct: Any, item: Any, version: int, flexible: bool) -> Iterator[by
 
 def _elements(struct: Any, elements: Sequence[Any], version: int, flexible: bool) -> Iterator[bytes]:
     encode = struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
-    nested = _nested(struct, version)
+    shape = shape_of(struct, version)
     out, have = EncodeBuffer(BUFFER_BYTES), 0
     for element in elements:
-        weight = 1 + (_weight(element, nested, PIECE_ELEMENTS) if nested else 0)
+        weight = 1 + (_weight(element, shape, PIECE_ELEMENTS) if shape.arrays else 0)
         if weight <= PIECE_ELEMENTS:
             encode(element, out)
             have += weight

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.replication.replicas import ReplicaManager
-    from fleetlog.brokers.timers import Timers
+    from fleetlog.brokers.timers import Timer, Timers
     from fleetlog.brokers.tls.dynamic_settings import DynamicTls
     from fleetlog.coordination.store import Store
 
@@ -110,12 +110,12 @@ class Done(NamedTuple):
 class DelayedResponse(Pending):
     """The response to a request that waits: for replication, for data, for a rebalance. Kafka's delayed operation.
 
-    The handler keeps it and calls ``complete`` when the wait is over; the purgatory's timer wheel calls ``on_deadline``
+    The handler keeps it and calls ``complete`` when the wait is over; the dispatcher's ``timer`` calls ``on_deadline``
     once if ``deadline_ms`` (from now) passes first; its return value is the answer. ``on_cancel`` runs when the
     connection goes away first.
     """
 
-    __slots__ = ("deadline_ms", "on_deadline", "serial")
+    __slots__ = ("deadline_ms", "on_deadline", "serial", "timer")
 
     def __init__(
         self,
@@ -127,6 +127,7 @@ class DelayedResponse(Pending):
         super().__init__(on_cancel)
         self.deadline_ms = deadline_ms
         self.on_deadline = on_deadline
+        self.timer: Timer | None = None
         self.serial = True
         """Whether the connection's next request waits for this one's answer; not if what it does is done."""
 
@@ -137,7 +138,9 @@ class DelayedResponse(Pending):
             self.complete(self.on_deadline())
 
     def _release(self) -> None:
-        self._callback = self.on_cancel = self.on_deadline = None
+        if self.timer is not None:
+            self.timer.cancel()
+        self._callback = self.on_cancel = self.on_deadline = self.timer = None
 
 
 class InSlices:

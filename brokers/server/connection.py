@@ -39,7 +39,6 @@ from fleetlog.brokers.server.framing import (
     TlsHandshake,
 )
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
-from fleetlog.brokers.server.purgatory import Slot
 from fleetlog.wire.apis import APIS
 
 if TYPE_CHECKING:
@@ -229,6 +228,34 @@ _FOR_BUDGET, _MUTED = 1, 2
 """Why the next request waits."""
 _DISK = io.Stop.DISK
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
+
+
+class Slot:
+    """The place of one request's answer among those of its connection, which leave in the order of the requests."""
+
+    __slots__ = ("chunks", "connection", "cost", "on_drop", "ready", "serial")
+
+    def __init__(self, connection: Connection, cost: int) -> None:
+        self.connection = connection
+        self.cost = cost
+        self.serial = True
+        self.ready = False
+        self.chunks: list[Chunk] = []
+        self.on_drop: Callable[[], None] | None = None
+
+    def answer(self, chunks: list[Chunk]) -> None:
+        """The answer's frame (nothing for acks=0). Late answers of a closed connection are dropped."""
+        if self.ready:
+            return
+        self.ready = True
+        self.chunks = chunks
+        self.connection.answered(self)
+
+    def release(self) -> None:
+        """Drop the answer: let go of the file parts in it."""
+        for chunk in self.chunks:
+            if not isinstance(chunk, bytes):
+                chunk.release()
 
 
 class Environment(Protocol):

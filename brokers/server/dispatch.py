@@ -39,11 +39,10 @@ from fleetlog.brokers.api.base import (
 from fleetlog.brokers.api.rows import Cost, Handler, Row, api_table
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.quotas.metering import Meter, TimedCoroutine, client_id_in, timed_work
-from fleetlog.brokers.server.connection import Connection
+from fleetlog.brokers.server.connection import Connection, Slot
 from fleetlog.brokers.server.framing import LARGE_FRAME, Chunk
 from fleetlog.brokers.server.limits import QuietLog
 from fleetlog.brokers.server.login import LoginGate
-from fleetlog.brokers.server.purgatory import Purgatory, Slot
 from fleetlog.wire import hot, messages, pieces
 from fleetlog.wire.answered_errors import answered_errors, error_response
 from fleetlog.wire.apis import APIS, Api
@@ -179,7 +178,6 @@ class Dispatcher:
     def __init__(
         self,
         services: Services,
-        purgatory: Purgatory,
         budget: ByteBudget,
         quiet: QuietLog,
         handlers: dict[int, Handler] | None = None,
@@ -190,7 +188,6 @@ class Dispatcher:
         self._services = services
         self._seconds = time.perf_counter if seconds is None else seconds
         self._gate = gate
-        self._purgatory = purgatory
         self._budget = budget
         self._quiet = quiet
         self._tasks: set[asyncio.Task[None]] = set()
@@ -458,7 +455,12 @@ class Dispatcher:
         elif isinstance(outcome, DelayedResponse):
             reply.slot.serial = outcome.serial
             reply.delayed_s = self._seconds()
-            self._purgatory.delay(outcome, reply.slot, reply.send, reply.failed)
+            if outcome.deadline_ms is not None and not outcome.done:
+                outcome.timer = self._services.timers.later(
+                    outcome.deadline_ms, functools.partial(reply.expire, outcome)
+                )
+            reply.slot.on_drop = outcome.cancel
+            outcome.on_done(reply.send)
             reply.connection.pump()  # a request that may run beside this one has perhaps arrived already
         elif isinstance(outcome, InSlices):
             self._pace(outcome.work, reply)
@@ -636,6 +638,14 @@ class Reply:
             self._cannot_encode()
             return
         self.slot.answer(chunks)
+
+    def expire(self, delayed: DelayedResponse) -> None:
+        """The deadline of the answer that is waited for has passed."""
+        try:
+            delayed.expire()
+        except Exception:
+            delayed.cancel()
+            self.failed()
 
     def gone(self) -> bool:
         """Whether the connection has closed, so that nothing waits for the answer."""

@@ -51,7 +51,6 @@ from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from fleetlog.brokers.server.login import LoginGate
-from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.brokers.server.tls_transport import (
     CERTIFICATE_LOGIN,
     Handshake,
@@ -516,14 +515,13 @@ class Server:
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead = ReadAhead(self.loop)
         self.timers = services.timers
-        self.purgatory = Purgatory(self.timers)
         self._metering = services.metering
         if self._metering is not None:
             self._creations = CreationLimits(self.config, [one.listener for one in self.endpoints], self.timers)
             self._metering.replace(services.quotas.image)
             services.quotas.on_change.append(self._quotas_changed)
         gate = LoginGate(services, self.quiet, self.config.connection_failed_authentication_delay_ms)
-        self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers, gate=gate)
+        self._dispatcher = Dispatcher(services, self.budget, self.quiet, handlers, gate=gate)
         self.dispatch = self._dispatcher.dispatch
         self.dispatch_run = self._dispatcher.dispatch_run
         self._reserve = Reserve(self.timers, self._other_brokers)

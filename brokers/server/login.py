@@ -30,7 +30,7 @@ from fleetlog.brokers.logins.sasl import (
     Then,
 )
 from fleetlog.brokers.logins.scram import ScramMechanism, ScramServer, random_text
-from fleetlog.brokers.server.connection import LOGIN_REQUESTS_MAX, Connection, ConnectionLogin
+from fleetlog.brokers.server.connection import LOGIN_REQUESTS_MAX, Connection, ConnectionLogin, Slot
 from fleetlog.wire import hot, messages
 from fleetlog.wire.answered_errors import error_response
 from fleetlog.wire.apis import APIS
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fleetlog.brokers.api.base import Services
     from fleetlog.brokers.logins.users import ScramUsers
     from fleetlog.brokers.server.limits import QuietLog
-    from fleetlog.brokers.server.purgatory import Slot
 
 logger = logging.getLogger(__name__)
 

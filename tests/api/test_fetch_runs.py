@@ -19,9 +19,8 @@ from fleetlog.brokers.api.fetch_reads import ZSTD_VERSION
 from fleetlog.brokers.api.fetch_sessions import LOOKS_PER_TURN, NO_SESSION, FetchSession, SessionPart, Wakes
 from fleetlog.brokers.model import BrokerId
 from fleetlog.brokers.server import dispatch
-from fleetlog.brokers.server.connection import ConnectionMarks
+from fleetlog.brokers.server.connection import ConnectionMarks, Slot
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
-from fleetlog.brokers.server.purgatory import Purgatory, Slot
 from fleetlog.brokers.timers import Timers
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
@@ -129,8 +128,7 @@ def test_a_log_that_fails_is_reported(stage: Stage, fields: dict[str, int]) -> N
 
 def answers(stage: Stage, frame: bytes) -> list[bytes]:
     """What a dispatcher answers to a frame between others, and to the same frame dispatched by itself."""
-    purgatory: Any = None
-    dispatcher = dispatch.Dispatcher(stage.services, purgatory, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
+    dispatcher = dispatch.Dispatcher(stage.services, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
     found = []
     for run in (True, False):
         chunks: list[Any] = []
@@ -222,8 +220,8 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
     stage.topic("t")
     loop: Any = Turns()
     timers = Timers(loop, stage.clock)
-    purgatory = Purgatory(timers)
-    dispatcher = dispatch.Dispatcher(stage.services, purgatory, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
+    stage.services.timers = timers
+    dispatcher = dispatch.Dispatcher(stage.services, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
     frame = fetch_frame("t")[4:]
     connection: Any = SimpleNamespace(
         closed=False, login=None, meter=None, muted_until_ms=0, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"),
@@ -248,7 +246,7 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
         slot.chunks, slot.on_drop = [], None  # as the connection does
         assert not alive()
         assert not stage.partition("t").watchers
-        assert len(timers) == len(purgatory) == 0
+        assert len(timers) == 0
     finally:
         gc.enable()
 

@@ -7,8 +7,8 @@ import pytest
 from perf.traced import CASES, PAGE, page, trace
 
 MOST = {
-    "produce": (40, 10), "first": (60, 12), "fetch": (30, 9), "fetch-session": (30, 9), "commit": (148, 32),
-    "end": (229, 40),
+    "produce": (40, 10), "first": (60, 12), "fetch": (30, 9), "fetch-session": (30, 9), "commit": (142, 31),
+    "end": (222, 39),
 }  # fmt: skip
 """Functions and files. A first idempotent batch took 109 and 23 when it was executed in two ways, a fetch in a session
 100 and 20.

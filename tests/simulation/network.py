@@ -24,7 +24,6 @@ from fleetlog.brokers.server.dispatch import Dispatcher
 from fleetlog.brokers.server.framing import Blocks
 from fleetlog.brokers.server.limits import ByteBudget, QuietLog
 from fleetlog.brokers.server.login import LoginGate
-from fleetlog.brokers.server.purgatory import Purgatory
 from fleetlog.wire import messages
 from tests.simulation.loop import Owner, SimLoop
 
@@ -225,12 +224,10 @@ class Door:
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._numbers = 0
         self.disconnects = services.disconnects
-        purgatory = Purgatory(services.timers)
         ticks = count()
         gate = LoginGate(services, self.quiet, config.connection_failed_authentication_delay_ms)
         self._dispatcher = Dispatcher(
             services,
-            purgatory,
             self.budget,
             self.quiet,
             now=lambda: next(ticks) * ROW_S,
