@@ -27,7 +27,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -264,21 +264,8 @@ _CLIENT_ID_AT = 14
 _BROKER = re.compile(rb"(?:broker|replica)-(\d{1,10})")
 
 
-class FirstBytes(Protocol):
-    """A connection whose first bytes can be looked at."""
-
-    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
-        """Call back when there is something to look at."""
-
-    def remove_reader(self, fd: int) -> object:
-        """Call back no more."""
-
-    def peek(self, limit: int) -> bytes:
-        """So many first bytes at most, which stay where they are. Raises OSError, BlockingIOError for none yet."""
-
-
-class PlainFirstBytes:
-    """Those of a socket."""
+class FirstBytes:
+    """The first bytes of a socket, to be looked at; of one with TLS they are its ``TlsTransport``'s."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._sock = sock
@@ -293,13 +280,13 @@ class PlainFirstBytes:
         self._loop.remove_reader(fd)
 
     def peek(self, limit: int) -> bytes:
-        """So many first bytes at most."""
+        """So many first bytes at most, which stay where they are. Raises OSError, BlockingIOError for none yet."""
         return self._sock.recv(limit, socket.MSG_PEEK)
 
 
 class _Waiting(NamedTuple):
     fd: int
-    first: FirstBytes
+    first: FirstBytes | TlsTransport
     admit: Callable[[], None]
     refuse: Callable[[], None]
     timer: Timer
@@ -321,7 +308,12 @@ class Reserve:
         return bool(self._brokers())
 
     def consider(
-        self, number: int, fd: int, first: FirstBytes, admit: Callable[[], None], refuse: Callable[[], None]
+        self,
+        number: int,
+        fd: int,
+        first: FirstBytes | TlsTransport,
+        admit: Callable[[], None],
+        refuse: Callable[[], None],
     ) -> None:
         """Wait for the first request on a non-blocking socket, then call one of the two.
 
@@ -660,7 +652,7 @@ class Server:
         if endpoint.listener in self._tls:
             self._consider_behind_tls(number, endpoint, sock, host, refuse)
             return
-        first = PlainFirstBytes(self.loop, sock)
+        first = FirstBytes(self.loop, sock)
         self._reserve.consider(
             number, sock.fileno(), first, lambda: self._begin(number, endpoint, sock, host), refuse
         )  # fmt: skip
