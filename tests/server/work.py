@@ -122,7 +122,7 @@ WORK: dict[int, Entry] = {
     64: _entry(),
     65: _entry(),
     66: _entry(transactional_id_pattern=r"\pL" * 333, duration_filter=-1),
-    68: _entry(),
+    68: _entry(member_id="m", member_epoch=1, instance_id=None, rack_id=None, subscribed_topic_regex=".*many.*"),
     69: _entry(include_authorized_operations=True),
     74: _entry(),
     75: _entry(response_partition_limit=2_000, cursor=None),
