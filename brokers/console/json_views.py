@@ -64,7 +64,7 @@ def _branch(value: Any, path: Path, nodes: TreeNodes, topic: str, depth: int) ->
         name = escape(path_text(inner_path))
         if isinstance(inner, dict | list) and inner and depth < DEPTH_MAX:
             size = f"{{{len(inner)}}}" if isinstance(inner, dict) else f"[{len(inner)}]"
-            yield f'<li><details open><summary><span data-path="{name}">{escape(str(step))}</span> '
+            yield f"<li><details open><summary>{escape(str(step))} "
             yield f'<span class="none">{size}</span></summary>'
             yield from _branch(inner, inner_path, nodes, topic, depth + 1)
             yield "</details></li>"

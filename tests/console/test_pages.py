@@ -115,7 +115,7 @@ def test_what_has_a_name_is_found_by_a_part_of_it(visitor: Visitor, topic: str) 
     assert found["untold"] == []
     assert visitor.json("/find")["results"] == []
     page = visitor.page("/find?q=trans")
-    assert '<a href="/transactions" role="option">' in page
+    assert '<a href="/transactions"><span class="tag">page</span>' in page
     assert "Nothing has that in its name" in visitor.page("/find?q=%3Cscript%3E")
 
 

@@ -33,7 +33,7 @@
     const choose = (step) => {
       const all = [...list.querySelectorAll("a")];
       chosen = all.length ? (chosen + step + all.length) % all.length : 0;
-      all.forEach((one, i) => { one.id = `found-${i}`; one.ariaSelected = String(i === chosen); });
+      all.forEach((one, i) => { [one.id, one.role, one.ariaSelected, one.parentElement.role] = [`found-${i}`, "option", String(i === chosen), "presentation"]; });
       field.setAttribute("aria-activedescendant", all.length ? `found-${chosen}` : "");
       all[chosen]?.scrollIntoView({ block: "nearest" });
     };
@@ -121,8 +121,8 @@
   const offer = (name) => {
     close();
     const path = name.dataset.path;
-    const literal = name.parentElement.matches("li") ? name.nextElementSibling?.textContent ?? "" : "";
-    const whole = literal !== "" && !literal.endsWith("\u2026");
+    const literal = name.nextElementSibling.textContent;
+    const whole = !literal.endsWith("\u2026");
     const text = whole && literal.startsWith('"') ? JSON.parse(literal) : literal;
     const acts = [["Copy the path", () => navigator.clipboard.writeText(path)],
       ["Show as a column", () => onward({ columns: given.get("columns") ? `${given.get("columns")}, ${path}` : path })]];
