@@ -296,7 +296,7 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
         return []
     preview, _ = change.preview.run(target)
     rows = preview if isinstance(preview, list) else [preview]
-    if change.preview.verb == "describe":
+    if (change.preview.subject, change.preview.verb) == ("topics", "describe"):
         rows = [
             {"topic": row["topic"], "partitions": len(row["partitions"]),
              "settings": [f"{name}={value}" for name, value in row["configs"].items()],
