@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 from fleetlog.brokers.cli.client import PartitionsOf, explain, explained, known_partitions, raise_for_code
 from fleetlog.brokers.cli.cluster import overview_value
+from fleetlog.brokers.cli.cluster_config import DEFAULT, SOURCES, settings_of_brokers
 from fleetlog.brokers.cli.compact import compaction_of
 from fleetlog.brokers.cli.diagnosis import Severity, Thresholds, findings_of
 from fleetlog.brokers.cli.doctor import gathered, judged
@@ -46,6 +47,52 @@ def fleet_page(asking: Asking) -> Answer:
 
 def _milliseconds(micros: int) -> float | None:
     return None if micros < 0 else micros / 1000
+
+
+BROKER_PARTITIONS_SHOWN: Final = 500
+
+
+def broker_page(asking: Asking) -> Answer:
+    """One broker: state, log directories, replicas, connections by software, and settings with their origin."""
+    overview, client = fetch_overview(asking.client), asking.client
+    if re.fullmatch("[0-9]{1,9}", asking.name) is None or int(asking.name) not in overview.brokers:
+        raise PageError(404, f"there is no broker {asking.name[:40]}, and no replica on it")
+    broker_id = int(asking.name)
+    read_incarnations(client, overview)
+    value = overview_value(overview, judged(client, overview)[1])
+    (row,) = [one for one in value["brokers"] if one["id"] == broker_id]
+    placed = [p for _, p in sorted(overview.partitions.items()) if broker_id in p.replicas]
+    placed.sort(key=lambda p: not p.problem)
+    return {
+        **row,
+        "is_controller": overview.controller == broker_id,
+        "partitions": [
+            {"topic": p.topic, "partition": p.index, "leads": p.leader == broker_id, "in_sync": broker_id in p.isr,
+             "bytes": overview.size_of(p), "problem": p.problem}
+            for p in placed[:BROKER_PARTITIONS_SHOWN]
+        ],
+        "connections": _connections_of(client, broker_id, sorted(overview.brokers)),
+        "settings": _section(lambda: _broker_settings(asking, broker_id)),
+    }  # fmt: skip
+
+
+def _broker_settings(asking: Asking, broker_id: int) -> list[dict[str, Any]]:
+    rows = {name: by_broker[broker_id] for name, by_broker in settings_of_brokers(asking.client, (), broker_id).items()}
+    return [
+        {"name": name, "value": None if one.is_sensitive else one.value, "origin": SOURCES.get(one.config_source, "–"),
+         "changed": one.config_source != DEFAULT}
+        for name, one in sorted(rows.items())
+    ]  # fmt: skip
+
+
+def _connections_of(client: Any, broker_id: int, brokers: list[int]) -> dict[str, Any]:
+    request = messages.DescribeConnectionsRequest(version=0, limit=CONNECTIONS_PER_BROKER)
+    answer = client.ask_each({broker_id: request}, PATIENCE_S)[broker_id]
+    if answer is None or answer.error_code:
+        error = "it does not answer, or is of an older release" if answer is None else explain(answer.error_code)
+        return {"total": None, "software": [], "error": error}
+    rows = [_row(broker_id, one, brokers) for one in answer.connections]
+    return {"total": answer.total, "software": _by_software(rows), "error": None}
 
 
 def controller_page(asking: Asking) -> Answer:
@@ -350,13 +397,15 @@ def find_page(asking: Asking) -> Answer:
     text, client = asking.text("q").lower(), asking.client
     sources: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
         ("topic", "/topics/{}", client.list_topics),
+        ("broker", "/brokers/{}", lambda: (row["broker_id"] for row in client.describe_cluster()["brokers"])),
         ("group", "/group?name={}", lambda: (row["group_id"] for row in client.list_groups())),
     ]
     results: list[dict[str, str]] = []
     untold: list[str] = []
     for kind, address, names in sources if text else ():
+        wanted = text.removeprefix("broker").strip() if kind == "broker" else text
         try:
-            likely = sorted((str(name) for name in names() if text in str(name).lower()), key=_likelihood(text))
+            likely = sorted((str(name) for name in names() if wanted in str(name).lower()), key=_likelihood(wanted))
         except kafka_errors.KafkaError as error:
             untold.append(f"{kind}s are not told: {type(error).__name__}")
             continue

@@ -152,6 +152,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", pages.clients_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
+    ("/brokers/{name}", "broker.html", pages.broker_page),
     ("/find", "find.html", pages.find_page),
     ("/groups", "groups.html", pages.groups_page),
     ("/group", "group.html", pages.group_page),

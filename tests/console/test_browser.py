@@ -143,7 +143,8 @@ def _every_page(browser: Browser, url: str, topic: str) -> None:
         "": "Brokers", "topics": topic, f"topics/{topic}": "retention.ms", f"topics/{topic}/messages": '"order": 39',
         "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
         "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
-        "find?q=bill": "billing", "doctor": "all brokers share one failure domain",
+        "find?q=bill": "billing", "brokers/1": "Connections by software",
+        "doctor": "all brokers share one failure domain",
         f"topics/{topic}/record?partition=0&offset=0": "keep the record's time",
         "topics/no-such": "there is no such topic",
     }  # fmt: skip

@@ -70,6 +70,24 @@ def test_a_topic_shows_its_partitions_and_where_its_settings_come_from(visitor: 
     assert "3600000" in html
 
 
+def test_a_broker_has_a_page(visitor: Visitor, topic: str) -> None:
+    value = visitor.json("/brokers/2")
+    assert (value["id"], value["state"], value["connections"]["error"]) == (2, "up", None)
+    assert {"topic": topic, "partition": 0}.items() <= next(
+        p for p in value["partitions"] if p["topic"] == topic
+    ).items()
+    assert value["replicas"] >= value["leads"] >= 1
+    settings = {row["name"]: row for row in value["settings"]["rows"]}
+    assert (settings["broker.id"]["value"], settings["broker.id"]["origin"]) == ("2", "properties")
+    assert settings["num.partitions"]["origin"] == "default"
+    page = visitor.page("/brokers/2")
+    assert value["log_dirs"][0]["path"] in page
+    assert 'href="/brokers/2"' in visitor.page("/")
+    assert ("broker", "/brokers/2") in {
+        (one["kind"], one["address"]) for one in visitor.json("/find?q=broker+2")["results"]
+    }
+
+
 def test_who_uses_a_topic(visitor: Visitor, fleet: Fleet, topic: str) -> None:
     shell, group = Shell(fleet), f"uses-{uuid.uuid4().hex[:6]}"
     shell.run("consume", topic, "-g", group, "-n", "3")
