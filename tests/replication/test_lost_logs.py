@@ -95,11 +95,12 @@ def test_it_begins_anew_by_an_election_that_allows_it(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("leader", [ME, OTHER])
-def test_a_new_partition_has_its_log_at_once(stage: Stage, leader: int) -> None:
+def test_a_new_partition_has_its_log_at_once(stage: Stage, leader: BrokerId) -> None:
     """Also as a follower, and while a directory is offline: else acks=all waits until this broker has left."""
     stage.logs.take_offline(stage.logs.directories[0])
+    incarnations = {ME: stage.incarnation, OTHER: stage.incarnation + 4}
     assert stage.replicas._may_create(T, PartitionState(
-        (ME, OTHER), leader, 0, (ME, OTHER), 0, 1, stage.incarnation, (stage.incarnation,) * 2
+        (ME, OTHER), leader, 0, (ME, OTHER), 0, 1, incarnations[leader], tuple(incarnations.values())
     ))  # fmt: skip
 
 

@@ -94,6 +94,29 @@ def test_what_was_committed_is_there_after_a_stop_of_all(fleet: Fleet, way: str)
     assert cluster.lost_commits() == 0
 
 
+def test_a_new_topic_is_written_at_once_though_a_broker_lacks_a_directory(tmp_path: Path) -> None:
+    """A follower that thought its new log lost would hold acks=all up until it has left the in-sync sets."""
+    fleet = Fleet(tmp_path, default_replication_factor=3, min_insync_replicas=2, replica_lag_time_max_ms=600_000)
+    try:
+        _, two, _ = fleet.brokers
+        (two.directory / "b").write_text("no directory")
+        two.start(directories(two, "a", "b"))
+        two.wait_ready()
+        assert two.stop() == 0  # by its next start its incarnation is no other broker's
+        for broker in fleet.brokers:
+            broker.start(*([directories(two, "a", "b")] if broker is two else []))
+        for broker in fleet.brokers:
+            broker.wait_ready()
+        assert f"log directory {two.directory / 'b'} is not usable" in two.output()
+        cluster = Cluster(fleet)
+        fill(fleet, cluster)
+        assert {cluster.leader("t", partition).id for partition in range(8)} == {1, 2, 3}
+        assert sorted(two.directory.glob("*/t-*")) == [two.directory / "a" / f"t-{n}" for n in range(8)]
+        assert values(fleet, "t") == set(range(COUNT))
+    finally:
+        fleet.close()
+
+
 def test_a_lone_replica_without_its_log_begins_anew_only_by_an_operators_leave(fleet: Fleet) -> None:
     fleet.start()
     cluster = Cluster(fleet)
