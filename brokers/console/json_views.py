@@ -107,7 +107,7 @@ def hex_lines(raw: bytes | None) -> str:
     return "\n".join(lines)
 
 
-def differences(one: FilteredRecord, other: FilteredRecord) -> list[dict[str, Any]]:
+def record_differences(one: FilteredRecord, other: FilteredRecord) -> list[dict[str, Any]]:
     """Where two records differ: the path, and what stands there in each; None where there is nothing."""
     left, right = dict(_leaves(one)), dict(_leaves(other))
     return [

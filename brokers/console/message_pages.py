@@ -40,7 +40,7 @@ from fleetlog.brokers.cli.topic_reader import (
 )
 from fleetlog.brokers.console.asking import Answer, Asking, PageError
 from fleetlog.brokers.console.changes import PLACEHOLDERS
-from fleetlog.brokers.console.json_views import cell_text, differences, hex_lines
+from fleetlog.brokers.console.json_views import cell_text, hex_lines, record_differences
 from fleetlog.brokers.console.masking import INTERNAL
 from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
@@ -569,7 +569,7 @@ def record_page(asking: Asking) -> Answer:
     if match is not None:
         there = RecordPlace(asking.name, int(match[1] or place.partition), int(match[2]))
         second = search.shown(stored_record(asking.client, there))
-        rows = differences(search.seen(stored), search.seen(second))
+        rows = record_differences(search.seen(stored), search.seen(second))
         for name in ("key", "value", "timestamp_ms"):
             one, two = getattr(stored, name), getattr(second, name)
             if one != two and not any(row["path"].startswith(name) for row in rows):

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from kafka.admin import ConfigResourceType
 from kafka.protocol.admin import DescribeAclsRequest, DescribeConfigsRequest
 
+from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     CLUSTER_NAME,
     AccessControlEntry,
@@ -32,7 +33,6 @@ from fleetlog.brokers.acls.image import (
     ResourcePattern,
     ResourceType,
 )
-from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.audit.events import LOGGER, AclDecision, authorizer_line
 from fleetlog.brokers.cli.acls import NamedResource, Wanted
 from fleetlog.brokers.cli.admin_client import AdminClient
