@@ -82,6 +82,9 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
     else:
         columns = ["group", "status", "lag", "seconds", "worst"]
         table(columns, [[one[column] for column in columns] for one in lags])
+    early = [one["group"] for one in lags if names and not one["status"]]
+    if early:
+        warn(f"{', '.join(early)}: not computed yet; coordinators do it every group.lag.interval.ms, 5 s by default")
     missing = set(names) - {one["group"] for one in lags}
     if missing:
         raise CliError(f"no coordinator knows {', '.join(sorted(missing))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,17 @@ def test_records_that_are_deleted_count_no_more_anywhere(lagged: Fleet, topic: s
         return {summed(metrics, family, **{label: group}) for family, label in of_group.items()} == {17}
 
     eventually(counted, "all families of metrics count what the commands count")
+
+
+def test_a_group_of_which_nothing_is_computed_yet_is_named(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 1, group_lag_interval_ms=3_600_000)
+    try:
+        shell = Shell(fleet.start())
+        shell.run("topics", "create", "t")
+        shell.run("groups", "reset", "g", "--topic", "t", "--to-latest", "--execute")
+        assert "g: not computed yet" in shell.run("groups", "lag", "g").stderr
+    finally:
+        fleet.close()
 
 
 def test_a_group_that_stops_and_one_that_stalls(lagged: Fleet, topic: str) -> None:
