@@ -332,6 +332,8 @@ class Call:
     """One request: its path in parts, its query, and its body."""
 
     body: Any = None
+    takes_guids = False
+    """Its client says that it takes fields that older ones do not know."""
     allows: Callable[[AclOperation, str | None], bool] | None = None
     """What its caller may do with a subject, or (None) with what belongs to all; None: everything."""
 
@@ -421,7 +423,8 @@ def _by_id(call: Call, state: RegistryState) -> dict[str, Any]:
     stored = state.by_id(int(number), subject)
     if not any(call.may(SEE, one, state) for one, _ in state.places(int(number), subject, deleted=True)):
         raise RegistryRefusal(40301, f"none of the subjects that have schema {number} may be read")
-    more = {"maxId": state.highest_id(context_of(stored.subject))} if call.flag("fetchMaxId") else {}
+    more: dict[str, Any] = {"guid": stored.guid} if call.takes_guids else {}
+    more |= {"maxId": state.highest_id(context_of(stored.subject))} if call.flag("fetchMaxId") else {}
     return _shown_as(call, state, stored, stored.described() | more)
 
 
@@ -431,6 +434,24 @@ def _places(call: Call, state: RegistryState) -> list[tuple[str, int]]:
         raise RegistryRefusal(404, "HTTP 404 Not Found")
     places = state.places(int(number), subject, deleted=call.flag("deleted"))
     return [place for place in places if call.may(DESCRIBE, place[0], state)]
+
+
+def _by_guid(call: Call, state: RegistryState) -> dict[str, Any]:
+    stored = state.by_guid(call.parts[2], lambda subject: call.may(SEE, subject, state))[0]
+    return _shown_as(call, state, stored, stored.described() | {"guid": stored.guid})
+
+
+def _ids_of_guid(call: Call, state: RegistryState) -> list[dict[str, Any]]:
+    rows = state.by_guid(call.parts[2], lambda subject: call.may(DESCRIBE, subject, state))
+    pairs = sorted({(context_of(one.subject), one.id) for one in rows})
+    return [{"context": context, "id": number} for context, number in pairs]
+
+
+def _with_guid(call: Call, state: RegistryState, answer: Any) -> Any:
+    """What names a schema by its id names it by its content, too, for clients that take that."""
+    if not call.takes_guids or not isinstance(answer, dict) or "id" not in answer:
+        return answer
+    return answer | {"guid": state.by_id(answer["id"], answer.get("subject") or call.subject(1)).guid}
 
 
 def _with_metadata(call: Call, state: RegistryState) -> dict[str, Any]:
@@ -506,6 +527,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         state.referenced_by(call.subject(1), call.parts[3]))),
     ("GET", "schemas", READ, LISTED, _all),
     ("GET", "schemas/types", READ, LISTED, lambda call, state: sorted(KINDS)),
+    ("GET", "schemas/guids/*", WORK, LISTED, _by_guid),
+    ("GET", "schemas/guids/*/ids", READ, LISTED, _ids_of_guid),
     ("GET", "schemas/ids/*", WORK, LISTED, _by_id),
     ("GET", "schemas/ids/*/schema", WORK, LISTED, lambda call, state: _by_id(call, state)["schema"]),
     ("GET", "schemas/ids/*/subjects", READ, LISTED, lambda call, state: call.page(
@@ -585,6 +608,7 @@ class RegistryServer:
         except ValueError:
             raise RegistryRefusal(400, f"a query may have {FIELDS_MAX} fields") from None
         call = Call(method, parts, query, context)
+        call.takes_guids = headers.get(b"confluent-accept-unknown-properties", "").lower() == "true"
         if method in {"POST", "PUT"}:
             call.body = await read_body(headers, receive)
         how = route[2]
@@ -630,7 +654,7 @@ class RegistryServer:
 
     def _handled(self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState) -> Any:
         self._check(route, call, caller, state)
-        return route[4](call, state)
+        return _with_guid(call, state, route[4](call, state))
 
     def _check(
         self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState, *, again: bool = False
@@ -652,7 +676,8 @@ class RegistryServer:
             self._check(route, call, caller, state, again=True)
             return route[4](call, state)
 
-        return self._store.change(decide, asked_s)
+        answer = self._store.change(decide, asked_s)
+        return _with_guid(call, self._store.registry(), answer)
 
 
 def request_path(raw: bytes) -> tuple[tuple[str, ...], str]:

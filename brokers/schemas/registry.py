@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from fleetlog.brokers.schemas import formats, protobuf
 from fleetlog.brokers.schemas.formats import (
@@ -96,6 +97,20 @@ class Stored(NamedTuple):
         """What is the same for two versions of the same schema."""
         return self.kind, self.text, _text_of(self.fields)
 
+    @property
+    def guid(self) -> str:
+        """Its id by content, as Confluent's 8.0 makes it but for rules, of which it takes the sorted text of JSON."""
+        digest = hashlib.md5(_bytes(self.text), usedforsecurity=False)
+        for row in self.references:
+            version = (row["version"] % 2**32).to_bytes(4, "big")
+            digest.update(_bytes(row["name"] + row["subject"]) + version)
+        metadata, rules = self.fields.get("metadata"), self.fields.get("ruleSet")
+        if metadata is not None:
+            digest.update(b"\x01" + _bytes("".join(_metadata_parts(metadata))))
+        if rules is not None:
+            digest.update(b"\x01" + _bytes(_text_of(rules)))
+        return str(UUID(bytes=digest.digest()))
+
     def shown(self) -> dict[str, Any]:
         """The version as the protocol shows it."""
         return {"subject": self.subject, "version": self.version, "id": self.id} | self.described()
@@ -114,6 +129,31 @@ class Stored(NamedTuple):
     def tombstone(self) -> Record:
         """What removes its record."""
         return self.record(deleted=True)[0], None
+
+
+def _bytes(text: str) -> bytes:
+    """Also of what another registry took, though it has half of a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _metadata_parts(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Its texts in the order of their names; what is of another form as JSON."""
+    for word in ("paths", "properties", "sensitive"):
+        value = metadata.get(word)
+        if isinstance(value, dict):
+            for name, inner in sorted(value.items()):
+                yield name
+                yield from _texts(inner)
+        elif value:
+            yield from _texts(value)
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return sorted(value)
+    return [_text_of(value)]
 
 
 def _text_of(value: Any) -> str:
@@ -218,6 +258,7 @@ class RegistryState:
     def __init__(self) -> None:
         self._subjects: dict[str, dict[int, Stored]] = {}
         self._by_id: dict[str, dict[int, list[tuple[str, int]]]] = {}
+        self._by_guid: dict[str, tuple[tuple[str, int], ...]] = {}
         self._contents: dict[tuple[str, tuple[str, ...]], int] = {}
         self._highest: dict[str, int] = {}
         self._configs: dict[str | None, dict[str, Any]] = {}
@@ -271,8 +312,9 @@ class RegistryState:
         )
 
     def _keep(self, stored: Stored) -> None:
+        guid = stored.guid
         before = self._subjects.get(stored.subject, {}).get(stored.version)
-        if before is not None and before.id != stored.id:
+        if before is not None and (before.id, before.content) != (stored.id, stored.content):
             self._drop(stored.subject, stored.version)
         context = context_of(stored.subject)
         versions = self._subjects.setdefault(stored.subject, {})
@@ -282,6 +324,7 @@ class RegistryState:
         places = self._by_id.setdefault(context, {}).setdefault(stored.id, [])
         if (stored.subject, stored.version) not in places:
             places.append((stored.subject, stored.version))
+            self._by_guid[guid] = (*self._by_guid.get(guid, ()), (stored.subject, stored.version))
         self._contents[context, stored.content] = stored.id
         self._highest[context] = max(self._highest.get(context, 0), stored.id)
 
@@ -291,6 +334,8 @@ class RegistryState:
             return
         if not self._subjects[subject]:
             del self._subjects[subject]
+        left = tuple(place for place in self._by_guid[stored.guid] if place != (subject, version))
+        _put(self._by_guid, stored.guid, left or None)
         context = context_of(subject)
         places = self._by_id[context][stored.id]
         places.remove((subject, version))
@@ -312,6 +357,7 @@ class RegistryState:
         other._by_id = {
             context: {number: list(places) for number, places in ids.items()} for context, ids in self._by_id.items()
         }
+        other._by_guid = dict(self._by_guid)
         other._contents, other._highest = dict(self._contents), dict(self._highest)
         other._configs, other._modes = dict(self._configs), dict(self._modes)
         return other
@@ -373,6 +419,13 @@ class RegistryState:
             raise RegistryRefusal(40403, f"Schema {number} not found")
         at, version = places[0]
         return self._subjects[at][version]
+
+    def by_guid(self, guid: str, shown: Callable[[str], bool]) -> list[Stored]:
+        """The versions with this content in subjects that are ``shown``. Raises RegistryRefusal: 40403."""
+        rows = [self._subjects[at][version] for at, version in self._by_guid.get(guid.lower(), ()) if shown(at)]
+        if not rows:
+            raise RegistryRefusal(40403, f"Schema {guid[:40]} not found")
+        return rows
 
     def places(self, number: int, subject: str = "", *, deleted: bool = False) -> list[tuple[str, int]]:
         """Where an id stands: subjects and versions. Raises RegistryRefusal: 40403."""

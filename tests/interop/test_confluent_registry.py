@@ -10,10 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import pytest
 from confluent_kafka import DeserializingConsumer, SerializingProducer
-from confluent_kafka.schema_registry import Schema, SchemaReference, record_subject_name_strategy
+from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaReference,
+    header_schema_id_serializer,
+    record_subject_name_strategy,
+)
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -152,6 +158,24 @@ def test_values_of_all_formats_go_through_topics(registry: RegistryProcess, flee
         consumer.close()
         kinds = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
         assert client.get_latest_version(f"{topic}-value").schema.schema_type == kinds[name]
+
+
+def test_a_guid_in_a_header_leads_to_the_schema(registry: RegistryProcess) -> None:
+    client = registry.client()
+    text, sent = user(MAIL, name="Guid"), {"id": 7, "mail": "a@b.example"}
+    serializer = AvroSerializer(client, text, conf={"schema.id.serializer": header_schema_id_serializer})
+    context = SerializationContext("guids", MessageField.VALUE, {})
+    raw = serializer(sent, context)
+    assert raw == b"\x0e\x16a@b.example", "the payload is nothing but the value"
+    (header,) = context.headers.values()
+    guid = str(UUID(bytes=header[1:]))
+    assert AvroDeserializer(registry.client())(raw, context) == sent
+    assert json.loads(registry.client().get_schema_by_guid(guid).schema_str)["name"] == "Guid"
+    number = client.get_latest_version("guids-value").schema_id
+    assert registry.ask("GET", f"/schemas/guids/{guid}/ids") == [{"context": ".", "id": number}]
+    assert registry.ask("GET", "/schemas/guids/x") == 40403
+    again = registry.ask("POST", "/subjects/guids-value/versions", {"schema": text})
+    assert again == {"id": number}, "who did not say that it takes more gets no more"
 
 
 def test_protobuf_with_references_and_both_of_its_forms(registry: RegistryProcess) -> None:

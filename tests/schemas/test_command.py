@@ -107,6 +107,19 @@ def test_all_schemas_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ask(server, "GET", "/schemas", "limit=1")[1]) == 1
 
 
+def test_guids_are_for_clients_that_take_them() -> None:
+    kept, takes = Kept(), {"confluent-accept-unknown-properties": "true"}
+    for key, value in kept.state.register("s", {"schema": '"string"'}, normalize=False).records:
+        kept.state.apply(json.dumps(key).encode(), json.dumps(value).encode())
+    server, guid = RegistryServer(kept), kept.state.version("s", "1").guid
+    for path in ("/subjects/s/versions/1", "/schemas/ids/1"):
+        assert ask(server, "GET", path, **takes)[1]["guid"] == guid
+        assert "guid" not in ask(server, "GET", path)[1]
+    assert ask(server, "GET", f"/schemas/guids/{guid}")[1] == {"schema": '"string"', "guid": guid}
+    assert ask(server, "GET", f"/schemas/guids/{guid}/ids")[1] == [{"context": ".", "id": 1}]
+    assert ask(server, "GET", "/schemas/guids/%00")[1]["error_code"] == 40403
+
+
 def test_a_look_up_waits_for_no_change() -> None:
     """Changes that wait, for brokers or for each other, leave a thread to serializers that look up a schema."""
     begun, over = threading.Event(), threading.Event()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from queue import Queue
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given, settings
@@ -373,6 +375,32 @@ def test_ids_are_given_once_through_all_histories(steps: list[tuple[str, int, st
         for row in shown[0]:
             if row["id"] == number and context_of(row["subject"]) == context:
                 assert row["schema"] == text.replace(" ", "")
+
+
+def test_a_guid_is_the_digest_of_the_content() -> None:
+    """By hand, after the order in which Confluent's ``Schema.updateHash`` takes the parts."""
+    state = RegistryState()
+    register(state, "a", {"type": "record", "name": "A", "fields": []})
+    written(state, state.register(
+        "b", {
+            "schema": json.dumps({"type": "record", "name": "B", "fields": [{"name": "a", "type": "A"}]}),
+            "references": [{"name": "A", "subject": "a", "version": 1}],
+            "metadata": {"properties": {"z": "1", "b": "2"}, "sensitive": ["y", "x"], "paths": {"p": ["n", "m"]}},
+        }, normalize=False,
+    ))  # fmt: skip
+    text = state.version("b", "1").text
+    digest = hashlib.md5(text.encode() + b"Aa\0\0\0\x01" + b"\x01" + b"pmn" + b"b2z1" + b"xy").digest()
+    guid = str(UUID(bytes=digest))
+    assert state.version("b", "1").guid == guid
+    assert [one.subject for one in state.by_guid(guid.upper(), lambda _: True)] == ["b"]
+    with pytest.raises(RegistryRefusal):
+        state.by_guid(guid, lambda _: False)
+    written(state, state.delete_subject("b", permanent=False))
+    assert state.by_guid(guid, lambda _: True), "records that have it are still read"
+    written(state, state.delete_subject("b", permanent=True))
+    with pytest.raises(RegistryRefusal):
+        state.by_guid(guid, lambda _: True)
+    assert state.copy().by_guid(state.version("a", "1").guid, lambda _: True)
 
 
 def test_a_check_of_all_versions_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
