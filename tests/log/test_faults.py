@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -91,8 +92,9 @@ def test_without_room_for_epochs_the_log_continues(tmp_path):
     assert (tmp_path / "e-0" / "leader-epoch-checkpoint").read_text() == "0\n2\n3 0\n4 1\n"
 
 
-def test_a_failed_write_takes_the_log_offline(tmp_path):
-    disk = FaultyDisk(Fault("write", ".log", error=errno.EIO, skip=1, times=1))
+@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
+def test_a_failed_write_takes_the_log_offline(tmp_path, error):
+    disk = FaultyDisk(Fault("write", ".log", error=error, skip=1, times=1))
     told = []
     log = open_log(tmp_path / "e-0", disk, on_failure=lambda log, wrong: told.append(wrong))
     append(log, batch(1))
@@ -108,8 +110,36 @@ def test_a_failed_write_takes_the_log_offline(tmp_path):
         log.flusher.flush()
 
 
-def test_a_failed_fsync_is_not_tried_again(tmp_path):
-    disk = FaultyDisk(Fault("sync", ".log", error=errno.EIO, times=1))
+@pytest.mark.parametrize("written", [0, 40, 10_000])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_an_append_to_a_file_system_that_is_read_only_by_now_takes_the_log_offline(tmp_path, who, written):
+    """Nothing of it counts, and what a start finds then is what was acknowledged, or that and the whole batch."""
+    disk, told = FaultyDisk(), []
+    log = open_log(tmp_path / "e-0", disk, on_failure=lambda log, wrong: told.append(str(wrong)))
+    for n in range(3):
+        append(log, produced(1, 0, n))
+    whole = produced(1, 0, 3)
+    read_only = [Fault(op, error=errno.EROFS) for op in ("sync", "truncate", "create", "replace", "rename", "remove")]
+    disk.faults += [Fault("write", error=errno.EROFS, written=written), *read_only]
+    info = append(log, whole) if who == "leader" else log.appender.append_as_follower(patched(whole, base_offset=3))
+    assert info.error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert (log.offline, log.log_end_offset) == (True, 3)
+    (why,) = told
+    assert os.strerror(errno.EROFS) in why
+    with pytest.raises(LogOffline):
+        log.flusher.flush()
+    log.abandon()
+    again = open_log(tmp_path / "e-0")
+    assert again.log_end_offset == 3 + (written > len(whole))
+    info = append(again, whole)
+    assert (info.error, info.duplicate) == (ErrorCode.NONE, written > len(whole)), "a producer that sends it again"
+    assert [one.offset for one in records(again)] == [0, 1, 2, 3]
+    again.close()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
+def test_a_failed_fsync_is_not_tried_again(tmp_path, error):
+    disk = FaultyDisk(Fault("sync", ".log", error=error, times=1))
     log = open_log(tmp_path / "e-0", disk)
     append(log, batch(1))
     with pytest.raises(LogOffline):
