@@ -127,8 +127,8 @@ class BrokerConfig:
     )
     delete_topic_enable: bool = setting(BOOLEAN, True, "Whether topics may be deleted.")
     internal_topics_alter_enable: bool = setting(
-        BOOLEAN, False, "Whether clients may give __consumer_offsets and __transaction_state another cleanup.policy, "
-        "or a retention: committed offsets and open transactions are lost by it.",
+        BOOLEAN, False, "Whether clients may delete __consumer_offsets and __transaction_state, or give them another "
+        "cleanup.policy, or a retention: committed offsets and open transactions are lost by it.",
     )  # fmt: skip
     log_cleanup_policy: tuple[str, ...] = setting(
         LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True

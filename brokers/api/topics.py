@@ -49,7 +49,7 @@ from fleetlog.brokers.controller.requests import (
     new_partitions,
     too_many,
 )
-from fleetlog.brokers.model import AUDIT_TOPIC, id_text
+from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS, id_text
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, CreateTopicsTopics, DeleteTopicsRequest
@@ -212,9 +212,15 @@ def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twic
     if twice:
         return TopicOutcome(name or "", ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.", None, topic_id)
     known = name if topic_id is None else context.services.metadata.topic_names.get(topic_id)
-    if known is None or context.allows(DELETE, TOPIC, known):
-        return None
-    return _denied(known if name is not None or context.allows(DESCRIBE, TOPIC, known) else "", topic_id)
+    if known is not None and not context.allows(DELETE, TOPIC, known):
+        return _denied(known if name is not None or context.allows(DESCRIBE, TOPIC, known) else "", topic_id)
+    if known in INTERNAL_TOPICS and not context.services.config.internal_topics_alter_enable:
+        text = (
+            f"{known} is an internal topic: what groups and producers committed would be lost. The brokers' setting "
+            "internal.topics.alter.enable permits it."
+        )
+        return TopicOutcome(known, ErrorCode.POLICY_VIOLATION, text, None, topic_id)
+    return None
 
 
 def _deleted(

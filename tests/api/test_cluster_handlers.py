@@ -453,6 +453,7 @@ def test_delete_topics(services: Services, version: int) -> None:
                 state(version=version, name=None, topic_id=unknown),
                 state(version=version, name="twice", topic_id=None),
                 state(version=version, name="a", topic_id=A),
+                state(version=version, name="__consumer_offsets", topic_id=None),
             ],
         )
         controller.outcomes = [
@@ -467,15 +468,26 @@ def test_delete_topics(services: Services, version: int) -> None:
             (None, unknown, 100),
             ("twice", None, 42),
             ("a", A, 42),
+            ("__consumer_offsets", None, 44),
         ]
+        assert "internal.topics.alter.enable" in found.responses[-1].error_message
         return
-    asked = request(version=version, timeout_ms=1000, topic_names=["a", "b"])
+    asked = request(version=version, timeout_ms=1000, topic_names=["a", "b", "__transaction_state"])
     controller.outcomes = [
         TopicOutcome("a", ErrorCode.NONE, None, None, A),
         TopicOutcome("b", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "None."),
     ]
     found = ask(services, 20, version, asked, topics.handle_delete_topics)
-    assert [(r.name, r.error_code) for r in found.responses] == [("a", 0), ("b", 3)]
+    assert [(r.name, r.error_code) for r in found.responses] == [("a", 0), ("b", 3), ("__transaction_state", 44)]
+
+
+def test_internal_topics_are_deleted_where_the_brokers_permit_it(services: Services) -> None:
+    controller = cast(FixedController, services.controller)
+    services.config = replace(services.config, internal_topics_alter_enable=True)
+    controller.outcomes = [TopicOutcome("__consumer_offsets", ErrorCode.NONE, None, None, A)]
+    asked = messages.request_class(20)(version=5, timeout_ms=1000, topic_names=["__consumer_offsets"])
+    (row,) = ask(services, 20, 5, asked, topics.handle_delete_topics).responses
+    assert (row.error_code, controller.asked) == (0, [["__consumer_offsets"]])
 
 
 def test_topics_with_too_many_partitions_are_counted_first_and_refused_once(services: Services) -> None:

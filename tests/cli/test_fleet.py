@@ -99,6 +99,8 @@ def test_nothing_is_deleted_unasked(shell: Shell, topic: str) -> None:
     shell.run("produce", topic, stdin="1\n")
     shell.run("consume", topic, "-g", f"group-{topic}", "--to", "end")
     assert "--internal" in shell.fails("topics", "delete", topic, "__consumer_offsets", "--yes")
+    refused = shell.fails("topics", "delete", "__consumer_offsets", "--internal", "--yes")
+    assert "internal.topics.alter.enable" in refused
     assert {topic, "__consumer_offsets"} <= {row["topic"] for row in shell.json("topics", "list", "--internal")}
 
 

@@ -136,7 +136,7 @@ class Stage:
             directory / "fleet", 3,
             **{
                 "zookeeper.session.timeout.ms": 3000, "group.lag.interval.ms": 500, "log.cleaner.backoff.ms": 500,
-                "leader.imbalance.check.interval.seconds": 86_400,
+                "internal.topics.alter.enable": "true", "leader.imbalance.check.interval.seconds": 86_400,
             },
         )  # fmt: skip
         (tls,) = free_ports(1)
