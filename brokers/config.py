@@ -321,6 +321,11 @@ class BrokerConfig:
         LIST, ("uniform", "range"), "Assignors that members may ask for; the first is the default. Those that are not"
         " Kafka's uniform and range are passed over.",
     )  # fmt: skip
+    group_consumer_migration_policy: str = setting(
+        STRING, "bidirectional", "Which groups change their protocol while they have members: to the consumer protocol"
+        " when one of it joins, back when the last of them leaves, both, or none.",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    )  # fmt: skip
     group_lag_interval_ms: int = setting(
         INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0
     )

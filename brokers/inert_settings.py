@@ -167,7 +167,6 @@ remote.log.storage.system.enable boolean false -
 _GROUPS = """
 errors.deadletterqueue.auto.create.topics.enable boolean false - live
 errors.deadletterqueue.topic.name.prefix string dlq. - live
-group.consumer.migration.policy string bidirectional -
 group.coordinator.append.linger.ms int -1 -1..
 group.coordinator.background.threads int 2 1..
 group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live

@@ -15,7 +15,7 @@ from typing import Any
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC, mask
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
-from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id
+from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, topics_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.api.waiting import when_done
@@ -28,7 +28,6 @@ from fleetlog.brokers.groups.consumer.group import (
     BeatAnswer,
     ConsumerGroup,
     Member,
-    Picture,
 )
 from fleetlog.brokers.groups.consumer.records import Partition, Resolved, indexes_by_topic
 from fleetlog.brokers.groups.requests import ConsumerSettings
@@ -50,8 +49,8 @@ MAX_LOOK_UP_STEPS = 200_000_000
 """What matching a pattern against all topics may need, as ``txn.patterns`` counts: two seconds, in slices."""
 NOT_ASKED = -(2**31)
 """Authorized operations that nobody asked for."""
-CONSUMER_MEMBER = 1
-"""Type of a member that uses this protocol (KIP-1099)."""
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+"""Types of members: by the protocol that they use (KIP-1099)."""
 
 
 @in_slices
@@ -103,8 +102,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         f"/{context.connection.peer_host}",
         resolved,
     )
-    metadata, settings = context.services.metadata, consumer_settings(request.group_id, context)
-    picture = Picture(metadata.topics, metadata.sequence)
+    settings, picture = consumer_settings(request.group_id, context), topics_of(context)
     pending = context.services.groups.submit(
         request.group_id, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket)
     )
@@ -306,7 +304,7 @@ def _described_member(
         subscribed_topic_regex=(value.regex or "") if value is not None else None,
         assignment=assignment(kind.Assignment, member.at.assigned),
         target_assignment=assignment(kind.TargetAssignment, member.target or ()),
-        member_type=CONSUMER_MEMBER,
+        member_type=CLASSIC_MEMBER if member.classic else CONSUMER_MEMBER,
     )
 
 

@@ -30,6 +30,7 @@ from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.waiting import JoinedResponse, when_done
 from fleetlog.brokers.audit.events import Changes, EventType
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, PendingAnswer
+from fleetlog.brokers.groups.consumer.group import Picture
 from fleetlog.brokers.groups.requests import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     Description,
@@ -83,6 +84,11 @@ def bad_group_id(group_id: str, may_be_empty: bool = False) -> bool:
     return (not group_id and not may_be_empty) or unfit(group_id)
 
 
+def topics_of(context: Context) -> Picture:
+    """The topics, for a group of the consumer protocol, which assigns them itself."""
+    return Picture(context.services.metadata.topics, context.services.metadata.sequence)
+
+
 def error_of(answer: Code) -> ErrorCode:
     """The error code of an answer that is nothing else."""
     return answer.error if isinstance(answer, CommandFailed) else answer
@@ -121,8 +127,9 @@ def handle_join_group(request: requests.JoinGroupRequest, context: Context) -> O
         requires_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )
+    picture = topics_of(context)
     pending = context.services.groups.submit(
-        request.group_id, lambda shard, now, ticket: shard.join(command, now, ticket)
+        request.group_id, lambda shard, now, ticket: shard.join(command, now, ticket, picture)
     )
     longest_ms = max(rebalance_timeout_ms, NEW_MEMBER_JOIN_TIMEOUT_MS) + JOIN_MARGIN_MS
     return when_done(
@@ -221,8 +228,9 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
         request.protocol_name if version >= 5 else None,
         tuple((a.member_id, bytes(a.assignment)) for a in request.assignments),
     )
+    picture = topics_of(context)
     pending = context.services.groups.submit(
-        request.group_id, lambda shard, now, ticket: shard.sync(command, now, ticket)
+        request.group_id, lambda shard, now, ticket: shard.sync(command, now, ticket, picture)
     )
     longest_ms = NEW_MEMBER_JOIN_TIMEOUT_MS + JOIN_MARGIN_MS
     return when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
@@ -239,8 +247,9 @@ def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Ou
     if bad_group_id(request.group_id):
         return Done(render(ErrorCode.INVALID_GROUP_ID))
     command = HeartbeatRequest(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
+    picture = topics_of(context)
     pending = context.services.groups.submit(
-        request.group_id, lambda shard, now, ticket: shard.heartbeat(command, now, ticket)
+        request.group_id, lambda shard, now, ticket: shard.heartbeat(command, now, ticket, picture)
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
@@ -279,8 +288,9 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
         return Done(render(CommandFailed(denied)))
     if bad_group_id(group_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
+    picture = topics_of(context)
     pending = context.services.groups.submit(
-        group_id, lambda shard, now, ticket: shard.leave(group_id, leavers, now, ticket)
+        group_id, lambda shard, now, ticket: shard.leave(group_id, leavers, now, ticket, picture)
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 

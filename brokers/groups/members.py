@@ -173,6 +173,8 @@ class Group:
     """Those that began since the coordinator loaded the group."""
     rebalancing_since_ms: int | None = None
     """Monotonic time at which the rebalance under way began."""
+    was_consumer: bool = False
+    """Whether its members have yet to rebalance since it was a group of the consumer protocol."""
 
     def enter(self, state: GroupState, now: Now) -> None:
         """Change the state; the transition must be in the table."""
@@ -281,6 +283,7 @@ class Group:
     def adopt(self, record: GroupRecord) -> None:
         """Make the logged state the present one; waiting tickets and protocols of known members stay."""
         self.durable = record
+        self.was_consumer = False
         self.protocol_type = record.protocol_type or None
         self.generation = record.generation
         self.protocol = record.protocol
@@ -298,6 +301,16 @@ class Group:
         self.state = GroupState.STABLE if members else GroupState.EMPTY
         self.state_timestamp_ms = record.state_timestamp_ms
         self.note_subscriptions()
+
+    def end(self) -> None:
+        """What the tombstone of its record leaves: the offsets. Its members may be those of another protocol now."""
+        self.durable = self.protocol_type = self.protocol = self.leader = self.subscribed = None
+        self.rebalancing_since_ms = None
+        self.state = GroupState.EMPTY
+        self.generation = 0
+        self.initial = self.was_consumer = False
+        for part in (self.members, self.staged, self.pending_members, self.awaiting_sync):
+            part.clear()
 
     def note_subscriptions(self) -> None:
         """Store the topics that the members subscribe to; None if unknown (another protocol type)."""

@@ -31,6 +31,19 @@ class ConsumerSettings(NamedTuple):
     assignment_interval_ms: int = 1_000
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ASSIGNOR_NAMES
+    migration: str = "bidirectional"
+    """How a group may change its protocol while it has members: also ``upgrade``, ``downgrade``, ``disabled``."""
+    classic_max_size: int = 2**31 - 1
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group with members becomes one of the consumer protocol."""
+        return self.migration in ("bidirectional", "upgrade")
+
+    @property
+    def downgrades(self) -> bool:
+        """Whether a group becomes a classic one when its last member of the consumer protocol leaves."""
+        return self.migration in ("bidirectional", "downgrade")
 
     @classmethod
     def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ConsumerSettings:
@@ -50,7 +63,10 @@ class ConsumerSettings(NamedTuple):
 
         session_ms, heartbeat_ms, assignment_ms = map(time_ms, CONSUMER_TIMES)
         assignors = _served(config.group_consumer_assignors)
-        return cls(session_ms, heartbeat_ms, assignment_ms, config.group_consumer_max_size, assignors)
+        return cls(
+            session_ms, heartbeat_ms, assignment_ms, config.group_consumer_max_size, assignors,
+            config.group_consumer_migration_policy.lower(), config.group_max_size,
+        )  # fmt: skip
 
     @staticmethod
     def bounds(config: BrokerConfig, name: str) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 Commands return a :class:`~txn.commands.Result`; logged state changes in :meth:`GroupShard.apply` only. Timers:
 ``session`` per member, ``join`` and ``sync`` per group, ``sweep`` per shard, ``expire`` per group (a sweep only names
-candidates, so that a group's expiry queues behind a commit that is being replicated), and those of ``groups.consumer``.
+candidates, so that a group's expiry queues behind a commit that is being replicated), ``rebalance`` per group that was
+one of the consumer protocol, and those of ``groups.consumer``.
 
 A group of the consumer protocol is in :attr:`GroupShard.consumers`, and only its committed offsets in ``groups``.
 """
@@ -15,6 +16,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from fleetlog.brokers.groups import classic, offsets, records
 from fleetlog.brokers.groups.consumer import group as consumers
+from fleetlog.brokers.groups.consumer import migration
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, BeatRefused, ConsumerGroup, Picture
 from fleetlog.brokers.groups.member_memory import MemberRoom
 from fleetlog.brokers.groups.members import (
@@ -79,10 +81,12 @@ class GroupShard:
         self._sequence = 0
         self._open: dict[int, dict[str, None]] = {}
         self._fleeting: dict[str, None] = {}
+        self._ended: str | None = None
+        """The group of the consumer protocol whose end was the last record of one."""
 
     # --- commands -----------------------------------------------------------------------------------------------
 
-    def join(self, request: JoinRequest, now: Now, ticket: Ticket) -> Result:
+    def join(self, request: JoinRequest, now: Now, ticket: Ticket, picture: Picture) -> Result:
         """JoinGroup; answers :class:`JoinAnswer`, mostly deferred."""
         if not (
             self.settings.min_session_timeout_ms <= request.session_timeout_ms <= self.settings.max_session_timeout_ms
@@ -99,13 +103,16 @@ class GroupShard:
             )  # fmt: skip
             return Result(response=JoinAnswer(ErrorCode.INVALID_REQUEST, request.member_id))
         consumer = self.consumers.get(request.group_id)
+        only_an_id = request.requires_known_member_id and not request.member_id and request.instance_id is None
         if consumer is not None and consumer.members:
-            return Result(response=JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+            fresh = request.member_id not in consumer.members and not only_an_id
+            if fresh and not self.room.take(size, now.mono_ms):
+                return Result(response=JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
+            return migration.classic_joins(consumer, request, picture, Turn(now, ticket), self.settings.consumer)
         if consumer is not None and not request.member_id:  # it becomes a classic group; then the member joins
             answer = JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
             return Result(response=answer, records=tuple(consumers.tombstones(consumer)))
         known = group.members.get(request.member_id) if group is not None else None
-        only_an_id = request.requires_known_member_id and not request.member_id and request.instance_id is None
         more = MEMBER_BYTES if only_an_id else max(0, size - (known.size if known is not None else 0))
         if not self.room.take(more, now.mono_ms):
             return Result(response=JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
@@ -148,7 +155,7 @@ class GroupShard:
         """ConsumerGroupHeartbeat; answers :class:`BeatAnswer`."""
         turn = Turn(now, ticket)
         try:
-            group = self._consumer_group(beat, turn)
+            group = self._consumer_group(beat, picture, turn, settings)
             self._admit(group, beat, settings, now)
             result = consumers.consumer_heartbeat(group, beat, picture, turn, settings)
         except BeatRefused as refused:
@@ -156,8 +163,8 @@ class GroupShard:
         result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))
         return result
 
-    def _consumer_group(self, beat: Beat, turn: Turn) -> ConsumerGroup:
-        """The group, or a new one, which an empty classic group gives way to."""
+    def _consumer_group(self, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings) -> ConsumerGroup:
+        """The group, or a new one: a classic group becomes it with its members, an empty one gives way to it."""
         group = self.consumers.get(beat.group_id)
         if group is not None:
             return group
@@ -165,10 +172,9 @@ class GroupShard:
         if beat.epoch != consumers.JOINS:
             raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {beat.group_id} not found.")
         if classic_group is not None:
-            if classic_group.state is not GroupState.EMPTY or classic_group.pending_members:
-                text = f"Group {beat.group_id} has members of the classic protocol: stop them first."
-                raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, text)
-            if classic_group.durable is not None:
+            if classic_group.state is not GroupState.EMPTY:
+                return migration.upgrade(classic_group, picture, turn, settings)
+            if classic_group.durable is not None or classic_group.pending_members:
                 turn.records.append(records.group_tombstone(beat.group_id))
         return ConsumerGroup(beat.group_id)
 
@@ -186,25 +192,31 @@ class GroupShard:
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, "The members of all groups are at group.members.max.bytes."
             )
 
-    def sync(self, request: SyncRequest, now: Now, ticket: Ticket) -> Result:
+    def sync(self, request: SyncRequest, now: Now, ticket: Ticket, picture: Picture) -> Result:
         """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""
+        consumer = self.consumers.get(request.group_id)
+        if consumer is not None:
+            return migration.classic_syncs(consumer, request, picture, Turn(now, ticket), self.settings.consumer)
         group = self.groups.get(request.group_id)
         if group is None:
             return Result(response=SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
         return classic.sync(group, request, Turn(now, ticket), self.settings)
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now, ticket: Ticket) -> Result:
+    def heartbeat(self, request: HeartbeatRequest, now: Now, ticket: Ticket, picture: Picture) -> Result:
         """Heartbeat; answers an error code."""
+        consumer = self.consumers.get(request.group_id)
+        if consumer is not None:
+            return migration.classic_beats(consumer, request, picture, Turn(now, ticket), self.settings.consumer)
         group = self.groups.get(request.group_id)
         if group is None:
             return Result(response=ErrorCode.UNKNOWN_MEMBER_ID)
         return classic.heartbeat(group, request, Turn(now, ticket))
 
-    def leave(self, group_id: str, leavers: tuple[Leaver, ...], now: Now, ticket: Ticket) -> Result:
+    def leave(self, group_id: str, leavers: tuple[Leaver, ...], now: Now, ticket: Ticket, picture: Picture) -> Result:
         """LeaveGroup; answers :class:`LeaveAnswer`."""
         consumer = self.consumers.get(group_id)
         if consumer is not None:
-            return consumers.end_memberships(consumer, leavers, Turn(now, ticket))
+            return migration.classics_leave(consumer, leavers, picture, Turn(now, ticket), self.settings.consumer)
         group = self.groups.get(group_id)
         if group is None:
             unknown = tuple((leaver, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in leavers)
@@ -330,8 +342,7 @@ class GroupShard:
         if value is None:
             group = self.groups.get(key.group_id)
             if group is not None:
-                group.durable = None
-                group.protocol_type = None if not group.members else group.protocol_type
+                group.end()
                 self._dispose(group)
             return
         stored = records.decode_group(value)
@@ -343,6 +354,8 @@ class GroupShard:
         self.consumers.pop(key.group_id, None)
         group = self.groups.setdefault(key.group_id, Group(key.group_id))
         group.adopt(stored)
+        group.was_consumer = bool(stored.members) and self._ended == group.id
+        self._ended = None
         if group.rebalancing_since_ms is not None:
             self.rebalances.ended(now.mono_ms - group.rebalancing_since_ms)
             group.rebalancing_since_ms = None
@@ -357,6 +370,7 @@ class GroupShard:
             self.skipped[f"key {int(key.kind)} value"] += 1
         if group.disposable:
             self.consumers.pop(group.id, None)
+            self._ended = group.id
             if group.id in self.groups:
                 self._dispose(self.groups[group.id])
         else:
@@ -383,7 +397,8 @@ class GroupShard:
         for group in self.groups.values():
             for member in group.members.values():
                 turn.keep_alive(group, member)
-            if len(group.members) > self.settings.max_size:
+            if group.was_consumer or len(group.members) > self.settings.max_size:
+                group.was_consumer = False
                 classic.prepare_rebalance(group, turn, self.settings)
         for consumer in list(self.consumers.values()):
             consumer.loaded(turn, self.settings.consumer)
@@ -421,6 +436,11 @@ class GroupShard:
             classic.on_join_timer(group, turn, self.settings)
         elif kind == "sync":
             classic.on_sync_timer(group, turn, self.settings)
+        elif kind == "rebalance" and group.was_consumer:
+            group.was_consumer = False
+            for member in group.members.values():
+                turn.keep_alive(group, member)
+            classic.prepare_rebalance(group, turn, self.settings)
         self._dispose(group)
         return turn.result()
 

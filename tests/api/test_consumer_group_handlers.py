@@ -246,3 +246,38 @@ def test_it_is_listed_with_its_type(api: ConsumerApi) -> None:
             assert (groups[0].group_type, groups[0].protocol_type, groups[0].group_state) == (
                 "consumer", "consumer", "Stable",
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [0, 4, 9])
+def test_a_classic_member_of_such_a_group(api: ConsumerApi, version: int) -> None:
+    api.beat("m")
+    subscription = b"\0\1\0\0\0\1\0\1t\xff\xff\xff\xff\0\0\0\0"
+    timeout = {"rebalance_timeout_ms": 60_000} if version >= 1 else {}
+    protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=version, name="range", metadata=subscription)
+    asked = {"version": version, "group_id": "g", "session_timeout_ms": 10_000, "protocol_type": "consumer", **timeout}
+    joined = api.call(11, version, m.JoinGroupRequest(member_id="", protocols=[protocol], **asked))
+    if version >= 4:
+        assert joined.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        again = m.JoinGroupRequest(member_id=joined.member_id, protocols=[protocol], **asked)
+        joined = api.call(11, version, again)
+    assert (joined.error_code, joined.protocol_name, joined.leader, joined.members) == (0, "range", "", [])
+    kinds = {member.member_id: member.member_type for member in api.describe().members}
+    assert kinds == {"m": 1, joined.member_id: 0}
+    version = min(version, 4)
+    beat = m.HeartbeatRequest(
+        version=version, group_id="g", generation_id=joined.generation_id, member_id=joined.member_id
+    )
+    assert api.call(12, version, beat).error_code in (0, ErrorCode.REBALANCE_IN_PROGRESS)
+    sync = m.SyncGroupRequest(
+        version=version, group_id="g", generation_id=joined.generation_id, member_id=joined.member_id, assignments=[]
+    )
+    assert api.call(14, version, sync).error_code == 0
+    member = m.LeaveGroupRequest.MemberIdentity
+    if version >= 3:
+        left = m.LeaveGroupRequest(
+            version=version, group_id="g", members=[member(version=version, member_id=joined.member_id)]
+        )
+    else:
+        left = m.LeaveGroupRequest(version=version, group_id="g", member_id=joined.member_id)
+    assert api.call(13, version, left).error_code == 0
+    assert [one.member_id for one in api.describe().members] == ["m"]

@@ -1,19 +1,36 @@
-"""A group of the consumer protocol with clients that are slow, pause, die, lie, and do not hear every answer.
+"""A group with clients of both protocols that are slow, pause, die, lie, and do not hear every answer.
 
 A client *has* what it owns, and what it was told that it may take at any moment. A coordinator that moves loses all
-that is not in the log.
+that is not in the log. Clients of the classic protocol are all eager or all cooperative, and those of the consumer
+protocol so few then that the group changes its own.
 """
 
 from __future__ import annotations
 
 import random
+import struct
 import uuid
 from dataclasses import dataclass, field, replace
 
+from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.groups.consumer.embedded import assignment_bytes, decode_assignment, decode_subscription
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, ConsumerGroup, Picture
 from fleetlog.brokers.groups.consumer.records import Partition
+from fleetlog.brokers.groups.members import Group
 from fleetlog.brokers.groups.records import CommittedOffset
-from fleetlog.brokers.groups.requests import ConsumerSettings, GroupSettings, OffsetCommitRequest
+from fleetlog.brokers.groups.requests import (
+    ConsumerSettings,
+    GroupSettings,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinedMember,
+    JoinRequest,
+    Leaver,
+    OffsetCommitRequest,
+    Protocol,
+    SyncAnswer,
+    SyncRequest,
+)
 from fleetlog.brokers.model import PartitionState, TopicInfo
 from fleetlog.txn.commands import CommandFailed
 from fleetlog.wire.errors import ErrorCode
@@ -88,6 +105,46 @@ class Client:
             self.unsure = True
 
 
+@dataclass
+class ClassicClient:
+    """A consumer of the classic protocol as its process knows it. One that is eager has nothing while it joins."""
+
+    name: str
+    topics: tuple[str, ...]
+    eager: bool
+    id: str = ""
+    generation: int = -1
+    phase: str = "join"
+    """What it does next: join, sync, or beat."""
+    owned: frozenset[Partition] = frozenset()
+    assigns: tuple[JoinedMember, ...] = ()
+    """Whom it has to assign partitions to, as the leader of a classic group."""
+    waits: PendingAnswer | None = None
+    paused_ms: int = 0
+    dead: bool = False
+
+    @property
+    def has(self) -> frozenset[Partition]:
+        return self.owned
+
+    def failed(self, error: ErrorCode) -> None:
+        """What an error makes of it; it loses what it has if it is no member of its generation any more."""
+        self.phase, self.waits = "join", None
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            self.owned, self.generation = frozenset(), -1
+            self.id = "" if error is ErrorCode.UNKNOWN_MEMBER_ID else self.id
+
+    def subscription(self, names: dict[bytes, str]) -> bytes:
+        topics = b"".join(struct.pack(f">h{len(name)}s", len(name), name.encode()) for name in self.topics)
+        owned = assignment_bytes(self.owned, names, 0)[2:-4]
+        return struct.pack(">hi", 1, len(self.topics)) + topics + struct.pack(">i", -1) + owned
+
+    def assigned(self, partitions: frozenset[Partition]) -> None:
+        """A cooperative member joins again when it has given something up."""
+        gave_up = self.owned - partitions
+        self.owned, self.phase = partitions, "join" if gave_up else "beat"
+
+
 def logged(driver: Driver) -> dict[str, object]:
     """The groups as the log has them."""
     return {
@@ -113,22 +170,39 @@ class World:
     topics: dict[str, TopicInfo] = field(default_factory=dict)
     version: int = 0
     clients: list[Client] = field(default_factory=list)
+    classics: list[ClassicClient] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
+    number: int = 0
     revoking: dict[str, tuple[Driver, frozenset[Partition], int]] = field(default_factory=dict)
     """Since when members have to give up what, by the coordinator that knows."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.topics = {name: topic(name, count) for name, count in (("a", 6), ("b", 4), ("c", 1))}
-        for number in range(6):
+        eager, classics = self.random.random() < 0.5, self.random.choice([0, 2, 3])
+        for number in range(self.random.choice([1, 2, 4]) if classics else 6):
             names = self.random.choice([("a",), ("a", "b"), ("a", "b", "c")])
             instance_id = f"i{number}" if number in (1, 2) else None
             self.clients.append(Client(f"m{number}-0", names, instance_id, self.random.choice([None, "range"])))
-        self.clients[5].liar = True
+        self.clients[-1].liar = len(self.clients) > 2
+        for number in range(classics):
+            names = self.random.choice([("a",), ("a", "b"), ("a", "b", "c")])
+            self.classics.append(ClassicClient(f"c{number}", names, eager))
 
     @property
     def group(self) -> ConsumerGroup:
         return self.driver.shard.consumers.get(GROUP) or ConsumerGroup(GROUP)
+
+    @property
+    def classic(self) -> Group | None:
+        """The group as a classic one."""
+        return None if GROUP in self.driver.shard.consumers else self.driver.shard.groups.get(GROUP)
+
+    def is_member(self, member_id: str) -> bool:
+        return member_id in self.group.members or (self.classic is not None and member_id in self.classic.members)
+
+    def names(self) -> dict[bytes, str]:
+        return {info.id.bytes: name for name, info in self.topics.items()}
 
     def picture(self) -> Picture:
         return Picture(self.topics, self.version)
@@ -211,9 +285,96 @@ class World:
             if error is ErrorCode.NONE:
                 raise Violation(f"{client.id} commits with an epoch that it does not have")
 
+    # -- what classic clients do
+
+    def classic_step(self, client: ClassicClient, lost: bool = False) -> None:
+        """The next request of its protocol, or the answer to the last one."""
+        if client.waits is not None and not client.waits.done:
+            if lost:
+                client.waits, client.phase = None, "join"
+            return
+        if client.waits is None:
+            client.waits = {"join": self.joins, "sync": self.syncs, "beat": self.beats}[client.phase](client)
+            if not client.waits.done:
+                return
+        answer, client.waits = client.waits.response, None
+        self.history.append(f"{client.name} {client.id} {client.phase} -> {answer} {'lost' if lost else ''}")
+        if lost:
+            client.phase = client.phase if client.phase == "beat" else "join"
+            return
+        error = answer if isinstance(answer, ErrorCode) else answer.error
+        if error is ErrorCode.MEMBER_ID_REQUIRED:
+            client.id = answer.member_id
+        elif error is not ErrorCode.NONE:
+            client.failed(error)
+        elif isinstance(answer, JoinAnswer):
+            client.id, client.generation, client.phase = answer.member_id, answer.generation, "sync"
+            client.assigns = answer.members
+        elif isinstance(answer, SyncAnswer):
+            ids = {name: info.id.bytes for name, info in self.topics.items()}
+            told = decode_assignment(answer.assignment).partitions
+            client.assigned(frozenset((ids[name], index) for name, index in told if name in ids))
+
+    def joins(self, client: ClassicClient) -> PendingAnswer:
+        self.driver.picture = self.picture()
+        client.owned = frozenset() if client.eager else client.owned
+        self.number += 1
+        request = JoinRequest(
+            GROUP, client.id, None, client.name, "/127.0.0.1", "consumer",
+            (Protocol("range" if client.eager else "cooperative", client.subscription(self.names())),), 20_000,
+            REBALANCE_MS, f"{self.number}",
+        )  # fmt: skip
+        return self.driver.submit(GROUP, lambda s, now, ticket: s.join(request, now, ticket, self.driver.picture))
+
+    def syncs(self, client: ClassicClient) -> PendingAnswer:
+        self.driver.picture = self.picture()
+        plan = tuple(self.plan(client.assigns).items())
+        request = SyncRequest(GROUP, client.generation, client.id, None, None, None, plan)
+        return self.driver.submit(GROUP, lambda s, now, ticket: s.sync(request, now, ticket, self.driver.picture))
+
+    def beats(self, client: ClassicClient) -> PendingAnswer:
+        self.driver.picture = self.picture()
+        request = HeartbeatRequest(GROUP, client.generation, client.id, None)
+        return self.driver.submit(GROUP, lambda s, now, ticket: s.heartbeat(request, now, ticket, self.driver.picture))
+
+    def plan(self, members: tuple[JoinedMember, ...]) -> dict[str, bytes]:
+        """As a cooperative assignor: what somebody else owns waits for the next rebalance."""
+        said = {member.member_id: decode_subscription(member.metadata) for member in members}
+        owners = {partition: name for name, one in said.items() for partition in one.owned}
+        given: dict[str, list[Partition]] = {name: [] for name in said}
+        for topic_name, info in sorted(self.topics.items()):
+            readers = [name for name, one in said.items() if topic_name in one.topics]
+            for index in range(len(info.partitions) if readers else 0):
+                to = min(readers, key=lambda name: (len(given[name]), name))
+                if owners.get((topic_name, index), to) == to:
+                    given[to].append((info.id.bytes, index))
+        return {name: assignment_bytes(partitions, self.names(), 1) for name, partitions in given.items()}
+
+    def classic_leaves(self, client: ClassicClient) -> None:
+        leavers = (Leaver(client.id, None),)
+        self.driver.picture = self.picture()
+        self.driver.submit(GROUP, lambda s, now, ticket: s.leave(GROUP, leavers, now, ticket, self.driver.picture))
+        self.history.append(f"{client.name} {client.id} leaves")
+        client.failed(ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def classic_commits(self, client: ClassicClient) -> None:
+        """In a group of the consumer protocol a member may commit until it joins again, and nobody else."""
+        self.driver.fail_appends = None
+        if not self.topics or self.classic is not None or not client.id:
+            return
+        member = self.group.members.get(client.id)
+        error = self.commit(client.id, client.generation, next(iter(self.topics.values())), 0)
+        good = member is not None and member.at.epoch == client.generation
+        if (error is ErrorCode.NONE) is not (good or (not self.group.members and client.generation < 0)):
+            raise Violation(f"{client.name} commits with generation {client.generation}, it is {member}: {error.name}")
+
     # -- what happens
 
     def step(self) -> None:
+        if self.classics and self.random.random() < 0.5:
+            self._step_of_a_classic_client()
+            self.check()
+            return
         client = self.random.choice(self.clients)
         action = self.random.random()
         if action < 0.5:
@@ -242,14 +403,29 @@ class World:
                 raise Violation(f"loaded {logged(self.driver)}, was {before}")
             for each in self.clients:
                 each.unsure = True
+            for one in self.classics:
+                if one.waits is not None:
+                    one.waits, one.phase = None, "join"
         else:
             self.driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
         self.check()
 
+    def _step_of_a_classic_client(self) -> None:
+        client, action = self.random.choice(self.classics), self.random.random()
+        if action < 0.85:
+            if not client.paused_ms and not client.dead:
+                self.classic_step(client, lost=self.random.random() < 0.2)
+        elif action < 0.93:
+            self.classic_commits(client)
+        elif action < 0.96:
+            client.paused_ms = self.random.choice([10_000, 30_000, 70_000])
+        elif not client.dead and not client.paused_ms:
+            self.classic_leaves(client)
+
     def passes(self, ms: int) -> None:
         self.driver.advance(ms)
         self.history.append(f"{ms} ms")
-        for client in self.clients:
+        for client in (*self.clients, *self.classics):
             client.paused_ms = max(0, client.paused_ms - ms)
 
     def change_topics(self) -> None:
@@ -267,8 +443,8 @@ class World:
 
     def check(self) -> None:
         owner: dict[Partition, str] = {}
-        for client in self.clients:
-            if client.liar or client.id not in self.group.members:
+        for client in (*self.clients, *self.classics):
+            if (isinstance(client, Client) and client.liar) or not self.is_member(client.id):
                 continue
             for partition in client.has:
                 other = owner.setdefault(partition, client.id)
@@ -292,7 +468,13 @@ class World:
                 client.liar = False
                 client.drop()
         for number in range(40):
-            self.passes(5_000)
+            for _ in range(4):
+                for classic in self.classics:
+                    classic.paused_ms = 0
+                    if not classic.dead:
+                        self.classic_step(classic)
+                        self.classic_commits(classic)
+                self.passes(1_250)
             for client in self.clients:
                 if not client.dead:
                     client.stuck = client.stuck and number < 20
@@ -301,10 +483,15 @@ class World:
                     self.commits(client)
                     client.work()
             self.check()
-        living = [client for client in self.clients if not client.dead]
-        if self.group.state != "Stable" or len(self.group.members) != len(living):
-            raise Violation(f"not stable: {self.group.state}, {len(self.group.members)} members")
-        wanted = {
+        living = [client for client in (*self.clients, *self.classics) if not client.dead]
+        state, members = self.group.state, len(self.group.members)
+        if self.classic is not None:
+            state, members = self.classic.state.value, len(self.classic.members)
+        if living and (state != "Stable" or members != len(living)):
+            raise Violation(f"not stable: {state}, {members} members")
+        if (self.classic is not None) is not (bool(living) and all(isinstance(one, ClassicClient) for one in living)):
+            raise Violation(f"a group of the wrong protocol, with {[type(one).__name__ for one in living]}")
+        wanted: set[Partition] = {
             (self.topics[name].id.bytes, index)
             for client in living
             for name in client.topics
@@ -322,7 +509,10 @@ def run(seed: int, steps: int = 250) -> World:
     try:
         for number in range(steps):
             if number == steps // 2:
-                world.clients[world.random.randrange(5)].dead = True
+                everybody: list[Client | ClassicClient] = [*world.clients, *world.classics]
+                world.random.choice(
+                    [one for one in everybody if not (isinstance(one, Client) and one.liar)]
+                ).dead = True
             world.step()
         world.settle()
     except Violation as problem:

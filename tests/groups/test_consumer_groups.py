@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from fleetlog.brokers.config import load_config
-from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, Picture
-from fleetlog.brokers.groups.consumer.records import Partition, Resolved
-from fleetlog.brokers.groups.records import CommittedOffset, ConsumerKey, ConsumerKind, GroupKey, decode_group_key
+from fleetlog.brokers.groups.consumer.group import NO_PICTURE, Beat
+from fleetlog.brokers.groups.consumer.records import Resolved
+from fleetlog.brokers.groups.records import CommittedOffset, ConsumerKind, decode_group_key
 from fleetlog.brokers.groups.requests import (
     ConsumerSettings,
     GroupSettings,
@@ -19,60 +18,11 @@ from fleetlog.brokers.groups.requests import (
     OffsetCommitRequest,
     Protocol,
 )
-from fleetlog.txn.commands import CoordinatorRecord
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
+from tests.groups.consumer_calls import SETTINGS, U, ask, commit, committing, joining, keys, send, t
 from tests.groups.consumer_world import logged, topic
-from tests.support.group_driver import Client, Driver, Entry
-
-TOPICS = {"t": topic("t", 4), "u": topic("u", 2)}
-T, U = TOPICS["t"].id.bytes, TOPICS["u"].id.bytes
-SETTINGS = ConsumerSettings(assignment_interval_ms=0)
-
-
-def ask(driver: Driver, command: Any) -> Any:
-    return driver.submit("g", command).response
-
-
-def send(
-    driver: Driver, beat: Beat, topics: Any = None, version: int = 0, settings: ConsumerSettings = SETTINGS
-) -> BeatAnswer:
-    picture = Picture(TOPICS if topics is None else topics, version)
-    answer = ask(driver, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket))
-    assert isinstance(answer, BeatAnswer)
-    return answer
-
-
-def joining(name: str, topics: tuple[str, ...] = ("t",), **more: Any) -> Beat:
-    return Beat("g", name, 0, rebalance_timeout_ms=60_000, topics=topics, owned=frozenset(), **more)
-
-
-def t(*indexes: int) -> tuple[Partition, ...]:
-    return tuple((T, index) for index in indexes)
-
-
-def committing(member: str, epoch: int, index: int, **more: Any) -> OffsetCommitRequest:
-    offsets = ((TopicPartition("t", index), CommittedOffset(5, topic_id=T)),)
-    more.setdefault("knows_missing_groups", True)
-    return OffsetCommitRequest("g", epoch, member, None, offsets, **more)
-
-
-def commit(driver: Driver, request: OffsetCommitRequest) -> ErrorCode:
-    answer = ask(driver, lambda shard, now, ticket: shard.commit(request, now, ticket))
-    return ErrorCode(next(iter(answer.values())))
-
-
-def keys(entries: list[Entry]) -> list[tuple[int, str, bool]]:
-    rows = []
-    for entry in entries:
-        record = entry[0]
-        assert isinstance(record, CoordinatorRecord)
-        key = decode_group_key(record.key)
-        if isinstance(key, ConsumerKey):
-            rows.append((int(key.kind), key.name, record.value is None))
-        elif isinstance(key, GroupKey):
-            rows.append((2, "", record.value is None))
-    return rows
+from tests.support.group_driver import Client, Driver
 
 
 def test_a_second_member_gets_what_the_first_has_given_up() -> None:
@@ -242,7 +192,7 @@ def test_an_operator_removes_members_with_one_new_epoch() -> None:
     wrong = (Leaver("b", "i"), Leaver("", None), Leaver("z", None), Leaver("", "k"))
     gone = (Leaver("", "i"), Leaver("b", "j"), Leaver("c", None), Leaver("c", None))
     del driver.log[:]
-    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (*wrong, *gone), now, ticket))
+    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (*wrong, *gone), now, ticket, NO_PICTURE))
     unknown = ErrorCode.UNKNOWN_MEMBER_ID
     assert [error for _, error in answer.members] == [ErrorCode.FENCED_INSTANCE_ID, *[unknown] * 3, *[0] * 4]
     assert (group.state, group.epoch, group.owners) == ("Empty", before + 1, {})
@@ -257,7 +207,7 @@ def test_a_removal_that_is_not_written_removes_nobody() -> None:
     driver = Driver()
     send(driver, joining("a"))
     driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
-    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (Leaver("a", None),), now, ticket))
+    answer = ask(driver, lambda shard, now, ticket: shard.leave("g", (Leaver("a", None),), now, ticket, NO_PICTURE))
     assert answer.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert send(driver, Beat("g", "a", 1)).error is ErrorCode.NONE
 
@@ -357,8 +307,7 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
     driver = Driver(GroupSettings(initial_rebalance_delay_ms=0))
     classic = Client(driver, "a", group="g", protocols=(Protocol("range", b"r"),))
     classic.join()
-    assert send(driver, joining("n")).error is ErrorCode.GROUP_ID_NOT_FOUND, "it has a classic member"
-    classic.join()
+    assert send(driver, joining("n")).error is ErrorCode.GROUP_ID_NOT_FOUND, "its member says what no consumer says"
     classic.sync({classic.member_id: b"x"})
     assert send(driver, joining("n")).error is ErrorCode.GROUP_ID_NOT_FOUND
     classic.commit(7)
@@ -372,16 +321,16 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets() -> None:
     assert (told.error, told.state) == (ErrorCode.GROUP_ID_NOT_FOUND, "Dead")
     assert (told.message, shard.describe("h").message) == ("Group g is not a classic group.", "Group h not found.")
     request = JoinRequest("g", "", None, "c", "/h", "consumer", (Protocol("range", b"r"),), 10_000, 60_000, "id")
-    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket, NO_PICTURE))
     assert joined.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert ask(driver, lambda s, now, ticket: s.delete_group("g", now, ticket)) is ErrorCode.NON_EMPTY_GROUP
     offsets = dict(shard.groups["g"].offsets)
     assert offsets
     send(driver, Beat("g", "n", -1))
-    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket, NO_PICTURE))
     assert joined.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the client asks again"
     assert not shard.consumers
-    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket))
+    joined = ask(driver, lambda shard, now, ticket: shard.join(request, now, ticket, NO_PICTURE))
     assert joined.error is ErrorCode.MEMBER_ID_REQUIRED
     assert shard.groups["g"].offsets == offsets
 

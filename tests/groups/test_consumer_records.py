@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from fleetlog.brokers.groups.consumer import embedded
 from fleetlog.brokers.groups.consumer import records as r
 from fleetlog.brokers.groups.records import BadRecord, ConsumerKey, ConsumerKind, consumer_key, decode_group_key
+from fleetlog.brokers.groups.requests import Protocol
 
 GOLDEN = {
     name: bytes.fromhex(value)
@@ -34,6 +36,11 @@ VALUES: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = 
     "group-plain": ((7, 0), lambda pair: r.epoch_value(*pair), r.decode_epoch),
     "member": (
         r.MemberValue("i", "r", "c", "/h", ("a", "b"), "a.*", 300_000, "range"), r.member_value, r.decode_member,
+    ),
+    "member-classic": (
+        r.MemberValue(None, "r", "c", "/h", ("a", "b"), None, 60_000, None,
+                      r.Classic(10_000, (Protocol("range", b"\1\2\3"), Protocol("cooperative-sticky", b"")))),
+        r.member_value, r.decode_member,
     ),
     "member-plain": (r.MemberValue(None, None, "", "/h", (), None, -1, None), r.member_value, r.decode_member),
     "target": ((7, TIME_MS), lambda pair: r.epoch_value(*pair), r.decode_epoch),
@@ -65,7 +72,8 @@ def test_values(name: str) -> None:
 
 
 def test_all_of_kafkas_are_compared() -> None:
-    assert GOLDEN.keys() == {*KEYS, *VALUES, "current-old"}
+    ours = {f"{name}-{version}" for name in ("subscription", "assignment") for version in range(4)}
+    assert GOLDEN.keys() == {*KEYS, *VALUES, "current-old", *ours}
 
 
 def test_an_assignment_of_an_older_coordinator_is_of_the_members_epoch() -> None:
@@ -73,6 +81,24 @@ def test_an_assignment_of_an_older_coordinator_is_of_the_members_epoch() -> None
     assert r.decode_current(GOLDEN["current-old"]) == r.Current(7, -2, r.STABLE, {(ONE, 0): 7}, {})
 
 
-def test_a_classic_members_tag_is_kept() -> None:
-    member = r.MemberValue(None, None, "", "/h", (), None, -1, None, b"\1\2")
-    assert r.decode_member(r.member_value(member)) == member
+SAID = embedded.Subscription(0, ("a", "b"), (("a", 0), ("a", 2)), None)
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_what_classic_members_say_and_hear(version: int) -> None:
+    said = SAID._replace(version=version, owned=SAID.owned if version else (), rack_id="r" if version == 3 else None)
+    assert embedded.decode_subscription(GOLDEN[f"subscription-{version}"]) == said
+    heard = GOLDEN[f"assignment-{version}"]
+    assert embedded.assignment_bytes([(ONE, 0), (TWO, 4), (ONE, 2)], {ONE: "a"}, version) == heard
+    assert embedded.decode_assignment(heard) == embedded.Assignment((("a", 0), ("a", 2)), user_data=False)
+
+
+def test_what_is_not_of_a_consumer_is_told() -> None:
+    newest = GOLDEN["subscription-3"]
+    assert embedded.decode_subscription(b"\0\x09" + newest[2:] + b"more") == SAID._replace(version=3, rack_id="r")
+    assert embedded.decode_assignment(b"") == embedded.Assignment((), user_data=False)
+    assert embedded.decode_assignment(GOLDEN["assignment-0"][:-4] + b"\0\0\0\1x").user_data
+    wrong = (b"", b"\0", b"\xff\xff" + newest[2:], b"\0\1\x7f\xff\xff\xff")
+    for text in (*wrong, *(newest[:size] for size in range(2, len(newest)))):
+        with pytest.raises(BadRecord):
+            embedded.decode_subscription(text)

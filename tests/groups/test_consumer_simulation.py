@@ -1,4 +1,4 @@
-"""Histories of a consumer group; and each rule of it left out, which some history must show."""
+"""Histories of groups with members of both protocols; and each rule left out, which some history must show."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from fleetlog.brokers.groups.consumer import group as machine
+from fleetlog.brokers.groups.consumer import migration
 from fleetlog.brokers.groups.consumer import records as r
-from fleetlog.brokers.groups.consumer.group import Beat, ConsumerGroup, Member
-from fleetlog.brokers.groups.consumer.records import Current
-from fleetlog.brokers.groups.members import Turn
+from fleetlog.brokers.groups.consumer.group import Beat, ConsumerGroup, Member, Picture
+from fleetlog.brokers.groups.consumer.records import Current, MemberValue, Partition
+from fleetlog.brokers.groups.members import Group, Turn
 from fleetlog.brokers.groups.requests import ConsumerSettings
+from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.txn.commands import Now, Result
 from fleetlog.wire.errors import ErrorCode
 from tests.groups.consumer_world import Violation, run
 
@@ -57,7 +60,20 @@ def at_once(*asked: object) -> Current:
     return Current(epoch, member.at.epoch, r.STABLE, dict.fromkeys(target, epoch), {})
 
 
+Upgraded = tuple[dict[str, MemberValue], dict[str, list[Partition]]]
+
+
+def nothing_is_taken_over(group: Group, picture: Picture) -> Upgraded:
+    values, _ = upgraded(group, picture)
+    return values, {name: [] for name in values}
+
+
+def no_rebalance(shard: GroupShard, name: str, now: Now) -> Result:
+    return Result() if name.startswith("rebalance:") else shard_timer(shard, name, now)
+
+
 have, on_timer = ConsumerGroup.keep_current, machine.on_timer
+upgraded, shard_timer = migration.upgraded_members, GroupShard.on_timer
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a member moves at once": (machine, "_next", at_once),
     "whoever is asked has given up": (machine, "_gave_up", lambda member, beat: True),
@@ -71,6 +87,13 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
         if request.member_id in group.members and group.members[request.member_id].at.epoch == request.generation
         else ErrorCode.STALE_MEMBER_EPOCH,
     ),
+    "a classic member has given up all when it joins": (
+        machine, "_keeps", lambda beat, partitions: beat.classic is None and beat.epoch != 0,
+    ),
+    "no classic member is asked to join again": (migration, "_ask_to_join", lambda *asked: ErrorCode.NONE),
+    "classic members have nothing when a group is upgraded": (migration, "upgraded_members", nothing_is_taken_over),
+    "nobody rebalances when a group is a classic one again": (GroupShard, "on_timer", no_rebalance),
+    "a group stays as it is when only classic members are left": (machine, "_downgrade", lambda *asked: False),
     "no session ends": (machine, "on_timer", nothing_ends),
     "giving up takes as long as it likes": (machine, "on_timer", no_time_to_give_up),
 }  # fmt: skip

@@ -332,7 +332,9 @@ def test_batched_leave_and_removal_by_instance_id(driver: Driver) -> None:
         Leaver(pending.member_id, None),
         Leaver("stranger", None),
     )
-    answer = driver.submit("g", lambda shard, now, ticket: shard.leave("g", leavers, now, ticket)).response
+    answer = driver.submit(
+        "g", lambda shard, now, ticket: shard.leave("g", leavers, now, ticket, driver.picture)
+    ).response
     assert [error for _, error in answer.members] == [
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,

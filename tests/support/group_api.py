@@ -21,6 +21,7 @@ class View:
 
     def __init__(self) -> None:
         self.topics: dict[str, Any] = {}
+        self.sequence = 0
         self.create()
 
     def create(self) -> None:

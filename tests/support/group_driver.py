@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetlog.brokers.coordinators.pending import PendingAnswer
+from fleetlog.brokers.groups.consumer.group import NO_PICTURE
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import (
     FetchRequest,
@@ -58,6 +59,7 @@ class Driver:
         self.timers: dict[str, int] = {}
         self.pending: dict[Ticket, PendingAnswer] = {}
         self.fail_appends: ErrorCode | None = None
+        self.picture = NO_PICTURE
         self.loading = False
         self._tickets = 0
         for entry in log or []:
@@ -194,7 +196,7 @@ class Client:
             requires_known_member_id=self.version >= 4,
             supports_skipping_assignment=self.version >= 9,
         )
-        self.joining = self.submit(lambda shard, now, ticket: shard.join(request, now, ticket))
+        self.joining = self.submit(lambda shard, now, ticket: shard.join(request, now, ticket, self.driver.picture))
         self.joining.on_done(self._joined)
         return self.joining
 
@@ -220,18 +222,21 @@ class Client:
             self.protocols[0].name if len(self.protocols) == 1 else None,
             tuple((assignments or {}).items()),
         )
-        self.syncing = self.submit(lambda shard, now, ticket: shard.sync(request, now, ticket))
+        self.syncing = self.submit(lambda shard, now, ticket: shard.sync(request, now, ticket, self.driver.picture))
         return self.syncing
 
     def heartbeat(self, generation: int | None = None) -> ErrorCode:
         request = HeartbeatRequest(
             self.group, self.generation if generation is None else generation, self.member_id, self.instance_id
         )
-        return self.submit(lambda shard, now, ticket: shard.heartbeat(request, now, ticket)).response
+        picture = self.driver.picture
+        return self.submit(lambda shard, now, ticket: shard.heartbeat(request, now, ticket, picture)).response
 
     def leave(self) -> ErrorCode:
         leavers = (Leaver(self.member_id, self.instance_id),)
-        answer = self.submit(lambda shard, now, ticket: shard.leave(self.group, leavers, now, ticket)).response
+        answer = self.submit(
+            lambda shard, now, ticket: shard.leave(self.group, leavers, now, ticket, self.driver.picture)
+        ).response
         return answer.members[0][1]
 
     def commit(self, offset: int, partition: int = 0, *, generation: int | None = None, anonymous: bool = False, **kw):

@@ -7,7 +7,8 @@ as given up only when it certainly has the answer that took it away, so that no 
 
 State in the log changes in :meth:`ConsumerGroup.apply` alone; what a member reported, and when the group was last
 assigned, is kept in memory and is unknown after a load. Timers: ``member`` (session), ``revoke`` (rebalance timeout),
-``assign`` (a target that waits for ``group.consumer.assignment.interval.ms``).
+``assign`` (a target that waits for ``group.consumer.assignment.interval.ms``); ``rejoin`` and ``resync`` (what a
+member of the classic protocol has to do within its rebalance timeout), ``downgrade``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import NamedTuple
 
 from fleetlog.brokers.groups.consumer import records as r
 from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS, Subscriber
-from fleetlog.brokers.groups.consumer.records import Current, MemberValue, Partition, Resolved
-from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn, coordinator_error
-from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind
-from fleetlog.brokers.groups.requests import ConsumerSettings, LeaveAnswer, Leaver, OffsetCommitRequest
+from fleetlog.brokers.groups.consumer.embedded import classic_record
+from fleetlog.brokers.groups.consumer.records import Classic, Current, MemberValue, Partition, Resolved
+from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn
+from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind, group_record
+from fleetlog.brokers.groups.requests import ConsumerSettings, OffsetCommitRequest
 from fleetlog.brokers.model import TopicInfo
 from fleetlog.txn.commands import CoordinatorRecord, Result
 from fleetlog.wire.errors import ErrorCode
@@ -33,7 +35,8 @@ JOINS, LEAVES, LEAVES_FOR_NOW = 0, -1, -2
 """Member epochs with a meaning of their own; the last is a static member's."""
 MOVING = ("Assigning", "Reconciling")
 """States of a group that classic groups do not have."""
-TIMERS = frozenset(("member", "revoke", "assign"))
+MEMBER_TIMERS = ("member", "revoke", "rejoin", "resync")
+TIMERS = frozenset((*MEMBER_TIMERS, "assign", "downgrade"))
 PARTITION_BYTES = 250
 """The approximate memory of one partition of a member: in its target, its assignment, and among the owners."""
 
@@ -50,7 +53,10 @@ NO_PICTURE = Picture({}, -1)
 
 
 class Beat(NamedTuple):
-    """ConsumerGroupHeartbeat. None: as it was. ``resolved``: patterns that were looked up for this request."""
+    """ConsumerGroupHeartbeat. None: as it was. ``resolved``: patterns that were looked up for this request.
+
+    Also a JoinGroup to a group of the consumer protocol, if ``classic`` is not None.
+    """
 
     group_id: str
     member_id: str
@@ -65,6 +71,7 @@ class Beat(NamedTuple):
     client_id: str = ""
     client_host: str = ""
     resolved: Mapping[str, Resolved] = {}
+    classic: Classic | None = None
 
     @property
     def full(self) -> bool:
@@ -111,11 +118,18 @@ class Member:
     """What it said last that it owns."""
     seen: frozenset[Partition] = frozenset()
     """What it ever said that it owns, of what it has."""
+    asked: bool = False
+    """Whether this member of the classic protocol was told to join again, and has not."""
 
     @property
     def at(self) -> Current:
         """What it has; nothing for a member that the log does not tell of."""
         return self.current if self.current is not None else Current()
+
+    @property
+    def classic(self) -> bool:
+        """Whether it uses the classic protocol."""
+        return self.value is not None and self.value.classic is not None
 
 
 @dataclass(slots=True)
@@ -161,8 +175,10 @@ class ConsumerGroup:
     @property
     def size(self) -> int:
         """The approximate memory of its members, in bytes."""
-        names = sum(60 + len(topic) for m in self.members.values() if m.value is not None for topic in m.value.topics)
-        return len(self.members) * MEMBER_BYTES + names + len(self.owners) * PARTITION_BYTES
+        values = [m.value for m in self.members.values() if m.value is not None]
+        names = sum(60 + len(topic) for value in values for topic in value.topics)
+        classic = sum(value.classic.size for value in values if value.classic is not None)
+        return len(self.members) * MEMBER_BYTES + names + classic + len(self.owners) * PARTITION_BYTES
 
     def topics_of(self, value: MemberValue, regexes: Mapping[str, Resolved] | None = None) -> frozenset[str]:
         """The names that a member subscribes to: those it names, and what its pattern matches."""
@@ -190,6 +206,9 @@ class ConsumerGroup:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if request.instance_id is not None and member.value.instance_id != request.instance_id:
             return ErrorCode.FENCED_INSTANCE_ID
+        if member.classic:
+            same = request.generation == member.at.epoch
+            return ErrorCode.NONE if same else ErrorCode.ILLEGAL_GENERATION
         if not transactional and not request.knows_missing_groups:
             return ErrorCode.UNSUPPORTED_VERSION
         at = member.at
@@ -212,7 +231,9 @@ class ConsumerGroup:
         member = self.members.get(member_id or "")
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE if member.at.epoch == epoch else ErrorCode.STALE_MEMBER_EPOCH
+        if member.at.epoch == epoch:
+            return ErrorCode.NONE
+        return ErrorCode.ILLEGAL_GENERATION if member.classic else ErrorCode.STALE_MEMBER_EPOCH
 
     # --- the log ------------------------------------------------------------------------------------------------
 
@@ -292,8 +313,8 @@ class ConsumerGroup:
                 self.keep_current(member, None)
                 del self.members[member.id]
                 continue
-            turn.schedule("member", self.id, settings.session_timeout_ms, member.id)
-            if member.at.state == r.UNREVOKED:
+            turn.schedule("member", self.id, session_ms(member.value, settings), member.id)
+            if member.at.state == r.UNREVOKED and not member.classic:
                 turn.schedule("revoke", self.id, member.value.rebalance_timeout_ms, member.id)
 
 
@@ -302,8 +323,12 @@ def _key(group: ConsumerGroup, kind: ConsumerKind, name: str = "") -> ConsumerKe
 
 
 def tombstones(group: ConsumerGroup) -> list[CoordinatorRecord]:
-    """What deletes an empty group: of what the log has, in Kafka's order."""
-    gone = [r.record(_key(group, ConsumerKind.TARGET), None)] if group.assignment_epoch else []
+    """What deletes a group: of what the log has, in Kafka's order."""
+    members = group.members.values()
+    gone = [r.record(_key(group, ConsumerKind.CURRENT, m.id), None) for m in members if m.current is not None]
+    gone += [r.record(_key(group, ConsumerKind.MEMBER_TARGET, m.id), None) for m in members if m.target is not None]
+    gone += [r.record(_key(group, ConsumerKind.TARGET), None)] if group.assignment_epoch else []
+    gone += [r.record(_key(group, ConsumerKind.MEMBER, m.id), None) for m in members if m.value is not None]
     gone += [r.record(_key(group, ConsumerKind.REGEX, regex), None) for regex in group.regexes]
     return [*gone, r.record(_key(group, ConsumerKind.GROUP), None)]
 
@@ -319,15 +344,15 @@ def _preferred(values: Iterable[MemberValue], default: str) -> str:
 class _Draft:
     """The group as a heartbeat would have it: the members' values, patterns and targets with what changes."""
 
-    def __init__(self, group: ConsumerGroup, *gone: Member | None) -> None:
+    def __init__(self, group: ConsumerGroup, gone: Iterable[Member] = ()) -> None:
+        without = {member.id for member in gone}
         self.group = group
         self.epoch = group.epoch
         self.hash = group.hash
         self.assignment_epoch = group.assignment_epoch
         self.regexes = dict(group.regexes)
-        left = {member.id for member in gone if member is not None}
-        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m.id not in left}
-        self.targets = {m.id: m.target or () for m in group.members.values() if m.id not in left}
+        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m.id not in without}
+        self.targets = {m.id: m.target or () for m in group.members.values() if m.id not in without}
 
     def ordered(self) -> list[str]:
         """Ids in the assignors' order."""
@@ -419,9 +444,26 @@ def consumer_heartbeat(
     """Handle a heartbeat; answers :class:`BeatAnswer`. Raises BeatRefused."""
     group.picture = picture
     if beat.epoch < JOINS:
-        return _leave(group, beat, turn)
+        return _leave(group, beat, turn, settings)
     member, replaced = _member(group, beat, settings)
+    old, new = step(group, beat, member, replaced, turn, settings)
     fresh = member is None
+    tell = beat.full or beat.epoch != old.epoch or fresh or new.assigned.keys() != old.assigned.keys()
+    assignment = tuple(sorted(new.assigned)) if tell else None
+    return turn.result(
+        BeatAnswer(ErrorCode.NONE, None, beat.member_id, new.epoch, settings.heartbeat_interval_ms, assignment)
+    )
+
+
+def step(
+    group: ConsumerGroup, beat: Beat, member: Member | None, replaced: Member | None, turn: Turn,
+    settings: ConsumerSettings,
+) -> tuple[Current, Current]:  # fmt: skip
+    """Take over what a request says, and bring its member nearer to its target: what it had, and what it has.
+
+    ``member`` None: a new one, in the place of the static member ``replaced``, if it is not None.
+    """
+    picture, fresh = group.picture, member is None
     if member is None:
         member = Member(beat.member_id)
         if replaced is not None:
@@ -439,7 +481,7 @@ def consumer_heartbeat(
         turn.records.append(r.record(key, r.member_target_value(target)))
     late = group.epoch > epoch or picture.version != group.hashed_version
     if fresh or value != member.value or beat.resolved or late:
-        draft = _Draft(group, replaced)
+        draft = _Draft(group, () if replaced is None else (replaced,))
         draft.values[member.id] = value
         draft.targets.setdefault(member.id, target)
         resubscribed = (value.topics, value.regex) != (before.topics, before.regex)
@@ -452,11 +494,7 @@ def consumer_heartbeat(
     if fresh or new != old:
         turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(new)))
     _time(group, member.id, old, new, value, turn, settings)
-    tell = beat.full or beat.epoch != old.epoch or fresh or new.assigned.keys() != old.assigned.keys()
-    assignment = tuple(sorted(new.assigned)) if tell else None
-    return turn.result(
-        BeatAnswer(ErrorCode.NONE, None, member.id, new.epoch, settings.heartbeat_interval_ms, assignment)
-    )
+    return old, new
 
 
 def _member(group: ConsumerGroup, beat: Beat, settings: ConsumerSettings) -> tuple[Member | None, Member | None]:
@@ -470,7 +508,7 @@ def _member(group: ConsumerGroup, beat: Beat, settings: ConsumerSettings) -> tup
         elif holder is not member:
             if beat.epoch != JOINS or member is not None:
                 raise BeatRefused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {holder.id} has this instance id.")
-            if holder.at.epoch != LEAVES_FOR_NOW:
+            if holder.at.epoch != LEAVES_FOR_NOW and not holder.classic:
                 text = f"Static member {holder.id} with instance id {beat.instance_id} has not left the group."
                 raise BeatRefused(ErrorCode.UNRELEASED_INSTANCE_ID, text)
             replaced = holder
@@ -501,8 +539,9 @@ def _check_epoch(at: Current, beat: Beat) -> None:
 
 def _listen(member: Member, beat: Beat) -> None:
     """Note what the member says it owns."""
-    if beat.epoch == JOINS:
+    if beat.epoch == JOINS or beat.classic is not None:
         member.reported = member.seen = frozenset()
+        member.asked = False
     elif beat.owned is not None and beat.epoch == member.at.epoch:
         member.reported = frozenset(p for p in beat.owned if p in member.at.assigned or p in member.at.pending)
         member.seen |= member.reported
@@ -518,18 +557,23 @@ def _updated(value: MemberValue, beat: Beat) -> MemberValue:
         value.regex if beat.regex is None else beat.regex or None,
         value.rebalance_timeout_ms if beat.rebalance_timeout_ms < 0 else beat.rebalance_timeout_ms,
         value.assignor if beat.assignor is None else beat.assignor,
-        value.classic,
+        beat.classic,
     )
 
 
 def _gave_up(member: Member, beat: Beat) -> bool:
     """Whether the member certainly has none of the partitions that it must give up."""
-    if beat.epoch == JOINS:
-        return True
+    if beat.epoch == JOINS or beat.classic is not None:
+        return not _keeps(beat, member.at.pending)
     owned = member.reported if beat.owned is None else beat.owned
     if beat.epoch != member.at.epoch or owned is None:
         return False
     return all(p not in owned and (p in member.seen or not beat.full) for p in member.at.pending)
+
+
+def _keeps(beat: Beat, partitions: Iterable[Partition]) -> bool:
+    """Whether a member may have some of these still. One that joins tells all that it has, by either protocol."""
+    return beat.epoch != JOINS if beat.classic is None else any(p in (beat.owned or ()) for p in partitions)
 
 
 def _next(
@@ -543,8 +587,8 @@ def _next(
         return at
     wanted = set(target)
     kept = {partition: since for partition, since in at.assigned.items() if partition in wanted}
-    if len(kept) < len(at.assigned) and beat.epoch != JOINS:
-        lost = {partition: since for partition, since in at.assigned.items() if partition not in wanted}
+    lost = {partition: since for partition, since in at.assigned.items() if partition not in wanted}
+    if lost and _keeps(beat, lost):
         return Current(at.epoch, at.previous_epoch, r.UNREVOKED, kept, lost)
     mine = {None, member.id, replaced.id if replaced is not None else None}
     state = r.STABLE
@@ -561,18 +605,30 @@ def _time(
     group: ConsumerGroup, name: str, old: Current, new: Current, value: MemberValue, turn: Turn,
     settings: ConsumerSettings,
 ) -> None:  # fmt: skip
-    """Begin the session anew; the time to give up partitions begins when they are taken away."""
-    turn.schedule("member", group.id, settings.session_timeout_ms, name)
-    if new.state == r.UNREVOKED and (old.state != r.UNREVOKED or old.pending != new.pending):
+    """Begin the session anew; the time to give up partitions begins when they are taken away.
+
+    A member of the classic protocol has its own times: to join again when it is asked to, then to ask what it has.
+    """
+    turn.schedule("member", group.id, session_ms(value, settings), name)
+    if value.classic is not None:
+        turn.schedule("resync", group.id, value.rebalance_timeout_ms, name)
+        turn.cancel("rejoin", group.id, name)
+        turn.cancel("revoke", group.id, name)
+    elif new.state == r.UNREVOKED and (old.state != r.UNREVOKED or old.pending != new.pending):
         turn.schedule("revoke", group.id, value.rebalance_timeout_ms, name)
     elif new.state != r.UNREVOKED and old.state == r.UNREVOKED:
         turn.cancel("revoke", group.id, name)
 
 
+def session_ms(value: MemberValue, settings: ConsumerSettings) -> int:
+    """After so long without a request the member is gone; members of the classic protocol say it themselves."""
+    return settings.session_timeout_ms if value.classic is None else value.classic.session_timeout_ms
+
+
 # --- the end of a membership ------------------------------------------------------------------------------------
 
 
-def _leave(group: ConsumerGroup, beat: Beat, turn: Turn) -> Result:
+def _leave(group: ConsumerGroup, beat: Beat, turn: Turn, settings: ConsumerSettings) -> Result:
     member = group.members.get(beat.member_id)
     if beat.instance_id is not None:
         holder = group.members.get(group.statics.get(beat.instance_id, ""))
@@ -586,31 +642,8 @@ def _leave(group: ConsumerGroup, beat: Beat, turn: Turn) -> Result:
         turn.records.append(r.record(_key(group, ConsumerKind.CURRENT, member.id), r.current_value(away)))
         turn.cancel("revoke", group.id, member.id)
     else:
-        remove_members(group, [member], turn)
+        remove_members(group, [member], turn, settings)
     return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, beat.epoch))
-
-
-def end_memberships(group: ConsumerGroup, leavers: tuple[Leaver, ...], turn: Turn) -> Result:
-    """LeaveGroup: end these memberships; an operator may name a static member by its instance id only."""
-    gone: dict[str, Member] = {}
-    answers = []
-    for leaver in leavers:
-        member, error = group.members.get(leaver.member_id), ErrorCode.NONE
-        if leaver.instance_id is not None:
-            holder = group.members.get(group.statics.get(leaver.instance_id, ""))
-            if holder is not None and leaver.member_id not in ("", holder.id):
-                error = ErrorCode.FENCED_INSTANCE_ID
-            member = holder
-        if member is None:
-            error = ErrorCode.UNKNOWN_MEMBER_ID
-        elif error is ErrorCode.NONE:
-            gone[member.id] = member
-        answers.append((leaver, error))
-    if gone:
-        remove_members(group, gone.values(), turn)
-    result = turn.result(LeaveAnswer(ErrorCode.NONE, tuple(answers)))
-    result.failed = lambda error, now: Result(response=LeaveAnswer(coordinator_error(error)))
-    return result
 
 
 def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
@@ -619,25 +652,59 @@ def _bury(group: ConsumerGroup, member: Member, turn: Turn) -> None:
     for kind, part in (*has, (ConsumerKind.MEMBER, member.value)):
         if part is not None:
             turn.records.append(r.record(_key(group, kind, member.id), None))
-    turn.cancel("member", group.id, member.id)
-    turn.cancel("revoke", group.id, member.id)
+    _untime(group, member, turn)
 
 
-def remove_members(group: ConsumerGroup, gone: Collection[Member], turn: Turn) -> None:
-    """End memberships: what these members have is free, and the others get it at their heartbeats."""
+def _untime(group: ConsumerGroup, member: Member, turn: Turn) -> None:
+    for kind in MEMBER_TIMERS:
+        turn.cancel(kind, group.id, member.id)
+
+
+def remove_members(group: ConsumerGroup, gone: Collection[Member], turn: Turn, settings: ConsumerSettings) -> None:
+    """End memberships: what the members have is free, and the others get it at their heartbeats.
+
+    If none of the others uses the consumer protocol, the group becomes a classic one.
+    """
+    if not gone or _downgrade(group, {member.id for member in gone}, turn, settings):
+        return
     for member in gone:
         _bury(group, member, turn)
-    draft = _Draft(group, *gone)
+    draft = _Draft(group, gone)
     draft.resolve(Beat(group.id, "", LEAVES), turn)
     draft.bump(True, turn)
 
 
+def _downgrade(group: ConsumerGroup, gone: Collection[str], turn: Turn, settings: ConsumerSettings) -> bool:
+    """Turn a group whose members, but for those gone, use the classic protocol into a classic one, if it may be.
+
+    They rebalance when that is in the log.
+    """
+    left = {m.id: (m.value, m.at) for m in group.members.values() if m.value is not None and m.id not in gone}
+    if not left or len(left) > settings.classic_max_size or not settings.downgrades or group.picture is NO_PICTURE:
+        return False
+    if any(value.classic is None for value, _ in left.values()):
+        return False
+    stored = classic_record(group.id, group.epoch, left, group.picture.topics, turn.now)
+    if stored is None:
+        return False
+    turn.records += tombstones(group)
+    turn.records.append(group_record(group.id, stored))
+    for member in group.members.values():
+        _untime(group, member, turn)
+    turn.schedule("rebalance", group.id, 0)
+    return True
+
+
 def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settings: ConsumerSettings) -> None:
-    """A session or the time to give up partitions is over; or a target may be computed now."""
+    """A time of a member's is over; or a target may be computed now, or the group become a classic one."""
     member = group.members.get(member_id)
     if kind == "assign":
         draft = _Draft(group)
         if group.picture is not NO_PICTURE and group.epoch > group.assignment_epoch and draft.values:
             draft.assign(settings, turn)
-    elif member is not None and (kind == "member" or member.at.state == r.UNREVOKED):
-        remove_members(group, [member], turn)
+    elif kind == "downgrade":
+        _downgrade(group, (), turn, settings)
+    elif member is not None and (
+        kind == "member" or (member.at.state == r.UNREVOKED if kind == "revoke" else member.classic)
+    ):
+        remove_members(group, [member], turn, settings)

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fleetlog._native.byte_reader import varint_bytes
+from fleetlog.brokers.groups.members import PROTOCOL_BYTES
 from fleetlog.brokers.groups.records import BadRecord, ConsumerKey, RecordReader, consumer_key
+from fleetlog.brokers.groups.requests import Protocol
 from fleetlog.txn.commands import CoordinatorRecord
 
 Partition = tuple[bytes, int]
@@ -27,8 +29,20 @@ _CURRENT = struct.Struct(">hiib")
 _ID_BYTES = 16
 
 
+class Classic(NamedTuple):
+    """What a member of the classic protocol has said in its JoinGroup: its session timeout and its protocols."""
+
+    session_timeout_ms: int
+    protocols: tuple[Protocol, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes in memory."""
+        return sum(PROTOCOL_BYTES + len(one.name) + len(one.metadata) for one in self.protocols)
+
+
 class MemberValue(NamedTuple):
-    """What a member has said of itself. ``classic`` are the raw bytes of a classic member's tag."""
+    """What a member has said of itself; ``classic`` if it uses the classic protocol."""
 
     instance_id: str | None
     rack_id: str | None
@@ -38,7 +52,7 @@ class MemberValue(NamedTuple):
     regex: str | None
     rebalance_timeout_ms: int
     assignor: str | None
-    classic: bytes | None = None
+    classic: Classic | None = None
 
 
 class Current(NamedTuple):
@@ -125,9 +139,16 @@ def member_value(member: MemberValue) -> bytes:
             _text(member.regex),
             _I32.pack(member.rebalance_timeout_ms),
             _text(member.assignor),
-            _tags({} if member.classic is None else {0: member.classic}),
+            _tags({} if member.classic is None else {0: _classic(member.classic)}),
         )
     )
+
+
+def _classic(classic: Classic) -> bytes:
+    """A structure that may be null: 1 says that it is there."""
+    rows = [_text(one.name) + varint_bytes(len(one.metadata) + 1) + one.metadata + b"\0" for one in classic.protocols]
+    head = b"\1" + _I32.pack(classic.session_timeout_ms) + varint_bytes(len(rows) + 1)
+    return head + b"".join(rows) + b"\0"
 
 
 def member_target_value(partitions: Iterable[Partition]) -> bytes:
@@ -198,10 +219,21 @@ def decode_member(raw: bytes) -> MemberValue | None:
     client_id, client_host = reader.string(), reader.string()
     topics = tuple(reader.string() for _ in range(reader.array_size()))
     regex, rebalance_timeout_ms, assignor = reader.nullable_string(), reader.i32(), reader.nullable_string()
-    classic = reader.tags().get(0)
+    tag = reader.tags().get(0)
+    classic = None if tag is None else _decode_classic(RecordReader(tag, flexible=True))
     return MemberValue(
         instance_id, rack_id, client_id, client_host, topics, regex, rebalance_timeout_ms, assignor, classic
     )
+
+
+def _decode_classic(reader: RecordReader) -> Classic | None:
+    if reader.take(1) != b"\1":
+        return None
+    session_timeout_ms, protocols = reader.i32(), []
+    for _ in range(reader.array_size()):
+        protocols.append(Protocol(reader.string(), bytes(reader.blob())))
+        reader.tags()
+    return Classic(session_timeout_ms, tuple(protocols))
 
 
 def decode_member_target(raw: bytes) -> tuple[Partition, ...] | None:

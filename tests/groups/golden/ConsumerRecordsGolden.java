@@ -1,7 +1,10 @@
 // Writes records of the consumer protocol in __consumer_offsets with Kafka's own generated classes: "name hex" a line.
 import java.nio.ByteBuffer;
+import java.util.HexFormat;
 import java.util.List;
 import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.message.ConsumerProtocolAssignment;
+import org.apache.kafka.common.message.ConsumerProtocolSubscription;
 import org.apache.kafka.common.protocol.Message;
 import org.apache.kafka.common.protocol.MessageUtil;
 import org.apache.kafka.coordinator.group.generated.*;
@@ -22,6 +25,21 @@ public class ConsumerRecordsGolden {
             .setTopicId(topic).setPartitions(indexes).setAssignmentEpochs(epochs);
     }
 
+    /** What a classic consumer says in JoinGroup and hears in SyncGroup; these have their version in front. */
+    static void embedded(short version) {
+        ConsumerProtocolSubscription said = new ConsumerProtocolSubscription().setTopics(List.of("a", "b"));
+        if (version >= 1) said.ownedPartitions().add(
+            new ConsumerProtocolSubscription.TopicPartition().setTopic("a").setPartitions(List.of(0, 2)));
+        if (version >= 2) said.setGenerationId(7);
+        if (version >= 3) said.setRackId("r");
+        ConsumerProtocolAssignment heard = new ConsumerProtocolAssignment();
+        heard.assignedPartitions().add(
+            new ConsumerProtocolAssignment.TopicPartition().setTopic("a").setPartitions(List.of(0, 2)));
+        HexFormat hex = HexFormat.of();
+        System.out.println("subscription-" + version + " " + hex.formatHex(MessageUtil.toVersionPrefixedBytes(version, said)));
+        System.out.println("assignment-" + version + " " + hex.formatHex(MessageUtil.toVersionPrefixedBytes(version, heard)));
+    }
+
     public static void main(String[] args) {
         print("group-key", 3, new ConsumerGroupMetadataKey().setGroupId("größe"));
         print("member-key", 5, new ConsumerGroupMemberMetadataKey().setGroupId("g").setMemberId("m-1"));
@@ -37,6 +55,15 @@ public class ConsumerRecordsGolden {
         print("member-plain", 0, new ConsumerGroupMemberMetadataValue().setInstanceId(null).setRackId(null)
             .setClientId("").setClientHost("/h").setSubscribedTopicNames(List.of()).setSubscribedTopicRegex(null)
             .setRebalanceTimeoutMs(-1).setServerAssignor(null));
+        print("member-classic", 0, new ConsumerGroupMemberMetadataValue().setInstanceId(null).setRackId("r")
+            .setClientId("c").setClientHost("/h").setSubscribedTopicNames(List.of("a", "b")).setSubscribedTopicRegex(null)
+            .setRebalanceTimeoutMs(60000).setServerAssignor(null).setClassicMemberMetadata(
+                new ConsumerGroupMemberMetadataValue.ClassicMemberMetadata().setSessionTimeoutMs(10000)
+                    .setSupportedProtocols(List.of(
+                        new ConsumerGroupMemberMetadataValue.ClassicProtocol().setName("range")
+                            .setMetadata(new byte[] {1, 2, 3}),
+                        new ConsumerGroupMemberMetadataValue.ClassicProtocol().setName("cooperative-sticky")
+                            .setMetadata(new byte[0])))));
         print("target", 0, new ConsumerGroupTargetAssignmentMetadataValue().setAssignmentEpoch(7)
             .setAssignmentTimestamp(1_700_000_000_123L));
         print("member-target", 0, new ConsumerGroupTargetAssignmentMemberValue().setTopicPartitions(List.of(
@@ -50,5 +77,6 @@ public class ConsumerRecordsGolden {
             .setPartitionsPendingRevocation(List.of()));
         print("regex", 0, new ConsumerGroupRegularExpressionValue().setTopics(List.of("a", "ab")).setVersion(12)
             .setTimestamp(1_700_000_000_123L));
+        for (short version = 0; version <= 3; version++) embedded(version);
     }
 }
