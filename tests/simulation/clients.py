@@ -252,10 +252,11 @@ class Producer(Client):
             records, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
         )
 
-    async def new_producer_id(self) -> int:
+    async def new_producer_id(self, broker: int | None = None) -> int:
+        """One of that broker, or of any."""
         while True:
             request = m.InitProducerIdRequest(version=4, transactional_id=None, transaction_timeout_ms=60_000)
-            answer = await self.ask(self.any_broker(), request, 4)
+            answer = await self.ask(self.any_broker() if broker is None else broker, request, 4)
             if answer is not None and answer.error_code == OK:
                 self.world.oracle.producer_id_given(answer.producer_id, self.name)
                 return int(answer.producer_id)

@@ -18,6 +18,7 @@ from fleetlog.brokers.api.fetch_sessions import FetchSession
 from fleetlog.brokers.controller import elections, plans
 from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.writes import StateWrites
+from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST
 from fleetlog.brokers.coordinators.shard_host import ShardHost
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from fleetlog.brokers.groups.records import CommittedOffset
@@ -349,6 +350,10 @@ def _applies_any_change(self: Any, sequence: int, entry: Any, delta: Any) -> Non
 # ---- coordinators and transactions
 
 
+def _acknowledges_as_it_resigns(original: Any, self: Any, flight: Any, error: Any) -> None:
+    original(self, flight, ErrorCode.NONE if error in LEADERSHIP_LOST else error)
+
+
 def _answers_at_once(self: Any, flight: Any) -> None:
     self._committed(flight, ErrorCode.NONE)
 
@@ -534,6 +539,9 @@ MUTATIONS = (
     Mutation("an offset counts for whatever topic has the name", (instead(CommittedOffset.outlives, lambda self, topic: False),), 10, RENEWS),
     Mutation("logs go by their names", (instead(ReplicaManager._open, _takes_any_log_of_the_name),), 13, RENEWS),
     # ---- coordinators and transactions
+    # Kafka's own (KAFKA-20634): test_resigning has the same oracle.
+    Mutation("a coordinator that has resigned acknowledges what was on its way", (instead(ShardHost._committed, _acknowledges_as_it_resigns),), 13,
+        ("isolate", "cut from zookeeper", "hold the loop")),
     Mutation("a coordinator answers before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 35, ("kill", "die in a write", "slow")),
     Mutation("a transaction completes before its markers are committed", (
         instead(TransactionCoordinator._await_commit, lambda partition, offset, done: done(ErrorCode.NONE)),
@@ -581,6 +589,9 @@ MUTATIONS = (
         instead(inventory_keeper.later_epochs, lambda topics, logs: None),
     ), 0, (ROLLBACK,), 8),
     Mutation("a repair keeps the leader epochs of the older copy", (instead(repair._state, _keeps_leader_epochs),), 0, (ROLLBACK,), 8),
+    Mutation("a repair does not look for producer ids that the older copy does not know", (
+        instead(repair._producer_id, lambda plan, inventories, allocated_id: allocated_id),
+    ), 0, (ROLLBACK,), 8),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 2, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),

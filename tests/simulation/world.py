@@ -59,6 +59,8 @@ OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rig
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
 ROLLBACK = "rollback"
 ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK)
+NOT_IN_LOGS = (LOGINS, RENEWS)
+"""Like rights: what an older ZooKeeper does not know of them no repair finds in the logs."""
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -121,7 +123,8 @@ class World:
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
     ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "directories" log
-    directories that go and come back. With "rollback" ZooKeeper is put back to an older copy instead of any fault.
+    directories that go and come back. With "rollback" ZooKeeper is put back to an older copy instead of any fault, as
+    in one of fifty seeds from :data:`NOTED_SEEDS` on.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -161,8 +164,11 @@ class World:
         tables = random.Random(f"{seed}/tables").random() < 0.3 and DRIVERS not in kinds  # other seeds stay as they are
         if tables:
             settings["log_cleaner_backoff_ms"] = 100
+        rolled = seed >= NOTED_SEEDS and not kinds and random.Random(f"{seed}/rolls back").random() < 0.02
+        self.rolls_back = rolled or ROLLBACK in kinds
+        """Whether ZooKeeper is put back to an older copy, in place of the seed's faults."""
         rights = RIGHTS in kinds or random.Random(f"{seed}/rights").random() < 0.2
-        rights = rights and DRIVERS not in kinds
+        rights = rights and DRIVERS not in kinds and not rolled
         if rights:
             settings |= RIGHTS_SETTINGS
         self.minimum = 2
@@ -172,7 +178,7 @@ class World:
 
         def later(what: str) -> bool:
             drawn = seed >= NOTED_SEEDS and random.Random(f"{seed}/{what}").random() < 0.25 and DRIVERS not in kinds
-            return drawn or what in kinds
+            return (drawn and not (rolled and what in NOT_IN_LOGS)) or what in kinds
 
         logins = later(LOGINS)
         self.fleet = Fleet(
@@ -189,7 +195,7 @@ class World:
         """So many entries stay in the change log when the controller prunes it; 0: as many as outside."""
         self.zookeeper.on_commit = self._committed
         self.faults = Faults(self)
-        if ROLLBACK in kinds:
+        if self.rolls_back:
             self.faults.happen = Rollback(self).happen  # type: ignore[method-assign]
         self.clients: list[asyncio.Task[Any]] = []
         self.table = TableWriter(self, "table writer") if tables else None
