@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,6 @@ from fleetlog.brokers.acls.image import (
     AclBinding,
     AclFilter,
     AclOperation,
-    Entries,
     InvalidAcl,
     PatternType,
     Permission,
@@ -233,7 +232,7 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
         asked.append(binding)
         wanted.setdefault(binding.pattern, set()).add(binding.entry)
     edits: dict[ResourcePattern, Edit] = {
-        pattern: partial(_with, created=frozenset(entries)) for pattern, entries in wanted.items()
+        pattern: partial(entries_with, created=entries) for pattern, entries in wanted.items()
     }
     outcomes = await _edited(cache, context, edits)
     listening = [endpoint.host for endpoint in context.services.metadata.static.listener_endpoints()]
@@ -260,10 +259,6 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
 
 def _brokers_without_ranges(context: Context) -> list[int]:
     return sorted(one.id for one in context.services.metadata.brokers.values() if not one.matches_ranges)
-
-
-def _with(present: Entries, created: Entries) -> Entries:
-    return entries_with(present, created)
 
 
 @in_task
@@ -321,12 +316,8 @@ async def _deletions(cache: AclCache, filters: list[AclFilter], context: Context
         await context.yield_now()
         meant = [asked for asked in filters if asked.matches_pattern(pattern)]
         if meant and entries_without(pattern, entries, meant) != entries:
-            edits[pattern] = partial(_without, pattern=pattern, filters=meant)
+            edits[pattern] = partial(entries_without, pattern, filters=meant)
     return edits
-
-
-def _without(present: Entries, pattern: ResourcePattern, filters: Iterable[AclFilter]) -> Entries:
-    return entries_without(pattern, present, filters)
 
 
 async def _deleted(
