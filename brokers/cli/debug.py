@@ -16,6 +16,7 @@ import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target, admin, client_options, first_line
 from fleetlog.brokers.cli.cluster_config import SOURCES, settings_of_brokers
 from fleetlog.brokers.cli.command_group import CommandGroup
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fleetlog.brokers.cli.diagnosis import FleetFacts
 
 METRICS_BYTES_MAX: Final = 8_000_000
-METRICS_S: Final = 5.0
 LOG_BYTES_MAX: Final = 4_000_000
 TOPICS_MAX: Final = 2_000
 PEM_LINES: Final = 200
@@ -179,25 +179,8 @@ def _topics(client: AdminClient, facts: FleetFacts) -> dict[str, Any]:
 
 def _metrics(client: AdminClient, broker_id: int, address: str) -> str:
     """The broker's page. Raises ValueError, OSError, CliError."""
-    import http.client
-
-    row = settings_of_brokers(client, ("admin.listener",), broker_id)["admin.listener"][broker_id]
-    host, _, port = (row.value or "").rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError("admin.listener is not set")
-    if host in {"0.0.0.0", "[::]"}:
-        host = address.rpartition(":")[0]
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=METRICS_S)
-    try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise ValueError(f"/metrics answers {answer.status}")
-        return answer.read(METRICS_BYTES_MAX).decode(errors="replace")
-    except http.client.HTTPException as error:
-        raise ValueError(f"{host}:{port} answers no HTTP: {error}") from None
-    finally:
-        connection.close()
+    lines = metrics_lines(metrics_address(client, broker_id, address.rpartition(":")[0]), METRICS_BYTES_MAX)
+    return b"".join(lines).decode(errors="replace")
 
 
 def tail_of(path: Path) -> str:

@@ -15,14 +15,7 @@ from typing import Any
 
 import fleetlog
 from fleetlog._native.temporary import own_directory
-from fleetlog.brokers.cli.dev_security import (
-    APP,
-    LISTENER,
-    MECHANISM,
-    REGISTRY,
-    DevSecurity,
-    write_private,
-)
+from fleetlog.brokers.cli.dev_security import APP, CONSOLE, LISTENER, MECHANISM, REGISTRY, DevSecurity, write_private
 from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from fleetlog.brokers.cli.interrupts import interrupts
 from fleetlog.brokers.cli.output import CliError
@@ -441,7 +434,8 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
 def grant_programs(settings: dict[str, str], timeout_s: float = READY_TIMEOUT_S) -> None:
     """Programs may do everything with topics, groups and transactional ids, and describe the cluster.
 
-    The schema registry's login gets what docs/registry.md says. Raises DevError.
+    The schema registry's login gets what docs/registry.md says; the console's may describe the cluster and the
+    brokers' settings. Raises DevError.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -467,6 +461,10 @@ def grant_programs(settings: dict[str, str], timeout_s: float = READY_TIMEOUT_S)
         AclBinding(kind, name, literal, f"User:{REGISTRY}", "*", AclOperation[operation], allow)
         for kind, name, operations in own
         for operation in operations
+    ]
+    acls += [
+        AclBinding(*describe[:3], f"User:{CONSOLE}", "*", operation, allow)
+        for operation in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
     ]
     admin = AdminClient({**settings, "logger": _quiet()})
     try:

@@ -23,8 +23,9 @@ SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
 LISTENER: Final = "SECURE"
-BROKER, ADMIN, APP, REGISTRY = "broker", "admin", "app", "registry"
-USERS: Final = (BROKER, ADMIN, APP, REGISTRY)
+BROKER, ADMIN, APP, REGISTRY, CONSOLE = "broker", "admin", "app", "registry", "console"
+"""Of the brokers, operators and programs, the schema registry; by the last one the console collects figures."""
+USERS: Final = (BROKER, ADMIN, APP, REGISTRY, CONSOLE)
 NAMES: Final = ("DNS:localhost", "IP:127.0.0.1", "IP:::1")
 _DAYS: Final = "3650"
 _USERS_FILE: Final = "users.json"
@@ -123,7 +124,7 @@ class DevSecurity:
 
     def write_client_files(self, bootstrap: str) -> None:
         """Write the settings of the clients' users for programs that take a file."""
-        for user in (ADMIN, APP):
+        for user in (ADMIN, APP, CONSOLE):
             for kind, settings in (
                 ("librdkafka", self.librdkafka(bootstrap, user)), ("java", self.java(bootstrap, user))
             ):  # fmt: skip
@@ -152,7 +153,7 @@ def _passwords(file: Path) -> dict[str, str]:
     try:
         if file.exists():
             read = json.loads(file.read_text())
-            known = {user: str(read[user]) for user in USERS if user != REGISTRY or user in read}
+            known = {user: str(read[user]) for user in USERS if user in read or user not in (REGISTRY, CONSOLE)}
     except (ValueError, KeyError, TypeError) as error:
         raise SecurityError(f"{file} cannot be read ({error}); remove {file.parent} to make all of it anew") from error
     passwords = {user: known.get(user) or secrets.token_urlsafe(24) for user in USERS}

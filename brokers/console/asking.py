@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.schemas import SchemaRegistry
 
@@ -50,7 +51,10 @@ class PageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One page that is asked for. ``name`` is the topic in its address; raises PageError where none can be so long."""
+    """One page that is asked for.
+
+    ``name`` is the topic or broker in its address; raises PageError where none can be so long.
+    """
 
     client: Any
     target: Target
@@ -58,6 +62,7 @@ class Asking:
     name: str = ""
     registry: SchemaRegistry | None = None
     masks: Masks = field(default_factory=Masks)
+    collector: FigureCollector | None = None
 
     def __post_init__(self) -> None:
         if len(self.name) > TOPIC_CHARS_MAX:

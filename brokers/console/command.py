@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,7 @@ import click
 
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
-from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
+from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, read_command_config
 from fleetlog.brokers.cli.options import listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.console.masking import Masks, read_masks
@@ -101,6 +102,15 @@ def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--mask", "mask_file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Fields of records that no page shows, and no filter looks at: a pattern of topics and a path in a line each.",
 )  # fmt: skip
+@click.option(
+    "--figures-config", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Properties of the login by which the console collects the figures of its charts, as --command-config has "
+    "them. Needed with --login; else --command-config is that login.",
+)  # fmt: skip
+@click.option(
+    "--figures-dir", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+    help="Where the figures are kept.  [default: ~/.local/state/fleetlog/console]",
+)  # fmt: skip
 @client_options
 def console(
     *,
@@ -114,6 +124,8 @@ def console(
     registry_url: str | None,
     registry_config: Path | None,
     mask_file: Path | None,
+    figures_config: Path | None,
+    figures_dir: Path | None,
     **oidc: Any,
 ) -> None:
     """Show the fleet in a browser, until Ctrl-C.
@@ -136,13 +148,32 @@ def console(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        app=create_console(ConsoleSettings(target, frozenset(hosts), login, tls.there, registry, issuer, masks)),
+        app=create_console(
+            ConsoleSettings(
+                target,
+                frozenset(hosts),
+                login,
+                tls.there,
+                registry,
+                issuer,
+                masks,
+                _figures(target, login, figures_config),
+                figures_dir,
+            )
+        ),
         host=str(address),
         port=port,
         certificate=tls.pair,
         stop_s=STOP_S,
         ready=ready,
     )
+
+
+def _figures(target: Target, login: str | None, file: Path | None) -> Target | None:
+    """How the console collects figures; None where it has no login of its own. Raises CliError."""
+    if file is not None:
+        return replace(target, properties=read_command_config(file))
+    return target if login is None else None
 
 
 def _issuer(

@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.topics import fetch_ends, topic_value
 from fleetlog.brokers.cli.users import users_at
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
 from fleetlog.brokers.console.commands import listed
+from fleetlog.brokers.console.pictures import Pictures
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
@@ -42,7 +43,68 @@ def fleet_page(asking: Asking) -> Answer:
         told = facts.health.get(broker["id"])
         broker["loop_lag_ms"] = None if told is None else _milliseconds(told.loop_micros)
         broker["loop_lag_max_ms"] = None if told is None else _milliseconds(told.loop_max_micros)
+    value["pictures"] = Pictures(asking).of_fleet(asking, [broker["id"] for broker in value["brokers"]])
     return value
+
+
+MAP_TOPICS: Final = 200
+MAP_ORDERS: Final = ("problems", "name", "partitions")
+
+
+def partitions_page(asking: Asking) -> Answer:
+    """The map: of each topic and broker which replicas lead, follow, are behind or move; some topics at a time."""
+    overview = fetch_overview(asking.client, directories=False)
+    part, order = asking.text("name").lower(), asking.choice("order", MAP_ORDERS)
+    by_topic: dict[str, list[Any]] = {}
+    counts = {"leader": 0, "follower": 0, "behind": 0, "moving": 0, "offline": 0}
+    for _, p in sorted(overview.partitions.items()):
+        counts["offline"] += p.offline
+        for broker_id in p.replicas:
+            counts[_replica_state(p, broker_id)] += 1
+        if part in p.topic.lower():
+            by_topic.setdefault(p.topic, []).append(p)
+    troubled = {
+        name: sum(p.under_replicated or p.offline or p.moving for p in partitions)
+        for name, partitions in by_topic.items()
+    }
+    keys: dict[str, Callable[[str], Any]] = {
+        "problems": lambda name: -troubled[name], "name": lambda name: name,
+        "partitions": lambda name: -len(by_topic[name]),
+    }  # fmt: skip
+    ordered, start = sorted(by_topic, key=keys[order]), asking.number("start", 0, 0, 10**9)
+    brokers = sorted({*overview.brokers})
+    return {
+        "brokers": [{"id": number, "alive": overview.brokers[number].alive} for number in brokers],
+        "topics": [
+            _map_row(name, by_topic[name], troubled[name], brokers) for name in ordered[start : start + MAP_TOPICS]
+        ],
+        "counts": counts,
+        "partitions": len(overview.partitions),
+        "count": len(ordered),
+        "start": start,
+        "next_start": start + MAP_TOPICS if start + MAP_TOPICS < len(ordered) else None,
+        "order": order,
+        "orders": MAP_ORDERS,
+    }
+
+
+def _replica_state(partition: Any, broker_id: int) -> str:
+    if broker_id in partition.adding or broker_id in partition.removing:
+        return "moving"
+    if broker_id == partition.leader:
+        return "leader"
+    return "follower" if broker_id in partition.isr and not partition.offline else "behind"
+
+
+def _map_row(name: str, partitions: list[Any], troubled: int, brokers: list[int]) -> dict[str, Any]:
+    states: dict[int, list[tuple[int, str]]] = {broker_id: [] for broker_id in brokers}
+    for p in partitions:
+        for broker_id in p.replicas:
+            states[broker_id].append((p.index, _replica_state(p, broker_id)))
+    return {
+        "topic": name, "partitions": len(partitions), "troubled": troubled, "width": partitions[-1].index + 1,
+        "replicas": [[broker_id, states[broker_id]] for broker_id in brokers],
+    }  # fmt: skip
 
 
 def _milliseconds(micros: int) -> float | None:
@@ -73,6 +135,7 @@ def broker_page(asking: Asking) -> Answer:
         ],
         "connections": _connections_of(client, broker_id, sorted(overview.brokers)),
         "settings": _section(lambda: _broker_settings(asking, broker_id)),
+        "pictures": Pictures(asking).of_broker(asking, broker_id),
     }  # fmt: skip
 
 
@@ -205,8 +268,12 @@ def topic_page(asking: Asking) -> Answer:
     sizes = [row["bytes"] for row in value["partitions"] if row["bytes"] is not None]
     internal = any(p.internal for p in overview.partitions.values())
     timeline = read_timeline(client, [broker.id for broker in overview.live_brokers()], name, TOPIC_ELECTIONS_SHOWN)
+    pictures = Pictures(asking).of_topic(name, len(value["partitions"]))
+    for row in value["partitions"]:
+        row["records_s"] = pictures["records_s"].get(str(row["partition"]))
     return {
         **value,
+        "pictures": pictures,
         "internal": internal,
         "bytes": sum(sizes) if sizes else None,
         "timeline": timeline,
@@ -348,6 +415,7 @@ def group_page(asking: Asking) -> Answer:
         "age_s": group["age_s"] if group is not None else None,
         "unknown": unknown if group is None else [],
         "lag_by_topic": [{"topic": topic, "lag": lag} for topic, lag in sorted(by_topic.items())],
+        "pictures": Pictures(asking).of_group(name),
     }
 
 
@@ -376,6 +444,7 @@ def transactions_page(asking: Asking) -> Answer:
         "transactions": [row for row in rows if row not in open_rows][:500],
         "count": len(rows),
         "sinks": listed(asking.target, "sinks"),
+        "pictures": Pictures(asking).of_transactions(asking),
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -29,10 +29,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
-from fleetlog.brokers.console import message_pages, pages
+from fleetlog.brokers.console import charts, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import filled, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
+from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
 from fleetlog.brokers.console.masking import Masks
@@ -134,6 +135,7 @@ THREADS: Final = 16
 NAVIGATION: Final = (
     ("/", "Fleet"),
     ("/topics", "Topics"),
+    ("/partitions", "Partitions"),
     ("/groups", "Groups"),
     ("/transactions", "Transactions"),
     ("/connections", "Connections"),
@@ -144,6 +146,8 @@ NAVIGATION: Final = (
 
 PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/", "fleet.html", pages.fleet_page),
+    ("/brokers/{name}", "broker.html", pages.broker_page),
+    ("/partitions", "partitions.html", pages.partitions_page),
     ("/controller", "controller.html", pages.controller_page),
     ("/doctor", "doctor.html", pages.doctor_page),
     ("/topics", "topics.html", pages.topics_page),
@@ -152,7 +156,6 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", pages.clients_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
-    ("/brokers/{name}", "broker.html", pages.broker_page),
     ("/find", "find.html", pages.find_page),
     ("/groups", "groups.html", pages.groups_page),
     ("/group", "group.html", pages.group_page),
@@ -167,7 +170,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """How the console is started. ``login`` names the mechanism of its users' logins; None: no login."""
+    """How the console is started. ``login`` names the mechanism of its users' logins; None: no login.
+
+    ``figures`` is how the console itself asks the brokers, for its charts; None: it has none.
+    """
 
     target: Target
     hosts: frozenset[str]
@@ -176,6 +182,8 @@ class ConsoleSettings:
     registry: SchemaRegistry | None = None
     oidc: OidcLogin | None = None
     masks: Masks = field(default_factory=Masks)
+    figures: Target | None = None
+    figures_directory: Path | None = None
 
 
 class LoginNeeded(Exception):
@@ -190,6 +198,9 @@ class Console:
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
         self.memory = SpareMemory(trim_function())
+        self.collector = (
+            FigureCollector(settings.figures, settings.figures_directory) if settings.figures is not None else None
+        )
         self._threads = anyio.CapacityLimiter(THREADS)
         self._logins = LoginTurns()
         self._templates = Environment(
@@ -198,6 +209,10 @@ class Console:
         )  # fmt: skip
         self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
         self._templates.globals |= {"json_tree": json_tree, "json_preview": json_preview, "tree_nodes": TreeNodes}
+        self._templates.globals |= {
+            "drawn": charts.drawn, "drawn_small": charts.drawn_small, "replicas_cell": charts.replicas_cell,
+            "figure": charts.figure_text, "address": _with_params,
+        }  # fmt: skip
         self._templates.globals |= {"share_bar": pages.share_bar, "bars": pages.bars, "navigation": NAVIGATION}
 
     async def sweep(self) -> None:
@@ -253,7 +268,9 @@ class Console:
         def lent() -> Any:
             with self.clients.lend(session.login) as client:
                 target = self.clients.target_of(session.login)
-                return function(Asking(client, target, params, name, self.settings.registry, self.settings.masks))
+                masks, registry = self.settings.masks, self.settings.registry
+                asking = Asking(client, target, params, name, registry, masks, self.collector)
+                return function(asking)
 
         return refusable(lent)
 
@@ -473,6 +490,11 @@ def _twin(request: Request) -> str:
     return str(request.url.include_query_params(format="json").replace(scheme="", netloc=""))
 
 
+def _with_params(path: str, query: Mapping[str, str], **changed: str) -> str:
+    """The address with the parameters that it has, and those that change."""
+    return f"{path}?{urlencode({**query, **changed})}"
+
+
 def local_path(text: str) -> str:
     """The path if it is one of the console's, else the first page: a link to a login leads nowhere else."""
     parts = urlsplit(text)
@@ -499,12 +521,16 @@ def create_console(settings: ConsoleSettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if console.collector is not None:
+            console.collector.start()
         async with anyio.create_task_group() as group:
             group.start_soon(console.sweep)
             group.start_soon(console.memory.run)
             yield
             group.cancel_scope.cancel()
         console.clients.close()
+        if console.collector is not None:
+            await anyio.to_thread.run_sync(console.collector.stop)
 
     routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]
     routes += [

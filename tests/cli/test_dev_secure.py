@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from fleetlog.brokers.cli import dev_security
-from fleetlog.brokers.cli.dev_security import ADMIN, APP, REGISTRY, SecurityError, load_or_make
+from fleetlog.brokers.cli.dev_security import ADMIN, APP, CONSOLE, REGISTRY, SecurityError, load_or_make
 from tests.support.certificates import openssl
 from tests.support.needs import needs
 
@@ -127,7 +127,7 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
     assert options == {f"kafka.{name}": value for name, value in properties(java.read_text()).items()}
 
     passwords = json.loads((dev.directory / "security" / "users.json").read_text())
-    assert set(passwords) == {"broker", ADMIN, APP, REGISTRY}
+    assert set(passwords) == {"broker", ADMIN, APP, REGISTRY, CONSOLE}
     url = json.loads(dev("status", "--json"))["registry"]
     with pytest.raises(HTTPError, match="401"):
         urlopen(f"{url}/subjects", timeout=60)
@@ -174,6 +174,18 @@ def test_without_openssl_it_says_what_to_install(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(dev_security.shutil, "which", nothing)
     with pytest.raises(SecurityError, match="apt-get install openssl"):
         load_or_make(tmp_path)
+
+
+def test_a_fleet_of_an_earlier_release_gets_the_user_of_the_console(tmp_path: Path) -> None:
+    made = load_or_make(tmp_path)
+    file = made.directory / "users.json"
+    earlier = {user: password for user, password in made.passwords.items() if user != CONSOLE}
+    file.write_text(json.dumps(earlier))
+    again = load_or_make(tmp_path)
+    assert {user: again.passwords[user] for user in earlier} == earlier
+    assert (
+        again.passwords[CONSOLE] == json.loads(file.read_text())[CONSOLE] == load_or_make(tmp_path).passwords[CONSOLE]
+    )
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:

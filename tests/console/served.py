@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ class Served:
 
     def __init__(self, bootstrap: str, *options: str) -> None:
         command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", "--json", *options]
-        environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap}
+        self._state = tempfile.TemporaryDirectory()
+        environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap, "XDG_STATE_HOME": self._state.name}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
         assert self.process.stdout is not None
         head = b""
@@ -67,6 +69,8 @@ class Served:
             return self.process.wait(20)
         finally:
             self.process.kill()
+            self.process.wait()
+            self._state.cleanup()
 
 
 class Visitor:
@@ -115,3 +119,8 @@ class Visitor:
         found = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
         assert found is not None, page[:2000]
         return unescape(found[1])
+
+
+def log_in(visitor: Visitor, user: str, password: str, onward: str = "/topics") -> Got:
+    token = visitor.token(visitor.page(f"/login?next={onward}"))
+    return visitor.post(f"/login?next={onward}", {"form_token": token, "user": user, "password": password})

@@ -18,6 +18,7 @@ from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -138,8 +139,43 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
         assert console.close() == 0
 
 
+def test_charts_have_the_value_under_the_pointer_and_one_range(fleet: Fleet, browser: Browser) -> None:
+    console = Served(fleet.bootstrap)
+    driver = browser.driver
+    try:
+        driver.get(f"{console.url}?range=15m")
+        eventually(lambda: driver.find_elements(By.CSS_SELECTOR, "#charts rect.at"), "the page draws by itself", 120)
+        connections = "#charts .plots > figure:last-child"
+
+        def pointed() -> str:
+            """What stands below the chart of connections while the pointer is on its last point."""
+            try:
+                points = driver.find_elements(By.CSS_SELECTOR, f"{connections} rect.at:last-of-type")
+                ActionChains(driver).move_to_element(points[0]).perform()
+                return driver.find_element(By.CSS_SELECTOR, f"{connections} output").text
+            except WebDriverException:  # the charts were renewed in between
+                return ""
+
+        eventually(lambda: re.fullmatch(r"\d\d:\d\d:\d\d · \d+", pointed()), "time and number of connections")
+        driver.find_element(By.CSS_SELECTOR, "#charts summary").click()
+        table = driver.find_element(By.CSS_SELECTOR, "#charts details table")
+        assert len(table.find_elements(By.TAG_NAME, "tr")) == 31
+        browser.picture("fleet-with-figures-desk")
+        driver.find_element(By.LINK_TEXT, "6 h").click()
+        eventually(lambda: driver.current_url.endswith("?range=6h"), "the range is in the address")
+        assert driver.find_element(By.CSS_SELECTOR, ".ranges [aria-current]").text == "6 h"
+        browser.resize(PHONE)
+        browser.dark(True)
+        assert browser.width() <= PHONE[0]
+        browser.picture("fleet-with-figures-phone")
+        assert browser.complaints() == []
+    finally:
+        assert console.close() == 0
+
+
 def _every_page(browser: Browser, url: str, topic: str) -> None:
     pages = {
+        "partitions": "followers in sync",
         "": "Brokers", "topics": topic, f"topics/{topic}": "retention.ms", f"topics/{topic}/messages": '"order": 39',
         "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
         "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
@@ -324,7 +360,8 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     page.get(served.url)
     links = [one.text for one in page.find_elements(By.CSS_SELECTOR, "header nav a")]
     headings = {
-        "Fleet": "Disks", "Topics": "Topics", "Groups": "Groups", "Transactions": "Transactions and sinks",
+        "Fleet": "Disks", "Topics": "Topics", "Partitions": "followers in sync", "Groups": "Groups",
+        "Transactions": "Transactions and sinks",
         "Connections": "Software", "Security": "Access control", "Controller": "Partitions led", "Doctor": "examined",
     }  # fmt: skip
     assert links == list(headings)

@@ -12,7 +12,7 @@ from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.command_config import read_command_config
 from fleetlog.brokers.console.clients import IDLE_S, FleetClients, UserLogin
 from fleetlog.brokers.console.logins import BrowserSessions
-from tests.console.served import Got, Served, Visitor, scram_config
+from tests.console.served import Served, Visitor, log_in, scram_config
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent
 
@@ -25,11 +25,6 @@ def console(guarded: Fleet, tmp_path: Path) -> Iterator[Served]:
     served = Served(guarded.bootstrap, "--login", "SCRAM-SHA-256", "--command-config", str(file))
     yield served
     assert served.close() == 0
-
-
-def log_in(visitor: Visitor, user: str, password: str, onward: str = "/topics") -> Got:
-    token = visitor.token(visitor.page(f"/login?next={onward}"))
-    return visitor.post(f"/login?next={onward}", {"form_token": token, "user": user, "password": password})
 
 
 def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, console: Served) -> None:

@@ -1,0 +1,43 @@
+"""``/metrics`` of brokers, where their ``admin.listener`` can be reached from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.cluster_config import settings_of_brokers
+
+METRICS_S: Final = 5.0
+"""How long a broker's endpoint may be silent."""
+LINE_BYTES_MAX: Final = 64 * 1024
+
+
+def metrics_address(client: AdminClient, broker_id: int, host: str) -> tuple[str, int]:
+    """Where the broker, whose host that is, has its metrics. Raises ValueError where nowhere, CliError."""
+    row = settings_of_brokers(client, ("admin.listener",), broker_id)["admin.listener"][broker_id]
+    listening, _, port = (row.value or "").rpartition(":")
+    if not listening or not port.isdecimal():
+        raise ValueError("admin.listener is not set")
+    return (host if listening in {"0.0.0.0", "[::]"} else listening).strip("[]"), int(port)
+
+
+def metrics_lines(address: tuple[str, int], bytes_max: int) -> Iterator[bytes]:
+    """The lines of a broker's page, ``bytes_max`` of it. Raises ValueError, OSError."""
+    import http.client  # which most commands do without
+
+    host, port = address
+    connection = http.client.HTTPConnection(host, port, timeout=METRICS_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ValueError(f"/metrics answers {answer.status}")
+        left = bytes_max
+        while left > 0 and (line := answer.readline(min(left, LINE_BYTES_MAX))):
+            left -= len(line)
+            yield line
+    except http.client.HTTPException as error:
+        raise ValueError(f"{host}:{port} answers no HTTP: {error}") from None
+    finally:
+        connection.close()

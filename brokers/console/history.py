@@ -1,0 +1,329 @@
+"""Figures over time, on disk: 10-second steps for an hour, of a minute for six hours, of ten minutes for three days.
+
+A directory holds them. ``slots`` says which column of a row is whose, a line of JSON each. Each step is one row of
+floats with a checksum, appended to the newest file of its tier; a tier has two files, and its oldest goes when the
+newest is full. So a write is one append, nothing is rewritten, and what a crash tears off is the last row. Rows stay on
+disk: a chart reads those columns that it shows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import struct
+import threading
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+STEP_S: Final = 10
+MEAN, MOST, SUM = "mean", "most", "sum"
+"""How the steps of a coarser tier are made of finer ones."""
+
+
+class Column(NamedTuple):
+    """One figure: its name, and what becomes of several steps of it."""
+
+    name: str
+    fold: str = MEAN
+
+
+KINDS: Final[Mapping[str, tuple[Column, ...]]] = {
+    "fleet": (
+        Column("bytes_in"), Column("bytes_out"), Column("records_in"), Column("records_out"),
+        Column("produce_p99_s", MOST), Column("fetch_p99_s", MOST), Column("under_replicated", MOST),
+        Column("disk_used"), Column("disk_total"), Column("connections"), Column("open_transactions", MOST),
+        Column("oldest_transaction_s", MOST),
+    ),
+    "broker": (
+        Column("bytes_in"), Column("bytes_out"), Column("produce_p99_s", MOST), Column("fetch_p99_s", MOST),
+        Column("loop_p99_s", MOST), Column("cpu"), Column("disk_used"), Column("disk_total"), Column("connections"),
+        Column("under_replicated", MOST), Column("produces"), Column("fetches"), Column("offset_requests"),
+        Column("group_requests"), Column("other_requests"),
+    ),
+    "topic": (Column("bytes_in"), Column("bytes_out"), Column("records_in"), Column("size")),
+    "partition": (Column("records_in"),),
+    "group": (
+        Column("lag", MOST), Column("lag_s", MOST), Column("members", MOST), Column("commits"),
+        Column("rebalances", SUM),
+    ),
+}  # fmt: skip
+"""What is kept of the fleet and of each broker, topic, partition and group. Rates are per second. Whoever changes a
+column changes ``FORMAT``: then the figures begin anew."""
+MOST_KEPT: Final = {"fleet": 1, "broker": 500, "topic": 5_000, "partition": 500, "group": 5_000}
+FORMAT: Final = 1
+SLOTS_MAX: Final = 1_000_000
+KEPT_S: Final = 3 * 86_400
+_HEAD: Final = struct.Struct("<IIq")  # checksum of the rest, number of floats, time in s
+_HEAD_REST: Final = struct.Struct("<Iq")
+NAN: Final = math.nan
+
+Points = list[tuple[int, float]]
+"""Times in seconds since the epoch and figures; nan where there is none."""
+
+
+class HistoryError(Exception):
+    """The directory cannot be used; the text says why."""
+
+
+class _Damaged(Exception):
+    """A file is not what was written."""
+
+
+class _File:
+    """One file of rows: where each begins."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.rows: list[tuple[int, int, int]] = []  # time, offset of the floats, number of them
+        self.end = 0
+
+    def load(self) -> None:
+        """Find the rows. A last one that is not whole is cut off; raises _Damaged for anything else."""
+        data = self.path.read_bytes()
+        while self.end + _HEAD.size <= len(data):
+            checksum, count, at = _HEAD.unpack_from(data, self.end)
+            following = self.end + _HEAD.size + 4 * count
+            if following > len(data):
+                break
+            if zlib.crc32(data[self.end + 4 : following]) != checksum or (self.rows and at <= self.rows[-1][0]):
+                raise _Damaged
+            self.rows.append((at, self.end + _HEAD.size, count))
+            self.end = following
+        if self.end < len(data):
+            os.ftruncate(self.number, self.end)
+
+    def append(self, at: int, row: array[float]) -> None:
+        floats = row.tobytes()
+        rest = _HEAD_REST.pack(len(row), at) + floats
+        data = struct.pack("<I", zlib.crc32(rest)) + rest
+        if os.pwrite(self.number, data, self.end) != len(data):
+            raise OSError(28, "the disk is full")  # what was written of it is written over, or cut off
+        self.rows.append((at, self.end + _HEAD.size, len(row)))
+        self.end += len(data)
+
+
+class Tier:
+    """The steps of one length."""
+
+    def __init__(self, directory: Path, step_s: int, kept: int) -> None:
+        self.step_s, self.kept = step_s, kept
+        self._directory = directory
+        self._files: deque[_File] = deque()
+        names = sorted(directory.glob(f"{step_s}-*.rows"), key=lambda path: int(path.stem.split("-")[1]))
+        for path in names:
+            file = _File(path)
+            self._files.append(file)
+            file.load()
+
+    @property
+    def newest(self) -> int:
+        """The time of the last row, in s; 0: there is none."""
+        return next((file.rows[-1][0] for file in reversed(self._files) if file.rows), 0)
+
+    @property
+    def width(self) -> int:
+        """Floats of the longest row."""
+        return max((count for file in self._files for _, _, count in file.rows), default=0)
+
+    def append(self, at: int, row: array[float]) -> None:
+        """Raises OSError."""
+        if not self._files or len(self._files[-1].rows) >= self.kept:
+            self._files.append(_File(self._directory / f"{self.step_s}-{at}.rows"))
+            while len(self._files) > 2:
+                oldest = self._files.popleft()
+                os.close(oldest.number)
+                oldest.path.unlink(missing_ok=True)
+        self._files[-1].append(at, row)
+
+    def read(self, since: int, until: int, first: int = 0, count: int = 1 << 30) -> Iterator[tuple[int, array[float]]]:
+        """Rows with ``since < time <= until``: of each the floats from ``first`` on. Raises OSError."""
+        for file in list(self._files):
+            for at, offset, length in list(file.rows):
+                if since < at <= until:
+                    wanted = max(0, min(count, length - first))
+                    floats: array[float] = array("f")
+                    floats.frombytes(os.pread(file.number, 4 * wanted, offset + 4 * first))
+                    yield at, floats
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file.number)
+        self._files.clear()
+
+
+class History:
+    """All tiers, and whose each column is. Rows are added by one thread, and read by any."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open what is in the directory. Raises HistoryError where it cannot be used, or another process uses it."""
+        self.directory = directory
+        self.begun_anew: str | None = None
+        self._lock = threading.Lock()
+        self._slots: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+        self._counts = dict.fromkeys(KINDS, 0)
+        self._folds: list[str] = []
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._guard = (directory / "lock").open("w")
+            try:
+                fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._guard.close()
+                raise HistoryError(f"another console keeps its figures in {directory}") from None
+            self._open()
+        except OSError as error:
+            raise HistoryError(f"{directory}: {error.strerror or error}") from None
+
+    def _open(self) -> None:
+        try:
+            self._load()
+        except (_Damaged, ValueError, KeyError, TypeError) as error:
+            self.begun_anew = f"what was in {self.directory} was damaged; the figures begin anew"
+            logger.warning("%s (%r)", self.begun_anew, error)
+            for path in (*self.directory.glob("*.rows"), self.directory / "slots"):
+                path.unlink(missing_ok=True)
+            self._slots.clear()
+            self._seen.clear()
+            self._counts = dict.fromkeys(KINDS, 0)
+            self._folds.clear()
+            self._load()
+
+    def _load(self) -> None:
+        path = self.directory / "slots"
+        if not path.exists():
+            for rows in self.directory.glob("*.rows"):
+                rows.unlink()  # nobody knows whose they were
+            fresh = self.directory / "slots.new"
+            fresh.write_text(json.dumps(["format", FORMAT]) + "\n", "utf-8")
+            fresh.replace(path)
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        if not lines or json.loads(lines[0]) != ["format", FORMAT]:
+            raise _Damaged
+        for line in lines[1:]:
+            kind, name, slot = json.loads(line)
+            self._place(kind, name, int(slot))
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        self.tiers = (
+            Tier(self.directory, STEP_S, 360), Tier(self.directory, 60, 360), Tier(self.directory, 600, 432),
+        )  # fmt: skip
+        missing = max(tier.width for tier in self.tiers) - len(self._folds)
+        self._folds += [MEAN] * max(0, missing)  # names that were lost with the system: their columns stay unused
+        newest = max(tier.newest for tier in self.tiers)
+        self._seen = dict.fromkeys(self._slots, newest)
+
+    def _place(self, kind: str, name: str, slot: int) -> None:
+        columns = KINDS[kind]
+        end = slot + len(columns)
+        if not 0 <= slot <= SLOTS_MAX:
+            raise _Damaged
+        self._folds += [MEAN] * (end - len(self._folds))
+        self._folds[slot:end] = [column.fold for column in columns]
+        for key in [key for key, taken in self._slots.items() if taken == slot and key != (kind, name)]:
+            del self._slots[key]
+            self._counts[kind] -= 1
+        if (kind, name) not in self._slots:
+            self._counts[kind] += 1
+        self._slots[kind, name] = slot
+
+    def _slot(self, kind: str, name: str, at: int) -> int | None:
+        """Its first column, a new one if it has none; None where too many have one."""
+        key = (kind, name)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = len(self._folds)
+            if self._counts[kind] >= MOST_KEPT[kind]:
+                longest = min((one for one in self._slots if one[0] == kind), key=lambda one: self._seen.get(one, 0))
+                if self._seen.get(longest, 0) > at - KEPT_S:
+                    return None
+                slot = self._slots[longest]  # all that is shown of it is too old by now
+                self._seen.pop(longest, None)
+            self._write_slot(kind, name, slot)
+            self._place(kind, name, slot)
+        self._seen[key] = at
+        return slot
+
+    def _write_slot(self, kind: str, name: str, slot: int) -> None:
+        path = self.directory / "slots"
+        before = path.stat().st_size
+        try:
+            with path.open("ab") as file:
+                file.write(json.dumps([kind, name, slot]).encode() + b"\n")
+        except OSError:  # a full disk: what was written of the line is taken back
+            os.truncate(path, before)
+            raise
+
+    def add(self, at: int, figures: Mapping[tuple[str, str], Sequence[float]]) -> None:
+        """The step that ends at that time (s since the epoch): figures by kind and name. Raises OSError.
+
+        A step that is not newer than the last one is left out: the clock was set back.
+        """
+        finest = self.tiers[0]
+        with self._lock:
+            if at <= finest.newest:
+                return
+            places = [(slot, row) for key, row in figures.items() if (slot := self._slot(*key, at)) is not None]
+            row = array("f", [NAN]) * len(self._folds)
+            for slot, floats in places:
+                row[slot : slot + len(floats)] = array("f", floats)
+            finest.append(at, row)
+            for finer, coarser in zip(self.tiers, self.tiers[1:], strict=False):
+                end = at - at % coarser.step_s
+                if end > coarser.newest:
+                    rows = [one for _, one in finer.read(end - coarser.step_s, end)]
+                    if rows:
+                        coarser.append(end, self._folded(rows))
+
+    def _folded(self, rows: list[array[float]]) -> array[float]:
+        width = max(map(len, rows))
+        for row in rows:
+            row.extend([NAN] * (width - len(row)))
+        folded = array("f")
+        for fold, *figures in zip(self._folds, *rows, strict=False):
+            known = [one for one in figures if not math.isnan(one)]
+            if not known:
+                folded.append(NAN)
+            elif fold == MEAN:
+                folded.append(sum(known) / len(known))
+            else:
+                folded.append(max(known) if fold == MOST else sum(known))
+        return folded
+
+    @property
+    def newest(self) -> int:
+        """When the last step ended, in s; 0: there is none."""
+        return self.tiers[0].newest
+
+    def read(self, kind: str, name: str, since: int, until: int, step_s: int) -> dict[str, Points]:
+        """Each column of the steps that end in that time, in the tier of that step. Raises OSError."""
+        columns, slot = KINDS[kind], self._slots.get((kind, name))
+        if slot is None:
+            return {column.name: [] for column in columns}
+        tier = next(tier for tier in self.tiers if tier.step_s == step_s)
+        with self._lock:
+            rows = list(tier.read(since, until, slot, len(columns)))
+        return {
+            column.name: [(at, floats[number] if number < len(floats) else NAN) for at, floats in rows]
+            for number, column in enumerate(columns)
+        }
+
+    def close(self) -> None:
+        """Close the files, and let others use the directory."""
+        with self._lock:
+            for tier in self.tiers:
+                tier.close()
+            self._guard.close()

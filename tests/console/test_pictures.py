@@ -1,0 +1,122 @@
+"""The console's charts over HTTP, on real brokers: what they show, to whom, and what is said where there are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.console.served import Served, Visitor, log_in, scram_config
+from tests.support.fleet import Fleet
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(400)]
+PATIENCE_S = 120.0
+
+
+def drawn(visitor: Visitor, path: str, good: Callable[[dict[str, Any]], object], meanwhile: Callable[[], None]) -> Any:
+    def look() -> Any:
+        meanwhile()
+        return visitor.json(path)
+
+    return eventually(look, f"figures at {path}", PATIENCE_S, good=good, pause_s=1.0)
+
+
+def test_ranges_and_brokers_that_there_are_not(visitor: Visitor) -> None:
+    for path, status in (
+        ("/?range=1y", 400), ("/brokers/1?range=", 200), ("/brokers/99", 404), ("/brokers/x", 404),
+        ("/brokers/-1", 404), ("/brokers/99999999999999", 404), ("/partitions?order=colour", 400),
+        ("/partitions?start=-1", 400), ("/partitions?name=%3Cscript%3E", 200), ("/topics/no-such?range=3d", 404),
+    ):  # fmt: skip
+        assert visitor.get(path).status == status, path
+    assert "<script>" not in visitor.page("/partitions?name=%3Cscript%3E").split("<main")[1]
+    assert visitor.page("/?range=3d").count('aria-current="true"') == 1
+
+
+def test_the_map_shows_which_replica_is_where_and_what_is_behind(own_fleet: Fleet) -> None:
+    own_fleet.start()
+    Shell(own_fleet).run("topics", "create", "mapped", "-p", "30", "-r", "3")
+    console = Served(own_fleet.bootstrap)
+    try:
+        visitor = Visitor(console)
+        value = visitor.json("/partitions?name=mapped")
+        (row,) = value["topics"]
+        states = [state for _, replicas in row["replicas"] for _, state in replicas]
+        assert (states.count("leader"), states.count("follower")) == (30, 60)
+        page = visitor.page("/partitions?name=mapped")
+        assert page.count('<svg class="map"') == 4 + 3
+        assert "broker 1: 10 leader, 20 follower" in page
+        own_fleet.brokers[2].kill()
+
+        def behind(page: dict[str, Any]) -> bool:
+            return bool(page["counts"]["behind"] >= 30 and page["counts"]["offline"] == 0)
+
+        value = eventually(lambda: visitor.json("/partitions"), "replicas out of sync", good=behind)
+        assert value["topics"][0]["troubled"] > 0, "what has problems stands first"
+        assert "Broker 3, down" in visitor.page("/partitions")
+        assert visitor.json("/brokers/3")["state"] == "down"
+        notes = visitor.json("/?range=15m")["pictures"]["notes"]
+        assert not [note for note in notes if "Broker 1" in note], notes
+    finally:
+        assert console.close() == 0
+
+
+def figures_config(directory: Path, user: str, password: str) -> Path:
+    file = directory / f"{user}.properties"
+    login = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{user}" password="{password}";'
+    file.write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
+    )
+    return file
+
+
+def test_a_viewer_sees_charts_of_what_it_may_describe(guarded: Fleet, tmp_path: Path) -> None:
+    options = ("--login", "SCRAM-SHA-256", "--command-config", str(scram_config(tmp_path)))
+    config = figures_config(tmp_path, BROKER_USER, BROKER_PASSWORD)
+    console = Served(guarded.bootstrap, *options, "--figures-config", str(config))
+    try:
+        admin, alice = Visitor(console), Visitor(console)
+        log_in(admin, BROKER_USER, BROKER_PASSWORD)
+        log_in(alice, USER, PASSWORD)
+        value = drawn(admin, "/?range=15m", lambda page: len(page["pictures"]["charts"]) > 0, lambda: None)
+        assert value["pictures"]["small"]["1"]
+        for path in ("/", "/brokers/1"):
+            pictures = alice.json(path)["pictures"]
+            assert (pictures["charts"], pictures["small"]) == ([], {})
+            assert "need the right to describe the cluster" in pictures["notes"][0]
+            assert "need the right to describe the cluster" in alice.page(path)
+        assert alice.get("/topics/hidden").status in {403, 404}
+        assert alice.get("/group?name=hidden").status in {403, 404}
+    finally:
+        assert console.close() == 0
+
+
+def test_without_a_login_of_its_own_there_are_no_charts_but_pages(guarded: Fleet, tmp_path: Path) -> None:
+    options = ("--login", "SCRAM-SHA-256", "--command-config", str(scram_config(tmp_path)))
+    console = Served(guarded.bootstrap, *options)
+    try:
+        admin = Visitor(console)
+        log_in(admin, BROKER_USER, BROKER_PASSWORD)
+        assert "Start it with --figures-config FILE" in admin.page("/")
+        assert admin.json("/transactions")["pictures"]["charts"] == []
+    finally:
+        assert console.close() == 0
+    config = figures_config(tmp_path, USER, "wrong")
+    console = Served(guarded.bootstrap, *options, "--figures-config", str(config))
+    try:
+        admin = Visitor(console)
+        log_in(admin, BROKER_USER, BROKER_PASSWORD)
+        began_s = time.monotonic()
+        eventually(
+            lambda: admin.json("/")["pictures"]["notes"], "why there are no figures", PATIENCE_S,
+            good=lambda notes: "No figures are collected" in notes[0] and "not been asked" not in notes[0],
+        )  # fmt: skip
+        assert time.monotonic() - began_s < PATIENCE_S
+        assert "wrong" not in admin.page("/")
+    finally:
+        assert console.close() == 0
