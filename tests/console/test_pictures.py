@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,47 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE_S = 120.0
 
 
+@pytest.fixture
+def topic(fleet: Fleet) -> Iterator[str]:
+    name = f"drawn-{uuid.uuid4().hex[:8]}"
+    shell = Shell(fleet)
+    shell.run("topics", "create", name, "-p", "3", "-r", "3")
+    yield name
+    shell.run("topics", "delete", name, "--yes", "--if-exists")
+
+
+def figures(page: dict[str, Any], title: str, line: int = 0) -> list[float]:
+    """What is known of a line."""
+    (chart,) = [one for one in page["pictures"]["charts"] if one["title"] == title]
+    return [one for one in chart["lines"][line]["values"] if one is not None]
+
+
 def drawn(visitor: Visitor, path: str, good: Callable[[dict[str, Any]], object], meanwhile: Callable[[], None]) -> Any:
     def look() -> Any:
         meanwhile()
         return visitor.json(path)
 
     return eventually(look, f"figures at {path}", PATIENCE_S, good=good, pause_s=1.0)
+
+
+def test_a_group_has_its_lag_and_its_rebalances(fleet: Fleet, topic: str) -> None:
+    console, shell, group = Served(fleet.bootstrap), Shell(fleet), f"g-{topic}"
+    try:
+        visitor, path = Visitor(console), f"/group?name=g-{topic}&range=15m"
+        shell.run("produce", topic, stdin="".join(f"{number}\n" for number in range(500)))
+
+        def consume(*words: str) -> None:
+            shell.run("consume", topic, "-g", group, "-n", "1", *words)
+
+        consume("--from", "beginning")
+        value = drawn(visitor, path, lambda page: max(figures(page, "Lag in records"), default=0) > 0, consume)
+        assert max(figures(value, "Lag in records")) < 500
+        value = drawn(visitor, path, lambda page: page["pictures"]["charts"][0]["marks"], consume)
+        assert "rebalance" in value["pictures"]["charts"][0]["marks"][0][1]
+        assert 'class="mark"' in visitor.page(path)
+    finally:
+        assert console.close() == 0
+        shell.run("groups", "delete", group, "--yes")
 
 
 def test_ranges_and_brokers_that_there_are_not(visitor: Visitor) -> None:
