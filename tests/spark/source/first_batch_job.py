@@ -1,6 +1,7 @@
 """A query that reads from the end of a topic into a file, for spark-submit; with ``hold`` it stays in its first batch.
 
-spark-submit first_batch_job.py '{"bootstrap": ..., "topic": ..., "checkpoint": ..., "hold": true, "file": ...}'
+spark-submit first_batch_job.py '{"bootstrap": ..., "topic": ..., "checkpoint": ..., "hold": true, "file": ...,
+"trigger": {"availableNow": true}}'
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ def main() -> None:
     options = {"kafka.bootstrap.servers": given["bootstrap"], "subscribe": given["topic"]}  # startingOffsets: latest
     rows = SparkSession.builder.getOrCreate().readStream.format("fleetlog").options(**options).load()
     writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", given["checkpoint"])
-    writer.trigger(availableNow=True).start().awaitTermination()
+    query = writer.trigger(**given["trigger"]).start()
+    if "availableNow" in given["trigger"]:
+        query.awaitTermination()
+    else:
+        query.processAllAvailable()
+        query.stop()
 
 
 if __name__ == "__main__":

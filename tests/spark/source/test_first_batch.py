@@ -149,10 +149,14 @@ def test_a_checkpoint_of_an_older_version(cluster: Cluster, read_stream: Read, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_driver_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trigger", ["available now", "processing time"])
+def test_a_driver_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path, trigger: str) -> None:
     topic = cluster.topic(partitions=1)
     cluster.send(topic, numbered(0, 10))
-    given = {"bootstrap": cluster.bootstrap, "topic": topic, "checkpoint": str(tmp_path / "checkpoint")}
+    given = {
+        "bootstrap": cluster.bootstrap, "topic": topic, "checkpoint": str(tmp_path / "checkpoint"),
+        "trigger": TRIGGERS[trigger],
+    }  # fmt: skip
     submit = str(Path(str(pyspark.__file__)).parent / "bin" / "spark-submit")
     job = str(Path(__file__).with_name("first_batch_job.py"))
 
