@@ -73,6 +73,11 @@ ROLES: dict[str, type[Client]] = {
 }  # fmt: skip
 
 
+def goes_back(seed: int) -> bool:
+    """Whether ZooKeeper is put back to an older copy in the ordinary history of a seed."""
+    return seed >= NOTED_SEEDS and random.Random(f"{seed}/rolls back").random() < 0.02
+
+
 @dataclass
 class Report:
     """How a run went."""
@@ -164,7 +169,7 @@ class World:
         tables = random.Random(f"{seed}/tables").random() < 0.3 and DRIVERS not in kinds  # other seeds stay as they are
         if tables:
             settings["log_cleaner_backoff_ms"] = 100
-        rolled = seed >= NOTED_SEEDS and not kinds and random.Random(f"{seed}/rolls back").random() < 0.02
+        rolled = not kinds and goes_back(seed)
         self.rolls_back = rolled or ROLLBACK in kinds
         """Whether ZooKeeper is put back to an older copy, in place of the seed's faults."""
         rights = RIGHTS in kinds or random.Random(f"{seed}/rights").random() < 0.2
