@@ -253,6 +253,15 @@ def _fill(client: Client) -> None:
         find = m.FindCoordinatorRequest(key="work", key_type=kind)
         what = f"there is a coordinator of kind {kind}"
         eventually(lambda find=find: client.ask(find, 1).error_code, what, START_LIMIT_S, good=lambda error: error == 0)
+    for name in work.TRANSACTIONAL_IDS:
+        begin = m.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
+        eventually(
+            lambda begin=begin: client.ask(begin, 1).error_code, "the id is known", START_LIMIT_S,
+            good=lambda error: error == 0,
+        )  # fmt: skip
+    client.raw(work.matching().frame)
+    found = _answer(work.matching(), client)
+    assert (found.error_code, len(found.transaction_states)) == (0, len(work.TRANSACTIONAL_IDS)), "all are matched"
 
 
 def too_much(costs: Iterable[Cost], growth_mib: float = GROWTH_MIB) -> list[str]:

@@ -32,6 +32,10 @@ MILLION = 1_000_000
 MAX_TIMESTAMP = -3
 LIST_OFFSETS_VERSION = 7
 PRODUCE_VERSION = 12  # the last that names topics
+PATTERN = r"\pL+"
+"""1,201 instructions of RE2's; it matches all of :data:`TRANSACTIONAL_IDS`, which are about as long as may be."""
+_LETTERS = random.Random("transactional ids")
+TRANSACTIONAL_IDS = tuple("".join(map(chr, _LETTERS.choices(range(0x4E00, 0x9FA5), k=1_380))) for _ in range(100))
 BATCH = encode_batch([Record(0, int(time.time() * 1000), b"k", b"v", ())])
 """What deep Produce requests have for each partition: it is appended."""
 
@@ -50,7 +54,8 @@ SHAPES = tuple(Shape(deep, names) for deep in (False, True) for names in ("known
 class Entry:
     """What makes an API's requests legal and expensive: ``fields`` are values by name, for all structs.
 
-    ``deep_unknown`` are others for one resource with many unknown names. What would stay is only validated.
+    ``deep_unknown`` are others, for requests that are deep, with unknown names: one resource that has many of them, or
+    what is expensive with less in it. What would stay is only validated.
     """
 
     fields: dict[str, Any]
@@ -121,7 +126,10 @@ WORK: dict[int, Entry] = {
     61: _entry(),
     64: _entry(),
     65: _entry(),
-    66: _entry(transactional_id_pattern=r"\pL" * 333, duration_filter=-1),
+    66: _entry(transactional_id_pattern=PATTERN, duration_filter=-1).with_deep_unknown(
+        state_filters=[],
+        producer_id_filters=[],  # every filter but the pattern leaves none of the ids
+    ),
     68: _entry(member_id="m", member_epoch=1, instance_id=None, rack_id=None, subscribed_topic_regex=".*many.*"),
     69: _entry(include_authorized_operations=True),
     74: _entry(),
@@ -348,3 +356,12 @@ def sample(seed: str, count: int) -> Iterator[Request]:
         frame = largest(key, version, shape, SIZES[size])
         if frame is not None:
             yield Request(key, version, size, shape, frame)
+    yield matching()
+
+
+def matching() -> Request:
+    """ListTransactions with nothing but the pattern: each of :data:`TRANSACTIONAL_IDS` is matched."""
+    key, shape = api_keys.LIST_TRANSACTIONS, Shape(True, "unknown")
+    version = APIS[key].max_version
+    frame = m.frame_request(key, version, 1, "work", _body(key, version, shape, 0))
+    return Request(key, version, "a pattern", shape, frame)
