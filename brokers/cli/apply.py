@@ -15,7 +15,15 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from fleetlog.brokers.acls.image import PatternType, Permission
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.acls import Wanted, acl_rows
-from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
+from fleetlog.brokers.cli.client import (
+    Target,
+    admin,
+    client_options,
+    raise_for_code,
+    reworded,
+    wait_for_topics,
+    warn_of_minimum,
+)
 from fleetlog.brokers.cli.fleet_changes import (
     AddPartitions,
     AlterAcl,
@@ -190,6 +198,8 @@ def _create_topic(client: Any, change: CreateTopic, target: Target) -> None:
     answer = client.create_topics({change.name: spec}, target.timeout_ms, raise_errors=False)
     for topic in answer["topics"]:
         raise_for_code(f"topic {change.name}", topic["error_code"], topic.get("error_message"))
+        if topic.get("replication_factor", -1) > 0:
+            warn_of_minimum(change.wanted.config, topic["replication_factor"], change.name)
 
 
 def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
@@ -204,6 +214,10 @@ def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
     result = answer.get("topic", {}).get(name, "no answer")
     if result != "OK":
         raise CliError(f"topic {name}: {reworded(result)}")
+    wanted = {one.setting: one.wanted for one in changes if one.wanted is not None}
+    if "min.insync.replicas" in wanted:
+        (topic,) = client.describe_topics([name])
+        warn_of_minimum(wanted, min(len(one["replica_nodes"]) for one in topic["partitions"]), name)
 
 
 def _set_password(client: Any, change: SetPassword, password: str) -> None:

@@ -28,7 +28,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from fleetlog.brokers.cli.admin_client import GONE, AdminClient, BrokerGone
 from fleetlog.brokers.cli.options import at_least
-from fleetlog.brokers.cli.output import CliError, Output, number_text
+from fleetlog.brokers.cli.output import CliError, Output, number_text, warn
 from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
 from fleetlog.wire.errors import ErrorCode
 
@@ -511,6 +511,16 @@ def first_line(error: Exception) -> str:
     """The first line of an exception's text, without the library's prefix and at a readable length."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else "").split(": ", 1)[-1][:300]
+
+
+def warn_of_minimum(settings: Mapping[str, str], replicas: int, name: str) -> None:
+    """Say so if ``settings`` want more replicas in sync than the topic has: Kafka takes that without a word."""
+    minimum = settings.get("min.insync.replicas", "")
+    if minimum.isdecimal() and int(minimum) > replicas:
+        warn(
+            f"min.insync.replicas={minimum} is more than the {replicas} replica(s) of {name}: every replica must be in"
+            " sync for acks=all, so one broker that stops refuses writes"
+        )
 
 
 def wait_for_topics(client: Any, topics: list[str], timeout_s: float) -> list[str]:

@@ -21,6 +21,7 @@ from fleetlog.brokers.cli.client import (
     raise_for_code,
     reworded,
     wait_for_topics,
+    warn_of_minimum,
 )
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
@@ -74,15 +75,6 @@ _settings_option = click.option(
 )  # fmt: skip
 
 
-def _warn_of_minimum(settings: dict[str, str], replicas: int, name: str) -> None:
-    minimum = settings.get("min.insync.replicas", "")
-    if minimum.isdecimal() and int(minimum) > replicas:
-        warn(
-            f"min.insync.replicas={minimum} is more than the {replicas} replica(s) of {name}: every replica must be in"
-            " sync for acks=all, so one broker that stops refuses writes"
-        )
-
-
 @topics.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--partitions", "-p", type=PARTITION_COUNT, help="The number of partitions.  [default: the broker's]")
@@ -111,7 +103,7 @@ def create_topics(
         unheard = wait_for_topics(client, created, target.timeout_s) if created else []
     copies = [one["replication_factor"] for one in answer["topics"] if one.get("replication_factor", -1) > 0]
     if copies:
-        _warn_of_minimum(settings, min(copies), ", ".join(names))
+        warn_of_minimum(settings, min(copies), ", ".join(names))
     for name in unheard:
         warn(f"topic {name} was created, but not every broker knows its leaders yet")
     results = []
@@ -284,7 +276,7 @@ def alter_topic(
     with admin(target, f"topic {name}") as client:
         known = known_partitions(client, [PartitionsOf(name, None)])
         fewest = min(len(one["replica_nodes"]) for one in known[name])
-        _warn_of_minimum(settings, fewest, name)
+        warn_of_minimum(settings, fewest, name)
         if changes:
             resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
             answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)

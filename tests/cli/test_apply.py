@@ -109,3 +109,9 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
     assert "1 of 3 changes are made, and stay: mend this one, and run the command again for the rest" in said
     file.write_text(file.read_text().replace("9", "1"))
     assert run("--yes").stdout.splitlines()[-1] == "made 2 change(s)"
+
+    file.write_text("topics:\n  strict: {partitions: 1, config: {min.insync.replicas: 2}}\n")
+    word = "min.insync.replicas={} is more than the 1 replica(s) of strict"
+    assert word.format(2) in run("--yes").stderr
+    file.write_text(file.read_text().replace("2}", "3}"))
+    assert word.format(3) in run("--yes").stderr
