@@ -16,8 +16,8 @@ from fleetlog.brokers.replication import isr
 
 if TYPE_CHECKING:
     from fleetlog.brokers.log import LogStore
-    from fleetlog.brokers.replication.in_sync_set import InSyncSet
     from fleetlog.brokers.replication.isr_writer import IsrWriter
+    from fleetlog.brokers.replication.partition import InSyncSet
 
 
 class UnopenedReplica:

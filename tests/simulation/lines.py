@@ -16,7 +16,6 @@ from tests.simulation.runs import run_seed
 CORES = (
     "fleetlog.brokers.replication.partition",
     "fleetlog.brokers.replication.followers",
-    "fleetlog.brokers.replication.in_sync_set",
     "fleetlog.brokers.replication.follower_progress",
     "fleetlog.brokers.replication.isr",
     "fleetlog.brokers.replication.isr_writer",

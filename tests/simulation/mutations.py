@@ -39,9 +39,8 @@ from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.model import LiveBroker
 from fleetlog.brokers.replication import inventory_keeper, isr
 from fleetlog.brokers.replication.follower_progress import Follower
-from fleetlog.brokers.replication.in_sync_set import InSyncSet
 from fleetlog.brokers.replication.isr_writer import IsrWriter
-from fleetlog.brokers.replication.partition import Confirmations, Partition
+from fleetlog.brokers.replication.partition import Confirmations, InSyncSet, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.server import connection
 from fleetlog.coordination.election import CONTROLLER_EPOCH, Leadership
