@@ -156,6 +156,26 @@ def test_a_repeated_call_is_skipped(pipeline: Pipeline) -> None:
     pipeline.fenced(query, 1)
 
 
+def test_other_rows_of_a_committed_batch_are_refused_by_its_run_and_skipped_after_a_restart(
+    pipeline: Pipeline,
+) -> None:
+    """The fence of a batch names no rows: what a restarted query computes anew is taken for what was committed."""
+    pipeline.send("a")
+
+    def changes(df: Any, number: int) -> None:
+        write = pipeline.function(pipeline.first)
+        write(df.select("value"), number)
+        with pytest.raises(FenceConflict, match=f"with other rows or to another topic.*{OWN_SINK}"):
+            write(df.selectExpr("concat(value, '-changed') as value"), number)
+        raise ValueError("a failure that is planned")
+
+    with pytest.raises(Exception, match="is planned"):
+        pipeline.run(changes)
+    write = pipeline.function(pipeline.first)
+    pipeline.run(lambda df, number: write(df.selectExpr("concat(value, '-changed') as value"), number))
+    pipeline.holds(["a"], [])
+
+
 def test_a_write_that_failed_is_followed_by_another(pipeline: Pipeline) -> None:
     """It is known not to be committed: the batch has its one write still to come."""
     pipeline.send("a")
