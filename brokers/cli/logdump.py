@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from fleetlog._native.batch import BatchHeader, decode_records, parse_header, validate_batch
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, decode_records, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.cli.logduplicates import NotReadable, duplicate_rows
 from fleetlog.brokers.cli.output import CliError, iso, text, warn
@@ -29,7 +29,6 @@ from fleetlog.brokers.model import id_text
 from fleetlog.txn import records as transaction_records
 from fleetlog.wire.compression import NAMES, CodecError, decompress
 
-HEADER_BYTES = 61
 MAX_DECOMPRESSED_BYTES = 1 << 30
 DECODERS = ["auto", "none", "offsets", "transactions"]
 
@@ -161,7 +160,7 @@ def _segment(file: Path, records: bool, decoder: Callable[[Any], Row], offset: i
 def _batches(view: memoryview, records: bool, decoder: Callable[[Any], Row], offset: int | None) -> Iterator[Row]:
     position = 0
     while position < len(view):
-        if not any(view[position : position + HEADER_BYTES]):
+        if not any(view[position : position + HEADER_SIZE]):
             yield {"position": position, "unused": len(view) - position}
             return
         try:
@@ -217,7 +216,7 @@ def _batch_row(header: BatchHeader, position: int, damage: str | None) -> Row:
 
 
 def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: Callable[[Any], Row]) -> Iterator[Row]:
-    payload: bytes | bytearray | memoryview = view[position + HEADER_BYTES : position + header.size]
+    payload: bytes | bytearray | memoryview = view[position + HEADER_SIZE : position + header.size]
     try:
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)

@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from fleetlog._native.batch import (
+    HEADER_SIZE,
     BatchHeader,
     Record,
     control_batch,
@@ -153,7 +154,7 @@ class Loader:
 
     def _batch(self, run: bytes, position: int, header: BatchHeader, from_offset: int) -> Iterator[None]:
         validate_batch(run, position)
-        payload: bytes | bytearray | memoryview = memoryview(run)[position + 61 : position + header.size]
+        payload: bytes | bytearray | memoryview = memoryview(run)[position + HEADER_SIZE : position + header.size]
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
         producer = (header.producer_id, header.producer_epoch) if header.is_transactional else None
@@ -242,7 +243,6 @@ class ShardTimers:
 
 TRANSACTIONAL = 1 << 4
 _RECORDS = attrgetter("result.records")
-BATCH_OVERHEAD = 61
 RECORD_OVERHEAD = 24
 """An upper bound of a record's varints and attributes without headers, in bytes."""
 
@@ -262,13 +262,13 @@ class ShardWrite:
 def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[ShardWrite]]:
     """Runs of writes that may share a batch, in order: plain ones up to ``limit_bytes``, all others alone."""
     run: list[ShardWrite] = []
-    run_bytes = BATCH_OVERHEAD
+    run_bytes = HEADER_SIZE
     for write in writes:
         alone = write.marker is not None or write.result.producer is not None
         size = sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in write.result.records)  # at most
         if run and (alone or run_bytes + size > limit_bytes):
             yield run
-            run, run_bytes = [], BATCH_OVERHEAD
+            run, run_bytes = [], HEADER_SIZE
         if alone:
             yield [write]
         else:

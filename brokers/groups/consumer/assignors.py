@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from fleetlog.brokers.groups.consumer.records import Partition
+from fleetlog.brokers.groups.requests import ASSIGNOR_NAMES
 
 MOVES_LOOKED_AT = 200_000
 """How many partitions of an uneven group are looked at for a better place; what is even enough by then stays."""
@@ -156,5 +157,5 @@ def in_ranges(members: Mapping[str, Subscriber], topics: Mapping[bytes, int]) ->
     return {name: tuple(sorted(own)) for name, own in targets.items()}
 
 
-ASSIGNORS: Mapping[str, Assignor] = {"uniform": uniform, "range": in_ranges}
+ASSIGNORS: Mapping[str, Assignor] = dict(zip(ASSIGNOR_NAMES, (uniform, in_ranges), strict=True))
 """By the names that members and ``group.consumer.assignors`` use."""
