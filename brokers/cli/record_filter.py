@@ -128,7 +128,7 @@ class RecordFilter(NamedTuple):
         return self.matches(record)
 
 
-class Column(NamedTuple):
+class RecordPart(NamedTuple):
     """A part of records by its name, such as ``value.items[0]``."""
 
     name: str
@@ -147,7 +147,7 @@ def parse_filter(text: str) -> RecordFilter:
     return _Parser(text).whole()
 
 
-def parse_columns(text: str) -> list[Column]:
+def parse_columns(text: str) -> list[RecordPart]:
     """Parts of records, as ``value.price, headers.source`` names them; raises FilterError."""
     return _Parser(text).columns() if text else []
 
@@ -193,15 +193,15 @@ class _Parser:
             raise self._wrong("&& or || or the end")
         return RecordFilter(either, frozenset(self._paths))
 
-    def columns(self) -> list[Column]:
-        columns: list[Column] = []
+    def columns(self) -> list[RecordPart]:
+        columns: list[RecordPart] = []
         while not columns or self._takes(","):
             self._paths.clear()
             part = self._operand()
             if not self._paths:
                 raise FilterError(f"a column is a part of {', '.join(FIELDS)}")
             (path,) = self._paths
-            columns.append(Column(path_text(path), path, part))
+            columns.append(RecordPart(path_text(path), path, part))
         if self._next.kind != "end":
             raise self._wrong(", or the end")
         return columns
