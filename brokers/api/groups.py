@@ -18,9 +18,11 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE,
     DESCRIBE_CLUSTER,
     DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
     GROUP,
     READ,
     READ_GROUP,
+    TOPIC,
     bits,
 )
 from fleetlog.brokers.acls.image import AclOperation
@@ -196,12 +198,23 @@ def _join_response(answer: JoinAnswer, version: int) -> m.JoinGroupResponse:
 
 
 def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> Outcome:
-    """SyncGroup: delayed until the leader's assignment is committed."""
+    """SyncGroup: delayed until the leader's assignment is committed.
+
+    A member of a consumer group is assigned no topic that it may not describe, as by ConsumerGroupHeartbeat.
+    """
     version = context.api_version
 
-    def render(answer: SyncAnswer | CommandFailed) -> m.SyncGroupResponse:
+    def render(answer: SyncAnswer | CommandFailed) -> m.SyncGroupResponse | InSlices:
         if isinstance(answer, CommandFailed):
             answer = SyncAnswer(answer.error)
+        return may_hear(answer) if answer.topics else respond(answer)
+
+    @in_slices
+    def may_hear(answer: SyncAnswer) -> Generator[None, None, m.SyncGroupResponse]:
+        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, answer.topics)
+        return respond(SyncAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED) if denied else answer)
+
+    def respond(answer: SyncAnswer) -> m.SyncGroupResponse:
         if answer.error is ErrorCode.NONE:
             context.services.disconnects.unwatch(context.connection.id, (request.group_id, request.member_id))
         return m.SyncGroupResponse(
@@ -439,7 +452,7 @@ API = (
     Row(api_keys.JOIN_GROUP, handle_join_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
     Row(api_keys.HEARTBEAT, handle_heartbeat, (READ_GROUP,), EventType.HEARTBEAT, cost=Cost.CHEAP),
     Row(api_keys.LEAVE_GROUP, handle_leave_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
-    Row(api_keys.SYNC_GROUP, handle_sync_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
+    Row(api_keys.SYNC_GROUP, handle_sync_group, (READ_GROUP, DESCRIBE_TOPIC), EventType.CONSUME, cost=Cost.CHEAP),
     Row(api_keys.DESCRIBE_GROUPS, handle_describe_groups, (DESCRIBE_GROUP,)),
     # all groups, or those that may be described
     Row(api_keys.LIST_GROUPS, handle_list_groups, (DESCRIBE_CLUSTER, DESCRIBE_GROUP)),

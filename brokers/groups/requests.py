@@ -172,12 +172,13 @@ class SyncRequest(NamedTuple):
 
 
 class SyncAnswer(NamedTuple):
-    """Answer to SyncGroup."""
+    """Answer to SyncGroup; ``topics`` are those of an assignment that the coordinator made itself."""
 
     error: ErrorCode
     protocol_type: str | None = None
     protocol: str | None = None
     assignment: bytes = b""
+    topics: tuple[str, ...] = ()
 
 
 class HeartbeatRequest(NamedTuple):

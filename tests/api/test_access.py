@@ -347,6 +347,7 @@ TOLD_OTHERWISE = {
     (16, Need(DESCRIBE, CLUSTER)),  # lists are filtered
     (16, Need(DESCRIBE, GROUP)),
     (66, Need(DESCRIBE, TRANSACTIONAL_ID)),
+    (14, Need(DESCRIBE, TOPIC)),  # only of what a consumer group has assigned
     (65, Need(DESCRIBE, TOPIC)),  # topics of a transaction are left out
     (12006, Need(DESCRIBE, TOPIC)),
     (20, Need(DESCRIBE, TOPIC)),  # the name of an id is left out

@@ -13,6 +13,7 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE, TOPIC, Access
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.groups.consumer.embedded import decode_assignment
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.model import TopicInfo
 from fleetlog.wire.apis import APIS
@@ -281,3 +282,24 @@ def test_a_classic_member_of_such_a_group(api: ConsumerApi, version: int) -> Non
         left = m.LeaveGroupRequest(version=version, group_id="g", member_id=joined.member_id)
     assert api.call(13, version, left).error_code == 0
     assert [one.member_id for one in api.describe().members] == ["m"]
+
+
+def test_a_classic_member_gets_no_topic_either_that_it_may_not_describe(api: ConsumerApi) -> None:
+    api.beat("m", subscribed_topic_names=["x"])
+    subscription = b"\0\1\0\0\0\2\0\1t\0\3tea\xff\xff\xff\xff\0\0\0\0"
+    protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=3, name="range", metadata=subscription)
+    join = m.JoinGroupRequest(
+        version=3, group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=60_000, protocol_type="consumer",
+        member_id="", protocols=[protocol],
+    )  # fmt: skip
+    joined = api.call(11, 3, join)
+
+    def sync() -> Any:
+        said = {"group_id": "g", "generation_id": joined.generation_id, "member_id": joined.member_id}
+        return api.call(14, 3, m.SyncGroupRequest(version=3, assignments=[], **said))
+
+    api.may_describe("t")
+    refused = sync()
+    assert (refused.error_code, refused.assignment) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, b"")
+    api.may_describe("t", "tea")
+    assert decode_assignment(sync().assignment).partitions == (("t", 0), ("t", 1), ("tea", 0), ("tea", 1))

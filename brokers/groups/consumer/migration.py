@@ -229,7 +229,9 @@ def classic_syncs(
     turn.cancel("resync", group.id, member.id)
     turn.schedule("member", group.id, session_ms(value, settings), member.id)
     assignment = assignment_of(value, member.at.assigned, picture.topics)
-    return turn.result(SyncAnswer(ErrorCode.NONE, *ours, assignment))
+    held = {topic_id for topic_id, _ in member.at.assigned}
+    topics = tuple(name for name in value.topics if name in picture.topics and picture.topics[name].id.bytes in held)
+    return turn.result(SyncAnswer(ErrorCode.NONE, *ours, assignment, topics))
 
 
 def classic_beats(
