@@ -1,6 +1,7 @@
 """Kafka Connect, distributed: two workers with exactly-once support for sources, files as source and sink.
 
-One worker is killed, its tasks move to the other; connectors are stopped and their offsets altered over REST.
+A sink reads as a group of either protocol. One worker is killed, its tasks move to the other; connectors are stopped
+and their offsets altered over REST.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from fleetlog.coordination.ports import free_ports
 from tests.kafka_jars.programs import Program, read_topic, write_properties
@@ -25,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop, pyt
 LIMIT_S = 120.0
 LINES = 400
 TOPICS = {"config": "connect-configs", "offset": "connect-offsets", "status": "connect-status"}
+PROTOCOLS = ("classic", "consumer")
 STRINGS = "org.apache.kafka.connect.storage.StringConverter"
 
 
@@ -100,12 +103,13 @@ def workers(connect_classpath: str, fleet: Fleet, tmp_path: Path) -> Iterator[li
 
 
 class Files:
-    """Two files that grow, and the settings of the connectors that read them."""
+    """Two files that grow, two that are written of what was read, and the settings of the connectors."""
 
     def __init__(self, directory: Path) -> None:
         self.sources = [directory / f"source-{number}" for number in range(2)]
-        self.sink = directory / "sink"
-        self.sink.touch()
+        self.sinks = {protocol: directory / f"sink-{protocol}" for protocol in PROTOCOLS}
+        for sink in self.sinks.values():
+            sink.touch()
         self.lines: list[list[str]] = [[], []]
 
     def grow(self) -> None:
@@ -122,10 +126,11 @@ class Files:
             "exactly.once.support": "required", "transaction.boundary": "poll",
         }  # fmt: skip
 
-    def sink_settings(self) -> dict[str, str]:
+    def sink_settings(self, protocol: str) -> dict[str, str]:
         return {
             "connector.class": "org.apache.kafka.connect.file.FileStreamSinkConnector",
-            "tasks.max": "2", "topics": "from-file-0,from-file-1", "file": str(self.sink),
+            "tasks.max": "2", "topics": "from-file-0,from-file-1", "file": str(self.sinks[protocol]),
+            "consumer.override.group.protocol": protocol,
         }  # fmt: skip
 
 
@@ -144,10 +149,10 @@ def test_files_are_copied_exactly_once_though_a_worker_is_killed(
     for name, settings in (
         ("source-0", files.source(0)),
         ("source-1", files.source(1)),
-        ("sink", files.sink_settings()),
+        *((f"sink-{protocol}", files.sink_settings(protocol)) for protocol in PROTOCOLS),
     ):
         other.done("PUT", f"/connectors/{name}/config", settings)
-    connectors = {"source-0": 1, "source-1": 1, "sink": 2}
+    connectors = {"source-0": 1, "source-1": 1, "sink-classic": 2, "sink-consumer": 2}
 
     def placed() -> list[str]:
         found = [other.tasks(name) for name in connectors]
@@ -169,10 +174,18 @@ def test_files_are_copied_exactly_once_though_a_worker_is_killed(
     eventually(placed, "tasks run on both again", LIMIT_S, good=lambda names: set(names) == {one.name, other.name})
     wait_sent(fleet.bootstrap, files)
     everything = {line for lines in files.lines for line in lines}
-    eventually(
-        lambda: set(files.sink.read_text().split("\n")[:-1]), "the sink has it all", LIMIT_S, good=everything.__eq__
-    )
-    offsets_are_altered(other, fleet.bootstrap, files)
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    for protocol, sink in files.sinks.items():
+        eventually(
+            lambda sink=sink: set(sink.read_text().split("\n")[:-1]), "the sink has it all", LIMIT_S,
+            good=everything.__eq__,
+        )  # fmt: skip
+        group = f"connect-sink-{protocol}"
+        described = admin.describe_consumer_groups([group])[group].result(60)
+        assert (described.type.name, len(described.members)) == (protocol.upper(), 2)
+    offsets_of_a_source_are_altered(other, fleet.bootstrap, files)
+    for protocol in PROTOCOLS:
+        offsets_of_a_sink_are_altered(other, fleet.bootstrap, files, protocol)
 
 
 def wait_sent(bootstrap: str, files: Files) -> None:
@@ -185,8 +198,8 @@ def wait_sent(bootstrap: str, files: Files) -> None:
         assert sent(bootstrap, number) == lines
 
 
-def offsets_are_altered(worker: Worker, bootstrap: str, files: Files) -> None:
-    """Source: the last 10 lines once more. Sink: from the last 10 of a topic on; then from the start."""
+def offsets_of_a_source_are_altered(worker: Worker, bootstrap: str, files: Files) -> None:
+    """The last 10 lines once more."""
     place = {"filename": str(files.sources[0])}
     worker.done("PUT", "/connectors/source-0/stop")
     worker.wait_state("source-0", "STOPPED")
@@ -202,24 +215,25 @@ def offsets_are_altered(worker: Worker, bootstrap: str, files: Files) -> None:
     files.lines[0] += again
     wait_sent(bootstrap, files)
 
-    worker.done("PUT", "/connectors/sink/stop")
-    worker.wait_state("sink", "STOPPED")
+
+def offsets_of_a_sink_are_altered(worker: Worker, bootstrap: str, files: Files, protocol: str) -> None:
+    """From the last 10 of a topic on; then from the start."""
+    sink = f"/connectors/sink-{protocol}"
+    worker.done("PUT", f"{sink}/stop")
+    worker.wait_state(f"sink-{protocol}", "STOPPED")
     end = read_topic(bootstrap, "from-file-1")[-1].offset
-    read = {
-        entry["partition"]["kafka_topic"]: entry for entry in worker.done("GET", "/connectors/sink/offsets")["offsets"]
-    }
+    read = {entry["partition"]["kafka_topic"]: entry for entry in worker.done("GET", f"{sink}/offsets")["offsets"]}
     assert read["from-file-1"]["partition"]["kafka_partition"] == 0
     assert read["from-file-1"]["offset"]["kafka_offset"] >= end
-    before = files.sink.read_text()
+    before = files.sinks[protocol].read_text()
     read["from-file-1"]["offset"]["kafka_offset"] = read_topic(bootstrap, "from-file-1")[-10].offset
-    worker.done("PATCH", "/connectors/sink/offsets", {"offsets": [read["from-file-1"]]})
-    worker.done("PUT", "/connectors/sink/resume")
-    wanted = [*again, *files.lines[1][-10:]]
+    worker.done("PATCH", f"{sink}/offsets", {"offsets": [read["from-file-1"]]})
+    worker.done("PUT", f"{sink}/resume")
     eventually(
-        lambda: sorted(files.sink.read_text()[len(before) :].split()), "these lines once more", LIMIT_S,
-        good=lambda got: [line for line in got if line.startswith("1:")] == sorted(wanted[10:]),
+        lambda: sorted(files.sinks[protocol].read_text()[len(before) :].split()), "these lines once more", LIMIT_S,
+        good=lambda got: [line for line in got if line.startswith("1:")] == sorted(files.lines[1][-10:]),
     )  # fmt: skip
-    worker.done("PUT", "/connectors/sink/stop")
-    worker.wait_state("sink", "STOPPED")
-    assert "reset successfully" in worker.done("DELETE", "/connectors/sink/offsets")["message"]
-    assert worker.done("GET", "/connectors/sink/offsets") == {"offsets": []}
+    worker.done("PUT", f"{sink}/stop")
+    worker.wait_state(f"sink-{protocol}", "STOPPED")
+    assert "reset successfully" in worker.done("DELETE", f"{sink}/offsets")["message"]
+    assert worker.done("GET", f"{sink}/offsets") == {"offsets": []}
