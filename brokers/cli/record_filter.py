@@ -30,7 +30,7 @@ EXPRESSION_MAX: Final = 500
 INSTRUCTIONS_MAX: Final = 1_500
 """Of all expressions of a filter together, as RE2 compiles them; ``\\pL`` has 1,200, ``.*`` a dozen."""
 STEPS_MAX: Final = 100_000_000
-"""Instructions times characters that one match may need at most: 0.6 s, where RE2 must follow all at once."""
+"""Characters times a filter's instructions that a record may need at most: 0.6 s, where RE2 must follow all at once."""
 FIELDS: Final = ("key", "value", "headers", "time", "topic", "partition", "offset")
 
 _TOKEN: Final = re.compile(
@@ -263,7 +263,7 @@ class _Parser:
             return lambda record: left(record) not in (None, False)
         self._spend()
         if how == "matches":
-            return _matches(left, self._literal_text())
+            return _matches(left, self._literal_text(), lambda: self._instructions)
         behind = self._at
         right = self._operand()
         if "time" in {self._whole_field(begin, behind - 1), self._whole_field(behind, self._at)}:
@@ -415,16 +415,18 @@ def _texts(compare: Callable[[str, str], bool], one: Operand, other: Operand) ->
     return matches
 
 
-def _matches(one: Operand, expression: Any) -> Callable[[FilteredRecord], bool]:
+def _matches(one: Operand, expression: Any, instructions: Callable[[], int]) -> Callable[[FilteredRecord], bool]:
+    """``instructions``: of all expressions of the filter, since each of them may look at the same text."""
+
     def matches(record: FilteredRecord) -> bool:
         text = one(record)
         if not isinstance(text, str):
             return False
-        if len(text) * expression.programsize > STEPS_MAX:
+        if len(text) * instructions() > STEPS_MAX:
             raise FilterError(
                 f"{record.topic}-{record.partition}, offset {record.offset}: a text of {len(text)} characters is too"
-                f" long for an expression of {expression.programsize} instructions, which takes"
-                f" {STEPS_MAX // expression.programsize} at most"
+                f" long for expressions of {instructions()} instructions, which take"
+                f" {STEPS_MAX // instructions()} at most"
             )
         # half of a surrogate pair, which JSON may name, is no character
         return expression.search(text.encode(errors="replace").decode()) is not None

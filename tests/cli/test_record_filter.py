@@ -127,6 +127,9 @@ def test_a_filter_takes_a_second_of_a_record_at_most() -> None:
         FilterError, match=r"orders-3, offset 41: a text of 1000000 characters is too long .* 487 instr"
     ):
         evil(record(value=b"ab" * 500_000))
+    many = parse_filter(" || ".join(["value matches 'a{20}c'"] * 40))
+    with pytest.raises(FilterError, match=r"of 200000 characters is too long for expressions of [0-9]+ instructions"):
+        many(record(value=b"a" * 200_000))
     assert parse_filter(r"value matches '\\pL+' && key matches '.*'")(record(value=b"x", key=b"k")) is True
 
 
