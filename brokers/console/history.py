@@ -189,7 +189,7 @@ class History:
     def _open(self) -> None:
         try:
             self._load()
-        except (_Damaged, ValueError, KeyError, TypeError) as error:
+        except (_Damaged, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self.begun_anew = f"what was in {self.directory} was damaged; the figures begin anew"
             logger.warning("%s (%r)", self.begun_anew, error)
             for path in (*self.directory.glob("*.rows"), self.directory / "slots"):

@@ -88,7 +88,10 @@ def test_a_torn_end_costs_one_step_and_damage_begins_anew(tmp_path: Path) -> Non
     history.close()
 
 
-@pytest.mark.parametrize("text", ["", "no JSON\n", '["format", 0]\n', '["format", 1]\n["topic", "x", -4]\n["topic"]\n'])
+@pytest.mark.parametrize("text", [
+    "", "no JSON\n", '["format", 0]\n', '["format", 1]\n["topic", "x", -4]\n["topic"]\n',
+    '["format", 1]\n["topic", "x", 1e999]\n', f'["format", 1]\n{"[" * 100_000}\n',
+], ids=range(6))  # fmt: skip
 def test_names_that_cannot_be_read_begin_anew(tmp_path: Path, text: str) -> None:
     filled(tmp_path, 2).close()
     (tmp_path / "slots").write_text(text)
