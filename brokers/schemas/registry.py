@@ -488,23 +488,24 @@ class RegistryState:
     def _resolved(self, rows: list[dict[str, Any]], context: str) -> dict[str, str]:
         """The texts that references lead to, by name, each behind those that it needs. Raises RegistryRefusal."""
         texts: dict[str, str] = {}
-        waiting: list[tuple[dict[str, Any], bool]] = [(row, False) for row in reversed(rows)]
+        waiting = [(row, context, False) for row in reversed(rows)]
         steps = 0
         while waiting:
-            row, ready = waiting.pop()
+            row, holder, ready = waiting.pop()
             steps += 1
             if steps > 2 * REFERENCES_MAX:
                 raise RegistryRefusal(42201, f"Invalid schema: more than {REFERENCES_MAX} schemas are referred to")
             if row["name"] in texts:
                 continue
             try:
-                stored = self.version(qualified(row["subject"], context), str(row["version"]))
+                stored = self.version(qualified(row["subject"], holder), str(row["version"]))
             except RegistryRefusal as error:
                 raise RegistryRefusal(42201, f"Invalid schema: reference {row['name']!r}: {error}") from None
             if ready or not stored.references:
                 texts[row["name"]] = stored.text
             else:
-                waiting += [(row, True), *((inner, False) for inner in reversed(stored.references))]
+                inside = context_of(stored.subject)
+                waiting += [(row, holder, True), *((inner, inside, False) for inner in reversed(stored.references))]
         return texts
 
     def _candidate(self, subject: str, body: Mapping[str, Any], normalize: bool) -> tuple[Stored, ParsedSchema]:

@@ -220,6 +220,16 @@ def test_names_in_contexts() -> None:
     assert [qualified("a", ".x"), qualified(":.y:a", ".x"), qualified(":.:a")] == [":.x:a", ":.y:a", "a"]
 
 
+def test_a_reference_of_a_referred_schema_is_in_that_schemas_context() -> None:
+    state = RegistryState()
+    register(state, "inner", record_of("other"))
+    register(state, ":.x:inner", {**record_of("own"), "name": "Inner"})
+    middle = {"type": "record", "name": "Middle", "fields": [{"name": "inner", "type": "Inner"}]}
+    register(state, ":.x:middle", middle, references=[{"name": "Inner", "subject": "inner", "version": 1}])
+    outer = {"type": "record", "name": "Outer", "fields": [{"name": "middle", "type": "Middle"}]}
+    register(state, "outer", outer, references=[{"name": "Middle", "subject": ":.x:middle", "version": 1}])
+
+
 def test_records_that_are_not_understood_change_nothing() -> None:
     state = RegistryState()
     register(state, "s")
