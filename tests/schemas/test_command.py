@@ -143,6 +143,36 @@ def test_a_look_up_waits_for_no_change() -> None:
     assert asyncio.run(both()) == 404
 
 
+@pytest.mark.parametrize("path", ["/subjects", "/schemas", "/contexts"])
+def test_a_schema_waits_for_no_list(path: str) -> None:
+    """Where there are many subjects, who lists them does not keep others from a schema."""
+    begun, over = threading.Event(), threading.Event()
+
+    class Many(RegistryState):
+        def subjects(self, *_: Any, **__: Any) -> list[str]:
+            begun.set()
+            assert over.wait(30)
+            return []
+
+        def contexts(self, _: Any) -> list[str]:
+            return self.subjects()
+
+    async def both() -> list[int]:
+        kept = Kept()
+        kept.state = Many()
+        server = RegistryServer(kept)
+        lists = [asyncio.create_task(status_of(server, "GET", path)) for _ in range(3)]
+        await asyncio.to_thread(begun.wait, 60)
+        try:
+            status = await asyncio.wait_for(status_of(server, "GET", "/schemas/ids/1"), 60)
+        finally:
+            over.set()
+            listed = await asyncio.gather(*lists)
+        return [status, *listed]
+
+    assert asyncio.run(both()) == [404, 200, 200, 200]
+
+
 def test_a_change_that_waited_too_long_is_not_begun() -> None:
     store = SchemaStore(Target("localhost:1", 1.0, {}))
     with pytest.raises(RegistryRefusal, match="nothing was changed") as refused:
