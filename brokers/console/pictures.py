@@ -33,6 +33,7 @@ NO_LOGIN: Final = (
     "There are no charts: this console has no login of its own to collect figures with. Start it with "
     "--figures-config FILE."
 )
+MISSING: Final = "Figures are missing: the fleet's page says why, to those who may describe the cluster."
 HOUR: Final = "1h"
 SOON_DAYS: Final = 30
 SMALL_POINTS: Final = 45
@@ -108,20 +109,20 @@ class Pictures:
             str(broker_id): self._charts("broker", str(broker_id), SMALL_CHARTS, points=SMALL_POINTS)
             for broker_id in brokers
         }
-        return {**self._value(charts), "small": small, "forecasts": self._forecasts(brokers)}
+        return {**self._value(charts, why=True), "small": small, "forecasts": self._forecasts(brokers)}
 
     def of_broker(self, asking: Asking, broker_id: int) -> dict[str, Any]:
         """Those of one broker."""
         if not may_describe_cluster(asking.client):
             return self._refused("brokers")
         charts = self._charts("broker", str(broker_id), BROKER_CHARTS)
-        return {**self._value(charts), "forecasts": self._forecasts([broker_id])}
+        return {**self._value(charts, why=True), "forecasts": self._forecasts([broker_id])}
 
     def of_transactions(self, asking: Asking) -> dict[str, Any]:
         """Open transactions of all coordinators."""
         if not may_describe_cluster(asking.client):
             return self._refused("the fleet's transactions")
-        return self._value(self._charts("fleet", "", TRANSACTION_CHARTS))
+        return self._value(self._charts("fleet", "", TRANSACTION_CHARTS), why=True)
 
     def of_topic(self, topic: str, partitions: int) -> dict[str, Any]:
         """Those of a topic that the viewer may describe: with the partitions' traffic where it is kept."""
@@ -190,9 +191,10 @@ class Pictures:
                 return days
         return None
 
-    def _value(self, charts: list[dict[str, Any]]) -> dict[str, Any]:
+    def _value(self, charts: list[dict[str, Any]], *, why: bool = False) -> dict[str, Any]:
+        """``why``: with the reasons of what is missing, which name addresses and the console's own login."""
         return {
-            "range": self.range.name, "ranges": [[one.name, one.words] for one in RANGES], "notes": self._notes(),
+            "range": self.range.name, "ranges": [[one.name, one.words] for one in RANGES], "notes": self._notes(why),
             "charts": charts, "small": {}, "forecasts": [],
         }  # fmt: skip
 
@@ -202,10 +204,12 @@ class Pictures:
             value["notes"] = [f"Charts of {what} need the right to describe the cluster."]
         return value
 
-    def _notes(self) -> list[str]:
+    def _notes(self, why: bool) -> list[str]:
         collector = self._collector
         if collector is None:
             return [NO_LOGIN]
+        if not why:
+            return [MISSING] if collector.trouble is not None or collector.troubles else []
         if collector.trouble is not None:
             return [f"No figures are collected: {collector.trouble}"]
         notes = [f"Broker {number} tells no figures: {text}" for number, text in sorted(collector.troubles.items())]

@@ -6,8 +6,11 @@ import math
 
 import pytest
 
-from fleetlog.brokers.console.collector import Differences, Figures, Scrape, figures_of, p99
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.console.asking import Asking
+from fleetlog.brokers.console.collector import Differences, FigureCollector, Figures, Scrape, figures_of, p99
 from fleetlog.brokers.console.history import KINDS
+from fleetlog.brokers.console.pictures import MISSING, Pictures
 
 PAGE = """# HELP fleetlog_connections Open connections.
 fleetlog_connections 5.0
@@ -80,3 +83,13 @@ def test_p99_is_in_proportion_between_the_bounds() -> None:
     assert p99({0.1: 0.0, math.inf: 10.0}) == 0.1, "beyond the last bound nothing is known"
     assert math.isnan(p99({}))
     assert math.isnan(p99({0.1: 0.0, math.inf: 0.0}))
+
+
+def test_pages_of_topics_and_groups_tell_nobody_where_the_brokers_figures_are() -> None:
+    target = Target("localhost:1", 1.0, {})
+    collector = FigureCollector(target)
+    pictures = Pictures(Asking(None, target, collector=collector))
+    for collector.trouble, collector.troubles in (("the login of user console failed", {}), (None, {1: "10.0.0.1:80"})):
+        assert pictures.of_topic("t", 1)["notes"] == pictures.of_group("g")["notes"] == [MISSING]
+    collector.troubles = {}
+    assert pictures.of_topic("t", 1)["notes"] == []
