@@ -76,7 +76,7 @@ def test_a_command_is_its_module_and_a_line(tree: Path) -> None:
     shutil.copy(PLANTED / "stamps.py", tree / "brokers" / "cli")
     path = tree / "brokers" / "cli" / "main.py"
     before, line, after = path.read_text().partition('    "topics": ')
-    planted = '    "stamps": ("fleetlog.brokers.cli.stamps", "stamps", "Stamps: count."),\n'
+    planted = '    "stamps": "Stamps: count.",\n'
     path.write_text(before + planted + line + after)
     assert "Stamps: count." in run(tree, "fleetlog.brokers.cli.main", "--help")
     assert run(tree, "fleetlog.brokers.cli.main", "stamps", "red", "blue") == "2\n"

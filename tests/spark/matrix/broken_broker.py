@@ -45,8 +45,8 @@ def _forgets_batches(original: Any, known: Any, batch: Any, marker: Any, now_ms:
     return original(known, batch, marker, now_ms)._replace(batches=())
 
 
-async def _accepts_whatever_the_coordinator_answers(original: Any, verifier: Any, question: Any) -> Any:
-    await original(verifier, question)
+async def _accepts_whatever_the_coordinator_answers(original: Any, self: Any, question: Any) -> Any:
+    await original(self, question)
     return {}
 
 
