@@ -190,15 +190,18 @@ class History:
         try:
             self._load()
         except (_Damaged, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            self.begun_anew = f"what was in {self.directory} was damaged; the figures begin anew"
-            logger.warning("%s (%r)", self.begun_anew, error)
-            for path in (*self.directory.glob("*.rows"), self.directory / "slots"):
-                path.unlink(missing_ok=True)
-            self._slots.clear()
-            self._seen.clear()
-            self._counts = dict.fromkeys(KINDS, 0)
-            self._folds.clear()
-            self._load()
+            self._begin_anew(f"was damaged ({type(error).__name__})")
+
+    def _begin_anew(self, why: str) -> None:
+        self.begun_anew = f"what was in {self.directory} {why}; the figures begin anew"
+        logger.warning("%s", self.begun_anew)
+        for path in (*self.directory.glob("*.rows"), self.directory / "slots"):
+            path.unlink(missing_ok=True)
+        self._slots.clear()
+        self._seen.clear()
+        self._counts = dict.fromkeys(KINDS, 0)
+        self._folds.clear()
+        self._load()
 
     def _load(self) -> None:
         path = self.directory / "slots"
@@ -270,10 +273,15 @@ class History:
     def add(self, at: int, figures: Mapping[tuple[str, str], Sequence[float]]) -> None:
         """The step that ends at that time (s since the epoch): figures by kind and name. Raises OSError.
 
-        A step that is not newer than the last one is left out: the clock was set back.
+        A step that is not newer than the last one is left out: the clock was set back. If the last one is further ahead
+        than steps are kept, the clock was wrong then, and the figures begin anew.
         """
-        finest = self.tiers[0]
         with self._lock:
+            if self.newest > at + KEPT_S:
+                for tier in self.tiers:
+                    tier.close()
+                self._begin_anew("was of a time to come")
+            finest = self.tiers[0]
             if at <= finest.newest:
                 return
             places = [(slot, row) for key, row in figures.items() if (slot := self._slot(*key, at)) is not None]

@@ -65,6 +65,18 @@ def test_what_is_missing_is_not_zero_and_the_clock_may_be_set_back(tmp_path: Pat
     history.close()
 
 
+def test_figures_of_a_clock_that_was_years_ahead_begin_anew(tmp_path: Path) -> None:
+    history = filled(tmp_path, 2)
+    history.add(BEGIN + 10 * KEPT_S, {("topic", "t0"): [9.0, 9.0, 9.0, 9.0]})
+    history.add(BEGIN + 100, {("topic", "t0"): [1.0, 2.0, 3.0, 4.0]})
+    assert "time to come" in (history.begun_anew or "")
+    assert history.read("topic", "t0", 0, 1 << 40, 10)["size"] == [(BEGIN + 100, 4.0)]
+    history.close()
+    history = History(tmp_path)
+    assert (history.begun_anew, history.newest) == (None, BEGIN + 100)
+    history.close()
+
+
 def test_a_torn_end_costs_one_step_and_damage_begins_anew(tmp_path: Path) -> None:
     filled(tmp_path, 5).close()
     (rows,) = tmp_path.glob("10-*.rows")
