@@ -67,7 +67,8 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show how far groups are behind, in records and in seconds, and whether they make progress.
 
     The fleet's coordinators compute this every few seconds, by Burrow's rules: OK, WARN (consumes, but falls
-    behind), ERR (stopped, stalled or rewound). With names each partition is shown.
+    behind), ERR (stopped, stalled or rewound). With names each partition is shown. All is as old as age_s says, in
+    seconds; `groups describe` counts the lag when it is asked.
     """
     with admin(target, " ".join(names)) as client:
         lags, unknown = lag_of_groups(client, names)
@@ -76,11 +77,11 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
     if out.as_json:
         out.value(lags)
     elif names:
-        columns = ["group", "topic", "partition", "status", "committed", "end", "lag", "seconds"]
-        rows = [{"group": one["group"], **row} for one in lags for row in one["partitions"]]
+        columns = ["group", "topic", "partition", "status", "committed", "end", "lag", "seconds", "age_s"]
+        rows = [{"group": one["group"], "age_s": one["age_s"], **row} for one in lags for row in one["partitions"]]
         table(columns, [[row[column] for column in columns] for row in rows])
     else:
-        columns = ["group", "status", "lag", "seconds", "worst"]
+        columns = ["group", "status", "lag", "seconds", "worst", "age_s"]
         table(columns, [[one[column] for column in columns] for one in lags])
     early = [one["group"] for one in lags if names and not one["status"]]
     if early:

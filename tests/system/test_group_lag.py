@@ -104,6 +104,8 @@ def test_records_that_are_deleted_count_no_more_anywhere(lagged: Fleet, topic: s
         done.result(60)
     shown = until(lagged, group, lambda one: one["lag"] == 17, "1 + 8 + 8 records are behind the group")
     (described,) = shell.json("groups", "describe", group)
+    assert 0 <= shown["age_s"] < 60
+    assert "age_s" in shell.run("groups", "lag", group).stdout, "a person sees how old it is"
     for rows in (shown["partitions"], described["offsets"]):
         assert [row["lag"] for row in rows] == [1, 8, 8]
     assert described["lag"] == 17
