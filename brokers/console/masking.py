@@ -73,7 +73,7 @@ class TopicMask(NamedTuple):
             return MASK.encode()
         try:
             for steps in inner:
-                _cover(value, steps)
+                _cover(value, steps, raw[:1] == b"\0")
             text = json.dumps(value, ensure_ascii=False, default=lambda one: one.hex(" "))
         except RecursionError:
             text = MASK
@@ -137,7 +137,7 @@ def _overlap(path: Path, masked: Path) -> bool:
         for position in at:
             if position == len(masked):
                 return True
-            if isinstance(step, int):
+            if str(step).isdecimal():
                 onward.add(position)
             if masked[position] in {"*", str(step).lower()}:
                 onward.add(position + 1)
@@ -145,8 +145,11 @@ def _overlap(path: Path, masked: Path) -> bool:
     return bool(at)
 
 
-def _cover(value: Any, steps: Path) -> None:
-    """Mask what the steps lead to, in place; and texts on the way, which may be such values in writing."""
+def _cover(value: Any, steps: Path, by_schema: bool) -> None:
+    """Mask what the steps lead to, in place; and texts on the way, which may be such values in writing.
+
+    In a value ``by_schema``, what its schema does not know stands by its number: that may be the field.
+    """
     branches = [(value, steps)]
     while branches:
         at, (step, *rest) = branches.pop()
@@ -157,3 +160,5 @@ def _cover(value: Any, steps: Path) -> None:
                 at[name] = MASK
             elif isinstance(inner, dict | list):
                 branches.append((inner, onward))
+        if by_schema and isinstance(at, dict):
+            at |= {name: MASK for name, inner in at.items() if name.isdecimal() and isinstance(inner, bytes | int)}
