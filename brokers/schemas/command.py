@@ -526,7 +526,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         call.subject(1), call.parts[3], permanent=call.flag("permanent"))),
     ("GET", "subjects/*/versions/*/schema", READ, SEE, lambda call, state: _version_of(call, state).text),
     ("GET", "subjects/*/versions/*/referencedby", LIST, DESCRIBE, lambda call, state: call.page(
-        state.referenced_by(call.subject(1), call.parts[3]))),
+        state.referenced_by(call.subject(1), call.parts[3], lambda subject: call.may(DESCRIBE, subject, state)))),
     ("GET", "schemas", LIST, LISTED, _all),
     ("GET", "schemas/types", READ, LISTED, lambda call, state: sorted(KINDS)),
     ("GET", "schemas/guids/*", WORK, LISTED, _by_guid),

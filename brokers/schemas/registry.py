@@ -440,10 +440,10 @@ class RegistryState:
             rows += own[-1:] if latest else own
         return rows
 
-    def referenced_by(self, subject: str, version: str) -> list[int]:
-        """Ids of the schemas that refer to a version. Raises RegistryRefusal."""
+    def referenced_by(self, subject: str, version: str, shown: Callable[[str], bool]) -> list[int]:
+        """Ids of the schemas in subjects that are ``shown`` which refer to a version. Raises RegistryRefusal."""
         at = self.version(subject, version, deleted=True)
-        return sorted({one.id for one in self._referring(at)})
+        return sorted({one.id for one in self._referring(at) if shown(one.subject)})
 
     def _referring(self, at: Stored) -> Iterator[Stored]:
         for versions in self._subjects.values():

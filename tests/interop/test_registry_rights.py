@@ -121,6 +121,11 @@ def test_a_subject_is_a_topic_of_the_acls(guarded: Guarded) -> None:
     assert [row["subject"] for row in ask("GET", "/schemas", **ALICE)] == ["own-value"]
     assert ask("POST", own, TEXT, **ALICE)["id"] == number
     assert ask("POST", f"{own}/versions", TEXT, **ALICE) == 40301
+    holder = {"schema": '"R"', "references": [{"name": "R", "subject": "own-value", "version": 1}]}
+    held = ask("POST", "/subjects/hers-holder/versions", holder, **ADMIN)["id"]
+    assert ask("GET", f"{own}/versions/1/referencedby", **ADMIN) == [held]
+    assert ask("GET", f"{own}/versions/1/referencedby", **ALICE) == [], "what may not be described is not listed"
+    assert ask("DELETE", "/subjects/hers-holder", **ADMIN) == [1]
     refers = TEXT | {"references": [{"name": "x", "subject": "hers-value", "version": 1}]}
     assert ask("POST", f"/compatibility{own}/versions", refers, **ALICE) == 40301, "what it refers to is read, too"
     guarded.acl("add", USER, *topic, "--pattern", "prefixed", "--operation", "All")
