@@ -29,31 +29,31 @@ MEAN, MOST, SUM = "mean", "most", "sum"
 """How the steps of a coarser tier are made of finer ones."""
 
 
-class Column(NamedTuple):
+class Figure(NamedTuple):
     """One figure: its name, and what becomes of several steps of it."""
 
     name: str
     fold: str = MEAN
 
 
-KINDS: Final[Mapping[str, tuple[Column, ...]]] = {
+KINDS: Final[Mapping[str, tuple[Figure, ...]]] = {
     "fleet": (
-        Column("bytes_in"), Column("bytes_out"), Column("records_in"), Column("records_out"),
-        Column("produce_p99_s", MOST), Column("fetch_p99_s", MOST), Column("under_replicated", MOST),
-        Column("disk_used"), Column("disk_total"), Column("connections"), Column("open_transactions", MOST),
-        Column("oldest_transaction_s", MOST),
+        Figure("bytes_in"), Figure("bytes_out"), Figure("records_in"), Figure("records_out"),
+        Figure("produce_p99_s", MOST), Figure("fetch_p99_s", MOST), Figure("under_replicated", MOST),
+        Figure("disk_used"), Figure("disk_total"), Figure("connections"), Figure("open_transactions", MOST),
+        Figure("oldest_transaction_s", MOST),
     ),
     "broker": (
-        Column("bytes_in"), Column("bytes_out"), Column("produce_p99_s", MOST), Column("fetch_p99_s", MOST),
-        Column("loop_p99_s", MOST), Column("cpu"), Column("disk_used"), Column("disk_total"), Column("connections"),
-        Column("under_replicated", MOST), Column("produces"), Column("fetches"), Column("offset_requests"),
-        Column("group_requests"), Column("other_requests"),
+        Figure("bytes_in"), Figure("bytes_out"), Figure("produce_p99_s", MOST), Figure("fetch_p99_s", MOST),
+        Figure("loop_p99_s", MOST), Figure("cpu"), Figure("disk_used"), Figure("disk_total"), Figure("connections"),
+        Figure("under_replicated", MOST), Figure("produces"), Figure("fetches"), Figure("offset_requests"),
+        Figure("group_requests"), Figure("other_requests"),
     ),
-    "topic": (Column("bytes_in"), Column("bytes_out"), Column("records_in"), Column("size")),
-    "partition": (Column("records_in"),),
+    "topic": (Figure("bytes_in"), Figure("bytes_out"), Figure("records_in"), Figure("size")),
+    "partition": (Figure("records_in"),),
     "group": (
-        Column("lag", MOST), Column("lag_s", MOST), Column("members", MOST), Column("commits"),
-        Column("rebalances", SUM),
+        Figure("lag", MOST), Figure("lag_s", MOST), Figure("members", MOST), Figure("commits"),
+        Figure("rebalances", SUM),
     ),
 }  # fmt: skip
 """What is kept of the fleet and of each broker, topic, partition and group. Rates are per second. Whoever changes a

@@ -33,7 +33,7 @@ NO_LOGIN: Final = (
     "There are no charts: this console has no login of its own to collect figures with. Start it with "
     "--figures-config FILE."
 )
-MISSING: Final = "Figures are missing: the fleet's page says why, to those who may describe the cluster."
+FIGURES_MISSING: Final = "Figures are missing: the fleet's page says why, to those who may describe the cluster."
 HOUR: Final = "1h"
 SOON_DAYS: Final = 30
 SMALL_POINTS: Final = 45
@@ -209,7 +209,7 @@ class Pictures:
         if collector is None:
             return [NO_LOGIN]
         if not why:
-            return [MISSING] if collector.trouble is not None or collector.troubles else []
+            return [FIGURES_MISSING] if collector.trouble is not None or collector.troubles else []
         if collector.trouble is not None:
             return [f"No figures are collected: {collector.trouble}"]
         notes = [f"Broker {number} tells no figures: {text}" for number, text in sorted(collector.troubles.items())]

@@ -10,7 +10,7 @@ from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.asking import Asking
 from fleetlog.brokers.console.collector import Differences, FigureCollector, Figures, Scrape, figures_of, p99
 from fleetlog.brokers.console.history import KINDS
-from fleetlog.brokers.console.pictures import MISSING, Pictures
+from fleetlog.brokers.console.pictures import FIGURES_MISSING, Pictures
 
 PAGE = """# HELP fleetlog_connections Open connections.
 fleetlog_connections 5.0
@@ -90,6 +90,6 @@ def test_pages_of_topics_and_groups_tell_nobody_where_the_brokers_figures_are() 
     collector = FigureCollector(target)
     pictures = Pictures(Asking(None, target, collector=collector))
     for collector.trouble, collector.troubles in (("the login of user console failed", {}), (None, {1: "10.0.0.1:80"})):
-        assert pictures.of_topic("t", 1)["notes"] == pictures.of_group("g")["notes"] == [MISSING]
+        assert pictures.of_topic("t", 1)["notes"] == pictures.of_group("g")["notes"] == [FIGURES_MISSING]
     collector.troubles = {}
     assert pictures.of_topic("t", 1)["notes"] == []

@@ -148,7 +148,7 @@ def test_a_schema_waits_for_no_list(path: str) -> None:
     """Where there are many subjects, who lists them does not keep others from a schema."""
     begun, over = threading.Event(), threading.Event()
 
-    class Many(RegistryState):
+    class ManySubjects(RegistryState):
         def subjects(self, *_: Any, **__: Any) -> list[str]:
             begun.set()
             assert over.wait(30)
@@ -159,7 +159,7 @@ def test_a_schema_waits_for_no_list(path: str) -> None:
 
     async def both() -> list[int]:
         kept = Kept()
-        kept.state = Many()
+        kept.state = ManySubjects()
         server = RegistryServer(kept)
         lists = [asyncio.create_task(status_of(server, "GET", path)) for _ in range(3)]
         await asyncio.to_thread(begun.wait, 60)
