@@ -198,6 +198,7 @@ def test_static_members_and_a_coordinator_that_is_killed(crowd: Crowd) -> None:
     held = crowd.shares()
     told = eventually(lambda: crowd.told("b"), "it knows all that it has", PATIENCE_S, good=lambda told: has(told) == 3)
     crowd.members["a"].stop()
+    assert crowd.shares() == held, "its place is kept"
     crowd.join("a2", "consumer", group_instance_id="i")
     eventually(lambda: "assigned [" in crowd.members["a2"].printed(), "it is back", PATIENCE_S)
     crowd.settled("CONSUMER", [3, 3])
