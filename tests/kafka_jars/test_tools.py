@@ -109,8 +109,9 @@ def test_kafkas_tool_shows_open_and_ended_transactions(tools: Tools, topic: str)
 
 def test_the_java_transactional_producer(tools: Tools) -> None:
     """Protocol 2 (epoch bump on every end) as only the Java client speaks it: its own transactional load generator."""
-    features = tools(f"{PACKAGE}.FeatureCommand", "describe").split()
-    assert features[features.index("FinalizedVersionLevel:") + 1] == "2", features
+    described = tools(f"{PACKAGE}.FeatureCommand", "describe")
+    (words,) = (line.split() for line in described.splitlines() if "transaction.version" in line)
+    assert words[words.index("FinalizedVersionLevel:") + 1] == "2", described
     out = tools(
         f"{PACKAGE}.ProducerPerformance", "--topic", "java-perf", "--num-records", "5000", "--record-size", "100",
         "--throughput", "-1", "--transactional-id", "java-perf", "--transaction-duration-ms", "50",
