@@ -8,6 +8,7 @@ says otherwise), and leaves the group properly on SIGTERM.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 # A static member has to be back before its session ends, also when a busy machine starts processes slowly.
 SESSION_TIMEOUT_MS = 30_000 if len(sys.argv) > 5 else 6_000
 METADATA_AGE_MS = 2_000  # a member that joins before it knows the topic gets no partition until it asks again
+STUCK_S = 30
 stopping = False
 
 
@@ -103,6 +105,8 @@ def copier(bootstrap: str, topic: str, group: str, instance: str | None) -> None
         if not messages:
             continue
         next_offsets = {(one.topic(), one.partition()): one.offset() + 1 for one in messages}
+        # While coordinators die, librdkafka may wait without end in send_offsets_to_transaction, and ask nobody.
+        faulthandler.dump_traceback_later(STUCK_S, exit=True)
         try:
             producer.begin_transaction()
             for one in messages:
@@ -117,6 +121,8 @@ def copier(bootstrap: str, topic: str, group: str, instance: str | None) -> None
             consumer.close()  # another begins at what is committed
             consumer = _consumer_of_the_protocol(bootstrap, topic, group, None)
             continue
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         for one in messages:
             say(p=one.partition(), o=one.offset(), v=one.value().decode())
     consumer.close()

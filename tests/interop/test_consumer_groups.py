@@ -216,6 +216,9 @@ def test_offsets_in_transactions_of_members_copy_each_record_once(fleet: Fleet, 
     copied: Counter[str] = Counter()
 
     def read() -> set[str]:
+        for place, name in ((1, "y"), (2, "x")):
+            if copiers[place].process.poll() is not None:  # it stood still (see there): another goes on with its work
+                copiers[place] = start("from", "t", name, client="copier")
         copied.update(one.value().decode() for one in reader.consume(100, 0.2) if not one.error())
         return set(copied)
 
