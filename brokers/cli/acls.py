@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
@@ -138,6 +138,9 @@ class Wanted(NamedTuple):
         ]
 
 
+EVERYTHING: Final = Wanted([], PatternType.ANY, (), (), [], Permission.ANY)
+
+
 @click.group(cls=CommandGroup)
 def acls() -> None:
     """Access control lists: list, add, remove. The brokers need authorizer.class.name."""
@@ -225,13 +228,18 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
 def acl_rows(client: Any, wanted: Wanted) -> list[list[str]]:
     """The rows of the ACLs that are asked for."""
     rows = []
+    for resource in described_acls(client, wanted):
+        pattern = resource.resource_type, resource.resource_name, resource.pattern_type
+        rows += [_row(*pattern, acl) for acl in resource.acls]
+    return _each_once(rows)
+
+
+def described_acls(client: Any, wanted: Wanted, what: str = "acls") -> Iterator[Any]:
+    """The resources of DescribeAcls' answers, each with its ACLs. Raises CliError, which names ``what``."""
     for one in wanted.filters():
         answer = client.ask_any(DescribeAclsRequest(**one))
-        raise_for_code("acls", answer.error_code, answer.error_message)
-        for resource in answer.resources:
-            pattern = resource.resource_type, resource.resource_name, resource.pattern_type
-            rows += [_row(*pattern, acl) for acl in resource.acls]
-    return _each_once(rows)
+        raise_for_code(what, answer.error_code, answer.error_message)
+        yield from answer.resources
 
 
 def _each_once(rows: list[list[str]]) -> list[list[str]]:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
-from fleetlog.brokers.acls.image import PatternType, Permission
+from fleetlog.brokers.acls.image import PatternType
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.cli.acls import Wanted, acl_rows
+from fleetlog.brokers.cli.acls import EVERYTHING, acl_rows
 from fleetlog.brokers.cli.client import (
     Target,
     admin,
@@ -135,8 +135,7 @@ def _topics_found(client: Any, names: list[str]) -> dict[str, TopicFound]:
 
 
 def _acls_found(client: Any) -> list[AclRow]:
-    everything = Wanted([], PatternType.ANY, (), (), [], Permission.ANY)
-    return [(row[0], row[1], row[2], row[3], row[4], row[5], row[6]) for row in acl_rows(client, everything)]
+    return [(row[0], row[1], row[2], row[3], row[4], row[5], row[6]) for row in acl_rows(client, EVERYTHING)]
 
 
 def _quotas_found(client: Any) -> dict[Entity, dict[str, float]]:

@@ -124,13 +124,10 @@ class DevSecurity:
 
     def write_client_files(self, bootstrap: str) -> None:
         """Write the settings of the clients' users for programs that take a file."""
-        for user in (ADMIN, APP, CONSOLE):
-            for kind, settings in (
-                ("librdkafka", self.librdkafka(bootstrap, user)), ("java", self.java(bootstrap, user))
-            ):  # fmt: skip
-                write_private(self.client_file(user, kind), "".join(f"{n}={v}\n" for n, v in settings.items()))
-        own = self.java(bootstrap, REGISTRY)
-        write_private(self.client_file(REGISTRY, "java"), "".join(f"{n}={v}\n" for n, v in own.items()))
+        made = {"librdkafka": self.librdkafka, "java": self.java}
+        for user, kind in (*((user, kind) for user in (ADMIN, APP, CONSOLE) for kind in made), (REGISTRY, "java")):
+            settings = made[kind](bootstrap, user)
+            write_private(self.client_file(user, kind), "".join(f"{n}={v}\n" for n, v in settings.items()))
 
 
 def load_or_make(fleet_directory: Path, names: Sequence[str] = NAMES) -> DevSecurity:

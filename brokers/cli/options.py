@@ -137,6 +137,14 @@ def host_of(authority: str) -> str:
         return ""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, without brackets and in lower case, is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 partition_option = click.option(
     "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import click
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, read_command_config
-from fleetlog.brokers.cli.options import listen_address, need_packages
+from fleetlog.brokers.cli.options import is_loopback, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.console.masking import Masks, read_masks
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
@@ -238,13 +237,6 @@ def _masks(file: Path | None) -> Masks:
         raise click.BadParameter(f"{file}: {error}", param_hint="--mask") from None
 
 
-def _is_loopback_name(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return name.lower() == "localhost" or name.lower().endswith(".localhost")
-
-
 def _check(
     target: Target,
     address: Any,
@@ -259,7 +251,11 @@ def _check(
             "or listen on 127.0.0.1"
         )
     others = ["--behind-tls-proxy"] if tls.behind_proxy else []
-    others += [f"--host-name {name}" for name in names if not _is_loopback_name(name)]
+    others += [
+        f"--host-name {name}"
+        for name in names
+        if not (is_loopback(name.lower().strip("[]")) or name.lower().endswith(".localhost"))
+    ]
     if others and login is None:
         raise click.UsageError(
             f"{others[0]} says that browsers of other machines reach this console: give --login, by which users log "

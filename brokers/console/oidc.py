@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import json
 import re
 import secrets
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+from fleetlog.brokers.cli.options import is_loopback
 from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.clients import UserLogin
 from fleetlog.brokers.console.outside import direct_opener
@@ -186,11 +186,7 @@ def _check_address(name: str, url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname and not parts.fragment:
         return
-    try:
-        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        local = False
-    if parts.scheme != "http" or not local or parts.fragment:
+    if parts.scheme != "http" or not is_loopback(parts.hostname or "") or parts.fragment:
         raise IssuerError(f"{name} {url[:200]!r} must begin with https://, or be on this machine")
 
 

@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kafka.admin import ConfigResourceType
-from kafka.protocol.admin import DescribeAclsRequest, DescribeConfigsRequest
+from kafka.protocol.admin import DescribeConfigsRequest
 
 from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
@@ -34,7 +34,7 @@ from fleetlog.brokers.acls.image import (
     ResourceType,
 )
 from fleetlog.brokers.audit.events import LOGGER, AclDecision, authorizer_line
-from fleetlog.brokers.cli.acls import NamedResource, Wanted
+from fleetlog.brokers.cli.acls import EVERYTHING, NamedResource, described_acls
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.client import Target, admin, raise_for_code, takes_login
 from fleetlog.brokers.cli.login_probe import LoginRefused
@@ -231,16 +231,13 @@ def _described(client: AdminClient, timeout_s: float) -> list[dict[str, str]]:
 def _entries(client: AdminClient) -> Mapping[ResourcePattern, frozenset[AccessControlEntry]]:
     """The ACLs of topics and of the cluster. Raises CliError."""
     by_pattern: dict[ResourcePattern, set[AccessControlEntry]] = {}
-    for resource in (NamedResource(ResourceType.TOPIC, None), NamedResource(ResourceType.CLUSTER, None)):
-        (asked,) = Wanted([resource], PatternType.ANY, (), (), [], Permission.ANY).filters()
-        answer: Any = client.ask_any(DescribeAclsRequest(**asked))
-        raise_for_code("the fleet's ACLs", answer.error_code, answer.error_message)
-        for row in answer.resources:
-            pattern = ResourcePattern(ResourceType(row.resource_type), row.resource_name, PatternType(row.pattern_type))
-            by_pattern.setdefault(pattern, set()).update(
-                AccessControlEntry(
-                    one.principal, one.host, AclOperation(one.operation), Permission(one.permission_type)
-                )
-                for one in row.acls
-            )
+    wanted = EVERYTHING._replace(
+        resources=[NamedResource(one, None) for one in (ResourceType.TOPIC, ResourceType.CLUSTER)]
+    )
+    for row in described_acls(client, wanted, "the fleet's ACLs"):
+        pattern = ResourcePattern(ResourceType(row.resource_type), row.resource_name, PatternType(row.pattern_type))
+        by_pattern.setdefault(pattern, set()).update(
+            AccessControlEntry(one.principal, one.host, AclOperation(one.operation), Permission(one.permission_type))
+            for one in row.acls
+        )
     return {pattern: frozenset(entries) for pattern, entries in by_pattern.items()}

@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import wraps
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,7 +20,7 @@ import click
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import client_security
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.options import host_of
+from fleetlog.brokers.cli.options import host_of, is_loopback
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT
 from fleetlog.brokers.console.outside import direct_opener
@@ -49,7 +48,7 @@ class RegistryClient:
         self._url, self._timeout_s = url.rstrip("/"), target.timeout_s
         security = client_security(target.properties)
         self._headers = {"Accept": CONTENT, "Content-Type": CONTENT} | _login(security)
-        if "Authorization" in self._headers and parts.scheme == "http" and not _is_loopback(host_of(parts.netloc)):
+        if "Authorization" in self._headers and parts.scheme == "http" and not is_loopback(host_of(parts.netloc)):
             raise CliError(f"{url} is without TLS, and the password would cross the network as it is: use https")
         context = security.get(TLS_CONTEXT) if parts.scheme == "https" else None
         handlers = [urllib.request.HTTPSHandler(context=context)] if isinstance(context, ssl.SSLContext) else []
@@ -97,13 +96,6 @@ def _login(security: dict[str, Any]) -> dict[str, str]:
         pair = f"{security['sasl_plain_username']}:{security['sasl_plain_password']}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
     return {}
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class SchemaFile(NamedTuple):

@@ -27,10 +27,10 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeAclsRequest
 
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
-from fleetlog.brokers.acls.image import AclOperation, PatternType, Permission
+from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.audit.events import LOGGER
-from fleetlog.brokers.cli.acls import Wanted
+from fleetlog.brokers.cli.acls import EVERYTHING
 from fleetlog.brokers.cli.admin_client import GONE, TRANSACTION, AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, wait_for_topics
 from fleetlog.brokers.cli.command_config import PROTOCOL
@@ -287,8 +287,7 @@ class SchemaStore:
 
 def check_unsecured(client: AdminClient) -> None:
     """Raise CliError where the fleet has rights, which this registry does not ask for."""
-    everything = Wanted([], PatternType.ANY, (), (), [], Permission.ANY)
-    answers = [client.ask_any(DescribeAclsRequest(**one)) for one in everything.filters()]
+    answers = [client.ask_any(DescribeAclsRequest(**one)) for one in EVERYTHING.filters()]
     if any(answer.error_code != ErrorCode.SECURITY_DISABLED for answer in answers):
         raise CliError(
             "this fleet has ACLs, and without --login the registry does not know who asks it: it would give everybody "
