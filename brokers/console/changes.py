@@ -29,7 +29,8 @@ Form = Mapping[str, str]
 class PlannedChange(NamedTuple):
     """A change to be confirmed. ``preview`` is the command that shows what it would do, if there is one.
 
-    ``destroys``: something is gone then that no other change brings back; its button is red.
+    ``shown`` makes a row of its answer shorter. ``destroys``: something is gone then that no other change brings back;
+    its button is red.
     """
 
     title: str
@@ -38,6 +39,7 @@ class PlannedChange(NamedTuple):
     preview: CommandLine | None = None
     warning: str = ""
     destroys: bool = False
+    shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 def _needed(form: Form, name: str) -> str:
@@ -88,7 +90,16 @@ def _delete_topics(form: Form) -> PlannedChange:
     return PlannedChange(
         title, CommandLine("topics", "delete", ("--yes",), names), "/topics",
         CommandLine("topics", "describe", (), names), "All of their records are gone then.", destroys=True,
+        shown=_topic_shown,
     )  # fmt: skip
+
+
+def _topic_shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": row["topic"], "partitions": len(row["partitions"]),
+        "settings": [f"{name}={value}" for name, value in row["configs"].items()],
+        "records, at most": sum(one["records"] or 0 for one in row["partitions"]),
+    }  # fmt: skip
 
 
 _PLACEHOLDER: Final = re.compile(r"\{\{ *([a-z_]{1,20})((?: +[^{}\s]{1,100}){0,50}) *\}\}")
@@ -296,13 +307,7 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
         return []
     preview, _ = change.preview.run(target)
     rows = preview if isinstance(preview, list) else [preview]
-    if (change.preview.subject, change.preview.verb) == ("topics", "describe"):
-        rows = [
-            {"topic": row["topic"], "partitions": len(row["partitions"]),
-             "settings": [f"{name}={value}" for name, value in row["configs"].items()],
-             "records, at most": sum(one["records"] or 0 for one in row["partitions"])}
-            for row in rows
-        ]  # fmt: skip
+    rows = rows if change.shown is None else [change.shown(row) for row in rows]
     return [row for row in rows if isinstance(row, dict)]
 
 

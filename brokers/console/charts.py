@@ -6,14 +6,14 @@ What is zero is a line at the bottom; where nothing is known there is no line, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup, escape
 
 from fleetlog.brokers.cli.output import bytes_text
-from fleetlog.brokers.console.history import STEP_S, Points
+from fleetlog.brokers.console.history import MEAN, MOST, STEP_S, Points, folded
 
 BYTES, BYTES_S, PER_S, SECONDS, NUMBER, COUNT = "bytes", "bytes/s", "/s", "seconds", "number", "count"
 """Units. A count is a whole number."""
@@ -63,11 +63,9 @@ class TimeFrame(NamedTuple):
         sorted_in: list[list[float]] = [[] for _ in range((self.until - self.since) // self.point_s)]
         for at, figure in line.points:
             index = (at - self.since - 1) // self.point_s
-            if 0 <= index < len(sorted_in) and not math.isnan(figure):
+            if 0 <= index < len(sorted_in):
                 sorted_in[index].append(figure)
-        return [
-            (max(some) if line.most else sum(some) / len(some)) if some else math.nan for some in sorted_in
-        ]  # fmt: skip
+        return [folded(some, MOST if line.most else MEAN) for some in sorted_in]
 
     def time_of(self, index: int) -> int:
         """When the point ends."""
@@ -185,8 +183,12 @@ def drawn(value: Mapping[str, Any]) -> Markup:
     )
     label = "; ".join(f"{name} {_summary(row, unit)}" for name, row in zip(drawing.names, rows, strict=True))
     parts = [_grid(scale, unit, frame), _unknown(drawing)]
+
+    def place(index: int, figure: float) -> tuple[float, float]:
+        return _x(index, len(rows[0])), _y(figure, scale[-1])
+
     parts += [
-        Markup('<path class="line c{}" d="{}"/>').format(number % COLOURS, _path(row, scale[-1]))
+        Markup('<path class="line c{}" d="{}"/>').format(number % COLOURS, _path(row, place, "h.01"))
         for number, row in enumerate(rows)
     ]
     parts += [_marks(drawing), _hover(drawing)]
@@ -255,17 +257,14 @@ def _unknown(drawing: _Drawing) -> Markup:
     return Markup("").join(parts)
 
 
-def _path(row: Sequence[float], highest: float) -> str:
-    """A line that is broken where nothing is known; a point between two gaps is a dot."""
+def _path(row: Sequence[float], place: Callable[[int, float], tuple[float, float]], dot: str = "") -> str:
+    """A line that is broken where nothing is known; with a ``dot`` at each beginning a point between gaps is seen."""
     words, joined = [], False
     for index, figure in enumerate(row):
-        if math.isnan(figure):
-            joined = False
-            continue
-        words.append(f"{'L' if joined else 'M'}{_x(index, len(row)):.1f} {_y(figure, highest):.1f}")
-        if not joined:
-            words.append("h.01")
-        joined = True
+        if not math.isnan(figure):
+            x, y = place(index, figure)
+            words.append(f"L{x:.1f} {y:.1f}" if joined else f"M{x:.1f} {y:.1f}{dot}")
+        joined = not math.isnan(figure)
     return "".join(words)
 
 
@@ -309,8 +308,7 @@ def _table(drawing: _Drawing) -> Markup:
     for end in range(count, 0, -every):
         cells = []
         for most, row in zip(drawing.most, drawing.rows, strict=True):
-            known = [one for one in row[max(0, end - every) : end] if not math.isnan(one)]
-            figure = (max(known) if most else sum(known) / len(known)) if known else math.nan
+            figure = folded(row[max(0, end - every) : end], MOST if most else MEAN)
             cells.append(f'<td class="n">{escape(figure_text(figure, unit))}</td>')
         rows.append(f"<tr><td>{escape(time_text(frame.time_of(end - 1), frame))}</td>{''.join(cells)}</tr>")
     happened = "; ".join(f"{time_text(at, frame)} {text}" for at, text in drawing.marks)
@@ -328,19 +326,23 @@ def drawn_small(value: Mapping[str, Any]) -> Markup:
     drawing = _Drawing.of(value)
     row, unit = drawing.rows[0], drawing.unit
     highest = max([value["ceiling"], *(one for one in row if not math.isnan(one))]) or 1.0
-    words, joined = [], False
-    for index, figure in enumerate(row):
-        if not math.isnan(figure):
-            x = SMALL_WIDE * (index + 0.5) / len(row)
-            y = 2 + (SMALL_HIGH - 4) * (1 - figure / highest)
-            words.append(f"{'L' if joined else 'M'}{x:.1f} {y:.1f}")
-        joined = not math.isnan(figure)
+
+    def place(index: int, figure: float) -> tuple[float, float]:
+        return SMALL_WIDE * (index + 0.5) / len(row), 2 + (SMALL_HIGH - 4) * (1 - figure / highest)
+
     label = f"{value['title']}: {_summary(row, unit)}"
     return Markup(
         '<svg class="small" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}"><title>{}</title>'
         '<path class="grid" d="M0 {}H{}"/><path class="line c0" d="{}"/></svg> <span>{}</span>'
     ).format(
-        SMALL_WIDE, SMALL_HIGH, label, label, SMALL_HIGH - 1, SMALL_WIDE, "".join(words), figure_text(_last(row), unit)
+        SMALL_WIDE,
+        SMALL_HIGH,
+        label,
+        label,
+        SMALL_HIGH - 1,
+        SMALL_WIDE,
+        _path(row, place),
+        figure_text(_last(row), unit),
     )
 
 

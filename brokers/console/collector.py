@@ -22,7 +22,7 @@ import click
 from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.clients import FleetClients
-from fleetlog.brokers.console.history import KINDS, NAN, STEP_S, History, HistoryError
+from fleetlog.brokers.console.history import KINDS, NAN, STEP_S, SUM, History, HistoryError, folded
 
 logger = logging.getLogger(__name__)
 
@@ -162,12 +162,6 @@ def p99(histogram: Mapping[float, float]) -> float:
     return low if bound == float("inf") else low + (bound - low) * (wanted - below) / (histogram[bound] - below)
 
 
-def _added(numbers: Iterable[float]) -> float:
-    """The sum of what is known; nan where nothing is."""
-    known = [one for one in numbers if not isnan(one)]
-    return sum(known) if known else NAN
-
-
 def figures_of(brokers: Mapping[int, Differences], complete: bool) -> Figures:
     """A step's figures. Sums over brokers are left out unless all of them answered: they would show a dip."""
     figures: Figures = {}
@@ -236,9 +230,9 @@ def _topics(every: list[Differences]) -> Iterator[tuple[tuple[str, str], list[fl
     names = {name for one in every for name in one.now.labelled.get(_SIZE, ())}
     for name in sorted(names):
         rates = [
-            _added(one.grown(metric, name) / one.seconds for one in every) for metric in (_IN, _OUT, _RECORDS)
+            folded((one.grown(metric, name) / one.seconds for one in every), SUM) for metric in (_IN, _OUT, _RECORDS)
         ]  # fmt: skip
-        yield ("topic", name), [*rates, _added(one.now.labelled.get(_SIZE, {}).get(name, NAN) for one in every)]
+        yield ("topic", name), [*rates, folded((one.now.labelled.get(_SIZE, {}).get(name, NAN) for one in every), SUM)]
 
 
 def _partitions(every: list[Differences]) -> Iterator[tuple[tuple[str, str], list[float]]]:

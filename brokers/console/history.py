@@ -18,7 +18,7 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -65,6 +65,17 @@ KEPT_S: Final = 3 * 86_400
 _HEAD: Final = struct.Struct("<IIq")  # checksum of the rest, number of floats, time in s
 _HEAD_REST: Final = struct.Struct("<Iq")
 NAN: Final = math.nan
+
+
+def folded(figures: Iterable[float], fold: str) -> float:
+    """What several figures become; nan where none is known."""
+    known = [one for one in figures if not math.isnan(one)]
+    if not known:
+        return NAN
+    if fold == MEAN:
+        return sum(known) / len(known)
+    return max(known) if fold == MOST else sum(known)
+
 
 Points = list[tuple[int, float]]
 """Times in seconds since the epoch and figures; nan where there is none."""
@@ -300,16 +311,7 @@ class History:
         width = max(map(len, rows))
         for row in rows:
             row.extend([NAN] * (width - len(row)))
-        folded = array("f")
-        for fold, *figures in zip(self._folds, *rows, strict=False):
-            known = [one for one in figures if not math.isnan(one)]
-            if not known:
-                folded.append(NAN)
-            elif fold == MEAN:
-                folded.append(sum(known) / len(known))
-            else:
-                folded.append(max(known) if fold == MOST else sum(known))
-        return folded
+        return array("f", (folded(figures, fold) for fold, *figures in zip(self._folds, *rows, strict=False)))
 
     @property
     def newest(self) -> int:

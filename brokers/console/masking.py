@@ -17,10 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.record_filter import FilterError, Path, parse_columns, path_text
 from fleetlog.brokers.cli.topic_reader import StoredRecord
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 MASK: Final = "***"
 RULES_MAX: Final = 1_000
-INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
+INTERNAL: Final = (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)
 """A ``*`` means none of these: their records have no fields that are somebody's."""
 _MASKABLE: Final = ("key", "value", "headers")
 _WILD: Final = re.compile(r"\.\*(?=[.\[]|$)")

@@ -72,7 +72,7 @@ def partitions_page(asking: Asking) -> Answer:
         "partitions": lambda name: -len(by_topic[name]),
     }  # fmt: skip
     ordered, start = sorted(by_topic, key=keys[order]), asking.number("start", 0, 0, 10**9)
-    brokers = sorted({*overview.brokers})
+    brokers = sorted(overview.brokers)
     return {
         "brokers": [{"id": number, "alive": overview.brokers[number].alive} for number in brokers],
         "topics": [

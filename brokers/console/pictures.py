@@ -25,7 +25,7 @@ from fleetlog.brokers.console.charts import (
     days_text,
     days_until_full,
 )
-from fleetlog.brokers.console.history import KINDS, Points
+from fleetlog.brokers.console.history import KINDS, MEAN, MOST, Points, folded
 
 DESCRIBE: Final = 8
 """AclOperation."""
@@ -102,8 +102,8 @@ class Pictures:
 
     def of_fleet(self, asking: Asking, brokers: Sequence[int]) -> dict[str, Any]:
         """Those of the first page, the small ones of each broker, and when disks will be full."""
-        if not may_describe_cluster(asking.client):
-            return self._refused("the fleet and its brokers")
+        if (refused := self._refused(asking, "the fleet and its brokers")) is not None:
+            return refused
         charts = self._charts("fleet", "", FLEET_CHARTS)
         small = {
             str(broker_id): self._charts("broker", str(broker_id), SMALL_CHARTS, points=SMALL_POINTS)
@@ -113,15 +113,15 @@ class Pictures:
 
     def of_broker(self, asking: Asking, broker_id: int) -> dict[str, Any]:
         """Those of one broker."""
-        if not may_describe_cluster(asking.client):
-            return self._refused("brokers")
+        if (refused := self._refused(asking, "brokers")) is not None:
+            return refused
         charts = self._charts("broker", str(broker_id), BROKER_CHARTS)
         return {**self._value(charts, why=True), "forecasts": self._forecasts([broker_id])}
 
     def of_transactions(self, asking: Asking) -> dict[str, Any]:
         """Open transactions of all coordinators."""
-        if not may_describe_cluster(asking.client):
-            return self._refused("the fleet's transactions")
+        if (refused := self._refused(asking, "the fleet's transactions")) is not None:
+            return refused
         return self._value(self._charts("fleet", "", TRANSACTION_CHARTS), why=True)
 
     def of_topic(self, topic: str, partitions: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Pictures:
             frame = frame._replace(point_s=self.range.seconds // points)
         return [
             chart_value(
-                title, unit, [Line(words, figures[column], folds[column] == "most") for column, words in lines], frame,
+                title, unit, [Line(words, figures[column], folds[column] == MOST) for column, words in lines], frame,
                 marks=marks, words=beside,
             )
             for title, unit, lines, beside in specs
@@ -198,7 +198,10 @@ class Pictures:
             "charts": charts, "small": {}, "forecasts": [],
         }  # fmt: skip
 
-    def _refused(self, what: str) -> dict[str, Any]:
+    def _refused(self, asking: Asking, what: str) -> dict[str, Any] | None:
+        """What a viewer without the right is shown instead, or anybody where nothing is collected: asking nobody."""
+        if self._collector is not None and may_describe_cluster(asking.client):
+            return None
         value = self._value([])
         if self._history is not None:
             value["notes"] = [f"Charts of {what} need the right to describe the cluster."]
@@ -237,8 +240,8 @@ def busiest(rates: Mapping[int, Points]) -> list[Line]:
 
 
 def _mean(points: Points) -> float | None:
-    known = [rate for _, rate in points if not isnan(rate)]
-    return sum(known) / len(known) if known else None
+    mean = folded((rate for _, rate in points), MEAN)
+    return None if isnan(mean) else mean
 
 
 def may_describe_cluster(client: Any) -> bool:

@@ -379,6 +379,8 @@ class SchemaRegistry:
                 raise SchemaProblem(f"schema {number} has more than {SCHEMA_BYTES_MAX} bytes", unknown=True)
             fields = json.loads(body)
             return str(fields.get("schemaType") or "AVRO"), str(fields["schema"]), fields.get("references")
+        except SchemaProblem:
+            raise
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
@@ -386,9 +388,7 @@ class SchemaRegistry:
             raise SchemaProblem(f"the registry answers {error.code} for schema {number}") from None
         except OSError as error:
             raise SchemaProblem(f"the registry does not answer: {getattr(error, 'reason', None) or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, SchemaProblem):
-                raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise SchemaProblem(f"the registry's answer for schema {number} is not one") from None
 
 
