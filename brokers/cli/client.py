@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 import kafka.errors as kafka_errors
 from click.core import ParameterSource
+from kafka.protocol.consumer import IsolationLevel, OffsetSpec
 from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
 
 from fleetlog.brokers.cli.admin_client import GONE, AdminClient, BrokerGone
 from fleetlog.brokers.cli.options import at_least
@@ -564,8 +566,25 @@ def offsets_at(client: Any, point: Point, begins: Mapping[Any, int], ends: Mappi
             return {tp: max(end - point.value, begins[tp]) for tp, end in ends.items()}
         case "offset":
             return {tp: max(point.value, begin) for tp, begin in begins.items()}
-    listed = client.list_partition_offsets(dict.fromkeys(begins, point.value))
+    listed = client.list_partition_offsets(dict.fromkeys(begins, max(point.value, 0)))
     return {tp: listed[tp].offset if listed[tp].offset >= 0 else end for tp, end in ends.items()}
+
+
+def first_and_end(
+    client: Any, partitions: Iterable[Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+) -> tuple[dict[Any, int], dict[Any, int]]:
+    """The first offset of each partition, and its end. Raises KafkaError."""
+    first, end = (
+        client.list_partition_offsets(dict.fromkeys(partitions, spec), isolation)
+        for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+    )
+    return {tp: row.offset for tp, row in first.items()}, {tp: row.offset for tp, row in end.items()}
+
+
+def named_partitions(client: Any, wanted: list[PartitionsOf]) -> list[Any]:
+    """The partitions asked for, as kafka-python's; raises CliError naming what does not exist."""
+    known = known_partitions(client, wanted)
+    return [TopicPartition(topic, row["partition_index"]) for topic, rows in known.items() for row in rows]
 
 
 def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[dict[str, Any]]]:

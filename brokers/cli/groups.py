@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import click
-from kafka.protocol.consumer import OffsetSpec
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from fleetlog.brokers.cli.client import (
@@ -18,7 +18,9 @@ from fleetlog.brokers.cli.client import (
     code_of,
     complete_groups,
     explain,
-    known_partitions,
+    first_and_end,
+    named_partitions,
+    offsets_at,
     raise_for_code,
     reworded,
     topic_partitions,
@@ -27,11 +29,10 @@ from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S
-from fleetlog.brokers.cli.times import DurationType, PointType, TimeType
+from fleetlog.brokers.cli.times import DurationType, Point, PointType, TimeType
 from fleetlog.wire.errors import ErrorCode
 
 MEMBERLESS = {"Empty", "Dead"}
-_ENDS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
 
 
 @click.group(cls=CommandGroup, later={"seek": ("fleetlog.brokers.cli.groups", "reset_group_offsets")})
@@ -220,8 +221,8 @@ def log_ends(client: Any, partitions: list[Any]) -> dict[Any, tuple[int, int]]:
         if p["leader_id"] >= 0
     }
     wanted = [tp for tp in partitions if tp in existing]
-    begin, end = (client.list_partition_offsets(dict.fromkeys(wanted, spec)) for spec in _ENDS)
-    return {tp: (begin[tp].offset, end[tp].offset) for tp in wanted}
+    begins, ends = first_and_end(client, wanted)
+    return {tp: (begins[tp], ends[tp]) for tp in wanted}
 
 
 # --- reset ------------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def reset_group_offsets(
         raise click.UsageError(f"give exactly one of {options}")
     with admin(target, f"group {name}") as client:
         state = _described(client, name)["group_state"]
-        moves = _plan(client, name, wanted, *_by_point(chosen[0], how[chosen[0]]))
+        moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
         if execute:
             if state not in MEMBERLESS:
                 raise CliError(f"group {name} has active members (it is {state}); stop them first (NON_EMPTY_GROUP)")
@@ -277,12 +278,15 @@ def reset_group_offsets(
         click.echo(f"fleetlog: the group is {state}: its members must stop before --execute", err=True)
 
 
-def _by_point(how: str, value: Any) -> tuple[str, Any]:
-    """A position as the option that means the same."""
-    if how != "to":
-        return how, value
-    names = {"beginning": "to_earliest", "end": "to_latest", "offset": "to_offset", "timestamp": "to_datetime"}
-    return names.get(value.kind, value.kind), value.value
+_POINTS: Final[dict[str, Callable[[Any], Point]]] = {
+    "to_earliest": lambda _: Point("beginning"),
+    "to_latest": lambda _: Point("end"),
+    "to_offset": partial(Point, "offset"),
+    "to_datetime": partial(Point, "timestamp"),
+    "by_duration": lambda span_ms: Point("timestamp", time.time_ns() // 1_000_000 - span_ms),
+    "to": lambda point: point,
+}
+"""What each option means, but --shift-by, which counts from what is committed."""
 
 
 def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[OffsetReset]:
@@ -290,43 +294,16 @@ def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: A
     if not wanted and not committed:
         raise CliError(f"group {name} has no committed offsets; name topics with --topic")
     topics = wanted or [PartitionsOf(topic, None) for topic in sorted({tp.topic for tp in committed})]
-    partitions = [
-        TopicPartition(topic, p["partition_index"])
-        for topic, listed in known_partitions(client, topics).items()
-        for p in listed
-    ]
-    if not wanted:
-        partitions = [tp for tp in partitions if tp in committed]
-    first = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-    last = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-    goal = _goals(client, partitions, how, value, committed)
-    moves = []
-    for tp in sorted(partitions):
-        begin, end = first[tp].offset, last[tp].offset
-        ends = {"to_earliest": begin, "to_latest": end}
-        offset = max(end - value, begin) if how == "before_end" else ends.get(how)
-        if offset is None:
-            offset = goal(tp)
-        # An offset outside the partition cannot be read: take the nearest end.
-        moves.append(OffsetReset(tp, committed.get(tp), end if offset < 0 else min(max(offset, begin), end)))
-    return moves
-
-
-def _goals(client: Any, partitions: list[Any], how: str, value: Any, committed: dict[Any, int]) -> Callable[[Any], int]:
-    """The new offset of each partition, before it is bounded; -1 is its end."""
-    if how == "to_offset":
-        return lambda tp: int(value)
-    if how == "shift_by":
-        missing = [tp for tp in partitions if tp not in committed]
-        if missing:
-            tp = missing[0]
-            raise CliError(f"--shift-by: nothing is committed for {tp.topic}:{tp.partition}")
-        return lambda tp: max(committed[tp] + int(value), 0)
-    if how in {"to_datetime", "by_duration"}:
-        moment_ms = value if how == "to_datetime" else time.time_ns() // 1_000_000 - value
-        listed = client.list_partition_offsets(dict.fromkeys(partitions, max(moment_ms, 0)))
-        return lambda tp: int(listed[tp].offset)
-    return lambda tp: -1
+    partitions = [tp for tp in named_partitions(client, topics) if wanted or tp in committed]
+    begins, ends = first_and_end(client, partitions)
+    if how != "shift_by":
+        goals = offsets_at(client, _POINTS[how](value), begins, ends)
+    elif missing := [tp for tp in partitions if tp not in committed]:
+        raise CliError(f"--shift-by: nothing is committed for {missing[0].topic}:{missing[0].partition}")
+    else:
+        goals = {tp: committed[tp] + value for tp in partitions}
+    # An offset outside the partition cannot be read: take the nearest end.
+    return [OffsetReset(tp, committed.get(tp), min(max(goals[tp], begins[tp]), ends[tp])) for tp in sorted(partitions)]
 
 
 def _commit(client: Any, name: str, moves: list[OffsetReset]) -> None:
@@ -393,13 +370,8 @@ def _delete_group(client: Any, name: str) -> None:
 
 
 def _delete_offsets(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
-    partitions = [
-        TopicPartition(topic, p["partition_index"])
-        for topic, listed in known_partitions(client, wanted).items()
-        for p in listed
-    ]
     try:
-        answer = client.delete_group_offsets(name, partitions)
+        answer = client.delete_group_offsets(name, named_partitions(client, wanted))
     except Exception as error:
         code = code_of(error)
         if code is None:

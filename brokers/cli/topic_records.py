@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from kafka.protocol.consumer import OffsetSpec
-from kafka.structs import TopicPartition
 
 from fleetlog.brokers.cli.client import (
     PartitionsOf,
@@ -17,7 +15,8 @@ from fleetlog.brokers.cli.client import (
     admin,
     client_options,
     complete_topics,
-    known_partitions,
+    first_and_end,
+    named_partitions,
     offsets_at,
     topic_partitions,
 )
@@ -54,11 +53,7 @@ def trim_topic(
     """
     topic = wanted[0].topic
     with admin(target, f"topic {topic}") as client:
-        (listed,) = known_partitions(client, wanted).values()
-        partitions = [TopicPartition(topic, one["partition_index"]) for one in listed]
-        first = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-        end = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-        begins, ends = ({tp: offsets[tp].offset for tp in partitions} for offsets in (first, end))
+        begins, ends = first_and_end(client, named_partitions(client, wanted))
         goals = {tp: min(goal, ends[tp]) for tp, goal in offsets_at(client, point, begins, ends).items()}
         shrinking = {tp: goal for tp, goal in goals.items() if goal > begins[tp]}
         count = sum(goal - begins[tp] for tp, goal in shrinking.items())

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import click
-from kafka.structs import TopicPartition
 
 from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
 from fleetlog.brokers.cli.client import (
@@ -14,7 +13,7 @@ from fleetlog.brokers.cli.client import (
     Target,
     admin,
     client_options,
-    known_partitions,
+    named_partitions,
     raise_for_code,
     topic_partitions,
 )
@@ -164,12 +163,7 @@ def _init_producer(client: AdminClient, target: Target, name: str) -> Any:
 def list_producers(target: Target, out: Output, wanted: list[PartitionsOf], only_open: bool) -> None:
     """Show the producers in the partitions' state, and the first offsets of their open transactions."""
     with admin(target) as client:
-        partitions = [
-            TopicPartition(topic, p["partition_index"])
-            for topic, listed in known_partitions(client, wanted).items()
-            for p in listed
-        ]
-        described = client.describe_producers(partitions)
+        described = client.describe_producers(named_partitions(client, wanted))
     rows = [
         [
             tp.topic,
