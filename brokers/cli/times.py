@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +17,7 @@ _ISO_DURATION = re.compile(
     r"(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,12}(?:\.[0-9]+)?)S)?)?",
     re.IGNORECASE,
 )
+_NO_DURATION = "is not a duration such as 90s, 1h30m or PT1H30M"
 
 
 class Point(NamedTuple):
@@ -53,68 +55,57 @@ def parse_duration(text: str) -> int:
     iso = _ISO_DURATION.fullmatch(text)
     if iso and any(iso.groups()):
         return round(sum(float(number) * _UNITS_MS[unit] for unit, number in iso.groupdict().items() if number))
-    raise ValueError(f"{text!r} is not a duration such as 90s, 1h30m or PT1H30M")
+    raise ValueError(f"{text!r} {_NO_DURATION}")
+
+
+def parse_point(text: str) -> Point:
+    """A position in a partition; raises ValueError."""
+    if text in {"beginning", "end"}:
+        return Point(text)
+    if re.fullmatch("[0-9]{1,18}", text):
+        return Point("offset", int(text))
+    if re.fullmatch("(end)?-[0-9]{1,18}", text):
+        return Point("before_end", int(text.partition("-")[2]))
+    return Point("timestamp", parse_moment(text))
 
 
 if TYPE_CHECKING:  # click's types are generic in its stubs, and at run time from 8.2 on only
-    _PointBase = click.ParamType[Point]
-    _NumberBase = click.ParamType[int]
+    _Base = click.ParamType[Any]
 else:
-    _PointBase = _NumberBase = click.ParamType
+    _Base = click.ParamType
 
 
-class PointType(_PointBase):
+class _ParsedType(_Base):
+    """Option type of a text that ``parse`` reads; ``wrong`` says what is wrong with one that it does not take."""
+
+    parse: Callable[[str], Any]
+    wrong: str
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """By click."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.parse(value)
+        except ValueError:
+            self.fail(f"{value!r} {self.wrong}", param, ctx)
+
+
+class PointType(_ParsedType):
     """Option type of positions in a partition."""
 
-    name = "point"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Point:
-        """Parse; usage error when it is none of these."""
-        if isinstance(value, Point):
-            return value
-        text = str(value)
-        if text in {"beginning", "end"}:
-            return Point(text)
-        if re.fullmatch("[0-9]{1,18}", text):
-            return Point("offset", int(text))
-        if re.fullmatch("(end)?-[0-9]{1,18}", text):
-            return Point("before_end", int(text.partition("-")[2]))
-        try:
-            return Point("timestamp", parse_moment(text))
-        except ValueError:
-            self.fail(
-                f"{text!r} is neither 'beginning', 'end', 'end-10', an offset, nor a time (2013-01-31T12:00,"
-                " @1359633600000, -1h)",
-                param,
-                ctx,
-            )
+    name, parse = "point", staticmethod(parse_point)
+    wrong = "is neither 'beginning', 'end', 'end-10', an offset, nor a time (2013-01-31T12:00, @1359633600000, -1h)"
 
 
-class TimeType(_NumberBase):
-    """Option type of a time."""
+class TimeType(_ParsedType):
+    """Option type of a time, in milliseconds since the epoch."""
 
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Milliseconds since the epoch."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_time(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a time such as 2013-01-31T12:00 or @1359633600000", param, ctx)
+    name, parse = "time", staticmethod(parse_time)
+    wrong = "is not a time such as 2013-01-31T12:00 or @1359633600000"
 
 
-class DurationType(_NumberBase):
-    """Option type of a duration."""
+class DurationType(_ParsedType):
+    """Option type of a duration, in milliseconds."""
 
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Milliseconds."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    name, parse, wrong = "duration", staticmethod(parse_duration), _NO_DURATION
