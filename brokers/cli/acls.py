@@ -13,6 +13,7 @@ from fleetlog.brokers.acls.image import CLUSTER_NAME, WILDCARD, AclOperation, Pa
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import together
 from fleetlog.brokers.cli.output import CliError, Output, confirm, warn
 from fleetlog.brokers.logins.principals import BadPrincipal, parse_principal
 
@@ -47,7 +48,7 @@ def _principals(_: click.Context, __: click.Parameter, values: tuple[str, ...]) 
 
 def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _Function]:
     """The options that all commands share; ``patterns`` are those of --pattern."""
-    made = [
+    return together(
         click.option("--topic", multiple=True, metavar="NAME", help="A topic; '*' for all. Repeatable."),
         click.option("--group", multiple=True, metavar="NAME", help="A consumer group; '*' for all. Repeatable."),
         click.option(
@@ -80,14 +81,7 @@ def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _
         click.option("--allow", "permission", flag_value="--allow", help="ACLs that allow."),
         click.option("--deny", "permission", flag_value="--deny", help="ACLs that deny."),
         client_options,
-    ]
-
-    def add(function: _Function) -> _Function:
-        for one in reversed(made):
-            function = one(function)
-        return function
-
-    return add
+    )
 
 
 class Wanted(NamedTuple):

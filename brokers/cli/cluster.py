@@ -11,14 +11,7 @@ import click
 
 from fleetlog.brokers.cli.client import Target, admin, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.options import (
-    at_once_option,
-    config_file_argument,
-    numbers,
-    override_option,
-    throttle_option,
-    yes_option,
-)
+from fleetlog.brokers.cli.options import config_file_argument, move_options, numbers, override_option
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, table
 from fleetlog.brokers.cli.overview import (
     BrokerOverview,
@@ -118,19 +111,10 @@ def _health(target: Target, patient: bool) -> FleetHealth:
     "--brokers", "chosen", callback=numbers, metavar="1,2,3",
     help="Only these brokers keep replicas; the others are emptied.  [default: all that are alive]",
 )  # fmt: skip
-@throttle_option
-@at_once_option
-@yes_option
+@move_options
 @client_options
 def rebalance_cluster(
-    *,
-    target: Target,
-    out: Output,
-    how: str | None,
-    chosen: tuple[int, ...] | None,
-    throttle: int | None,
-    at_once: int,
-    yes: bool,
+    *, target: Target, out: Output, how: str | None, chosen: tuple[int, ...] | None, **moving: Any
 ) -> None:
     """Spread replicas and leaders evenly, to brokers that were added or away from brokers that are to leave.
 
@@ -157,18 +141,7 @@ def rebalance_cluster(
         where = {BrokerId(b): live[b].place for b in sorted(chosen or live)}
         wanted = propose({tp: p.target for tp, p in overview.partitions.items()}, where)
         listed = moves_to(overview, wanted)
-        execute(
-            client,
-            target,
-            out,
-            overview,
-            listed,
-            throttle=throttle,
-            at_once=at_once,
-            dry_run=how == "plan",
-            yes=yes,
-            lead_everywhere=True,
-        )
+        execute(client, target, out, overview, listed, dry_run=how == "plan", lead_everywhere=True, **moving)
 
 
 def _counts(partitions: Iterable[PartitionOverview]) -> dict[str, int]:

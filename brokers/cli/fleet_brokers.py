@@ -12,7 +12,7 @@ from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from fleetlog.brokers.cli.moves import moves_to
-from fleetlog.brokers.cli.options import BROKER_ID, at_once_option, pairs, throttle_option, yes_option
+from fleetlog.brokers.cli.options import BROKER_ID, move_options, pairs
 from fleetlog.brokers.cli.output import CliError, Output, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from fleetlog.brokers.cli.reassign import execute
@@ -72,9 +72,7 @@ def broker_loggers(
 @brokers.command("drain")
 @click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
 @dry_run_option
-@throttle_option
-@at_once_option
-@yes_option
+@move_options
 @client_options
 def drain_broker(*, target: Target, out: Output, broker_id: int, **how: Any) -> None:
     """Move all replicas of a broker to the others, so that it can be taken away for good.
@@ -94,9 +92,7 @@ def drain_broker(*, target: Target, out: Output, broker_id: int, **how: Any) -> 
 @click.option("--with", "new", type=BROKER_ID, required=True, metavar="BROKER",
               help="The broker that takes its place; it must be alive.")  # fmt: skip
 @dry_run_option
-@throttle_option
-@at_once_option
-@yes_option
+@move_options
 @client_options
 def replace_broker(*, target: Target, out: Output, broker_id: int, new: int, **how: Any) -> None:
     """Give all replicas of a broker, alive or dead, to a new one, which leads where the old one should.
@@ -126,17 +122,7 @@ def unregister_broker(target: Target, out: Output, broker_id: int) -> None:
     out.done(f"broker {broker_id} is no longer registered", {"broker": broker_id, "registered": False})
 
 
-def _hand_over(
-    target: Target,
-    out: Output,
-    broker_id: int,
-    plan: Callable[[Overview], Assigned],
-    *,
-    throttle: int | None,
-    at_once: int,
-    dry_run: bool,
-    yes: bool,
-) -> None:
+def _hand_over(target: Target, out: Output, broker_id: int, plan: Callable[[Overview], Assigned], **how: Any) -> None:
     with admin(target, f"broker {broker_id}") as client:
         overview = fetch_overview(client)
         if broker_id not in overview.brokers:
@@ -145,7 +131,7 @@ def _hand_over(
         read_domains(client, overview)
         listed = moves_to(overview, plan(overview))
         stuck = without_source(overview, broker_id)
-        execute(client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=dry_run, yes=yes)
+        execute(client, target, out, overview, listed, **how)
     if stuck:
         warn(f"{len(stuck)} partition(s), such as {stuck[0].tp}, have no leader to copy from, and stay: see doctor")
 

@@ -6,15 +6,28 @@ import importlib.util
 import ipaddress
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from fleetlog import how_to_install
 from fleetlog.brokers.cli.output import CliError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def together(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """One decorator of several, whose options stand in this order."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 class _Number(click.FloatRange):
@@ -36,6 +49,8 @@ class _BrokerId(click.IntRange):
 BROKER_ID = _BrokerId(0, 2**31 - 1)
 PARTITION_COUNT = click.IntRange(1, 2**31 - 1)
 REPLICA_COUNT = click.IntRange(1, 2**15 - 1)
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""One that can be read."""
 EXPRESSION_BYTES = 1 << 20
 """What a compiled regular expression may take."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
@@ -148,7 +163,7 @@ def is_loopback(host: str) -> bool:
 partition_option = click.option(
     "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
 )
-config_file_argument = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+config_file_argument = click.argument("config_file", type=FILE)
 """The properties file of what runs brokers."""
 override_option = click.option(
     "--override",
@@ -161,13 +176,16 @@ override_option = click.option(
 log_level_option = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-throttle_option = click.option(
-    "--throttle",
-    callback=rate,
-    metavar="BYTES/S",
-    help="Bytes per second that each broker may copy, such as 20MB; at a rate below the producers' a move never ends.",
-)
-at_once_option = click.option(
-    "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
-)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+move_options = together(
+    click.option(
+        "--throttle", callback=rate, metavar="BYTES/S",
+        help="Bytes per second that each broker may copy, such as 20MB; at a rate below the producers' a move never "
+        "ends.",
+    ),
+    click.option(
+        "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
+    ),
+    yes_option,
+)  # fmt: skip
+"""How replicas are moved, as ``reassign.execute`` takes it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import together
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.quotas.entities import CLIENT_ID, CLIENT_KEYS, IP, IP_KEYS, USER, MatchType
 from fleetlog.wire.messages import request_class
@@ -20,22 +20,18 @@ ALL_OTHERS = "<default>"
 
 _KINDS = {USER: "user", CLIENT_ID: "client_id", IP: "ip"}
 _QUOTAS = {**CLIENT_KEYS, **IP_KEYS}
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Named = list[tuple[str, str | None]]
 
 
-def _entity_options(function: _Function) -> _Function:
-    for one in reversed([
-        click.option("--user", metavar="NAME", help="A user."),
-        click.option("--user-default", is_flag=True, help="All users without a quota of their own."),
-        click.option("--client-id", metavar="ID", help="A client id; with a user: of that user."),
-        click.option("--client-id-default", is_flag=True, help="All client ids without a quota of their own."),
-        click.option("--ip", metavar="ADDRESS", help="A client's address."),
-        click.option("--ip-default", is_flag=True, help="All addresses without a quota of their own."),
-        client_options,
-    ]):  # fmt: skip
-        function = one(function)
-    return function
+_entity_options = together(
+    click.option("--user", metavar="NAME", help="A user."),
+    click.option("--user-default", is_flag=True, help="All users without a quota of their own."),
+    click.option("--client-id", metavar="ID", help="A client id; with a user: of that user."),
+    click.option("--client-id-default", is_flag=True, help="All client ids without a quota of their own."),
+    click.option("--ip", metavar="ADDRESS", help="A client's address."),
+    click.option("--ip-default", is_flag=True, help="All addresses without a quota of their own."),
+    client_options,
+)
 
 
 def _entity(options: dict[str, Any]) -> _Named:

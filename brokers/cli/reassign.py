@@ -31,7 +31,7 @@ from fleetlog.brokers.cli.moving import (
     request_elections,
     wait_for_reassignments,
 )
-from fleetlog.brokers.cli.options import at_once_option, numbers, throttle_option, yes_option
+from fleetlog.brokers.cli.options import move_options, numbers, yes_option
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
 from fleetlog.brokers.cli.throttling import clear_throttles, throttled
@@ -56,10 +56,8 @@ EXIT_INTERRUPTED = 130
 @click.option(
     "--verify", is_flag=True, help="Only show the state; removes throttles that are left. Exit code 3 while moving."
 )
-@throttle_option
-@at_once_option
 @click.option("--dry-run", is_flag=True, help="Only show the plan.")
-@yes_option
+@move_options
 @client_options
 def reassign(
     *,
@@ -71,10 +69,7 @@ def reassign(
     factor: int | None,
     cancel: bool,
     verify: bool,
-    throttle: int | None,
-    at_once: int,
-    dry_run: bool,
-    yes: bool,
+    **how: Any,
 ) -> None:
     """Move a topic's replicas to other brokers, or change their number.
 
@@ -105,7 +100,7 @@ def reassign(
             )
             overview.need_alive(broker for p in chosen for broker in set(wanted[p.tp]) - set(p.replicas))
             listed = plans.moves_to(overview, wanted)
-            execute(client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=dry_run, yes=yes)
+            execute(client, target, out, overview, listed, **how)
 
 
 def execute(
