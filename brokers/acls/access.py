@@ -20,7 +20,7 @@ from fleetlog.wire.errors import ErrorCode
 
 
 class Need(NamedTuple):
-    """An operation on a kind of resource."""
+    """An operation on a kind of resource. A row names it; a handler asks ``context.refusal(*READ_TOPIC, name)``."""
 
     operation: AclOperation
     resource: ResourceType

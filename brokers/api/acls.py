@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import ALTER_CLUSTER, DESCRIBE_CLUSTER, Need
 from fleetlog.brokers.acls.cache import AclCache, Edit, EditedEntries, edit_acls
 from fleetlog.brokers.acls.hosts import why_no_client_has
 from fleetlog.brokers.acls.image import (
@@ -66,9 +66,9 @@ _OLD_BROKERS = "CIDR ranges as the host of an ACL do not count on brokers of the
 _UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
 
 
-def _cache(context: Context, operation: AclOperation) -> AclCache | AclRefusal:
+def _cache(context: Context, need: Need) -> AclCache | AclRefusal:
     """The ACLs, or why the client may not ask for them."""
-    denied = context.refusal(operation, CLUSTER)
+    denied = context.refusal(*need)
     if denied is not ErrorCode.NONE:
         return AclRefusal(denied, None)
     return context.services.acls or AclRefusal(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
@@ -132,7 +132,7 @@ def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Pace
     ) -> Done:
         return Done(response(version=version, error_code=int(error), error_message=message, resources=resources))
 
-    cache = _cache(context, DESCRIBE)
+    cache = _cache(context, DESCRIBE_CLUSTER)
     if isinstance(cache, AclRefusal):
         return answer(*cache, [])
     try:
@@ -214,7 +214,7 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     def row(error: ErrorCode, message: str | None) -> messages.CreateAclsResponse.AclCreationResult:
         return response.AclCreationResult(version=version, error_code=int(error), error_message=message)
 
-    cache = _cache(context, ALTER)
+    cache = _cache(context, ALTER_CLUSTER)
     if isinstance(cache, AclRefusal):
         return Done(response(version=version, results=[row(*cache)] * len(request.creations)))
     asked: list[AclBinding | AclRefusal] = []
@@ -275,7 +275,7 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
     ) -> messages.DeleteAclsResponse.DeleteAclsFilterResult:
         return result(version=version, error_code=int(error), error_message=message, matching_acls=matching)
 
-    cache = _cache(context, ALTER)
+    cache = _cache(context, ALTER_CLUSTER)
     if isinstance(cache, AclRefusal):
         return Done(response(version=version, filter_results=[row(*cache, [])] * len(request.filters)))
     filters: list[AclFilter | AclRefusal] = []

@@ -10,13 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from fleetlog.brokers.acls.access import (
-    ALTER_CONFIGS,
-    ALTER_CONFIGS_CLUSTER,
-    CLUSTER,
-    DESCRIBE_CONFIGS,
-    DESCRIBE_CONFIGS_CLUSTER,
-)
+from fleetlog.brokers.acls.access import ALTER_CONFIGS_CLUSTER, DESCRIBE_CONFIGS_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task, unfit
 from fleetlog.brokers.api.changes import brief
@@ -55,7 +49,7 @@ R = TypeVar("R")
 @in_task
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
     """DescribeClientQuotas v0-v1: the quotas of the entities that all components of the filter match."""
-    denied = context.refusal(DESCRIBE_CONFIGS, CLUSTER)
+    denied = context.refusal(*DESCRIBE_CONFIGS_CLUSTER)
     if denied is not ErrorCode.NONE:
         return _described(context, denied, None, None)
     components = [Component(one.entity_type, one.match_type, one.match) for one in request.components]
@@ -111,7 +105,7 @@ async def _refresh(context: Context) -> None:
 @in_task
 async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context: Context) -> Done:
     """AlterClientQuotas v0-v1: the quotas of each entity are altered together or not at all."""
-    denied = context.refusal(ALTER_CONFIGS, CLUSTER)
+    denied = context.refusal(*ALTER_CONFIGS_CLUSTER)
     too_many = len(request.entries) > QUOTA_ENTRIES_MAX
     outcomes: list[tuple[ErrorCode, str | None]] = []
     unreachable: QuotaRequestRefused | None = None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER, bits
+from fleetlog.brokers.acls.access import ALTER_CLUSTER, CLUSTER, DESCRIBE_CLUSTER, bits
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
@@ -48,7 +48,7 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
             )
     fields["authorized_operations"] = None
     if request.include_cluster_authorized_operations:
-        allowed = context.operations(CLUSTER) if context.allows(DESCRIBE, CLUSTER) else ()
+        allowed = context.operations(CLUSTER) if context.allows(*DESCRIBE_CLUSTER) else ()
         fields["authorized_operations"] = bits(allowed)
     return Done(response(version=version, controller_id=metadata.controller_id, brokers=rows, **fields))
 
@@ -56,7 +56,7 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
 @in_task
 async def handle_unregister_broker(request: UnregisterBrokerRequest, context: Context) -> Done:
     """UnregisterBroker v0: the record of a broker that is stopped, and holds no replica, is removed; by any broker."""
-    error = context.refusal(ALTER, CLUSTER)
+    error = context.refusal(*ALTER_CLUSTER)
     message: str | None = None
     if error is ErrorCode.NONE:
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import ALTER, ALTER_TOPIC, DESCRIBE, DESCRIBE_TOPIC, TOPIC
+from fleetlog.brokers.acls.access import ALTER_TOPIC, DESCRIBE_TOPIC, Need
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, named_once
 from fleetlog.brokers.api.by_topic import by_topic
@@ -18,7 +18,12 @@ from fleetlog.brokers.log.compaction.cleaner import CleaningReport, CleaningStat
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import CompactTopicsRequest, DescribeCompactionRequest
+from fleetlog.wire.requests import (
+    CompactTopicsRequest,
+    CompactTopicsTopics,
+    DescribeCompactionRequest,
+    DescribeCompactionTopics,
+)
 
 Asked = list[tuple[TopicPartition, Log | ErrorCode]]
 _UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)
@@ -33,7 +38,7 @@ def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Pa
     store = context.services.replicas.logs
     now_ms = context.services.clock.wall_ms()
     answers = []
-    for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, ALTER)):
+    for tp, log in (yield from _named(request.topics, context, ALTER_TOPIC)):
         yield
         code, message = ErrorCode.NONE, None
         log = _still(store, tp, log)
@@ -57,7 +62,7 @@ def handle_describe_compaction(request: DescribeCompactionRequest, context: Cont
     store = context.services.replicas.logs
     now_ms = context.services.clock.wall_ms()
     answers = []
-    for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, DESCRIBE)):
+    for tp, log in (yield from _named(request.topics, context, DESCRIBE_TOPIC)):
         yield
         code, report = ErrorCode.NONE, None
         log = _still(store, tp, log)
@@ -72,14 +77,14 @@ def handle_describe_compaction(request: DescribeCompactionRequest, context: Cont
 
 
 def _named(
-    topics: Iterable[tuple[str, Iterable[int]]], context: Context, operation: AclOperation
+    topics: Sequence[CompactTopicsTopics | DescribeCompactionTopics], context: Context, need: Need
 ) -> Generator[None, None, Asked]:
     """The partitions with their logs, or what is wrong with them."""
     named: Asked = []
     logs = context.services.replicas.logs
-    for tp in (yield from named_once(topics)):
+    for tp in (yield from named_once((topic.name, topic.partitions) for topic in topics)):
         yield
-        refusal = context.refusal(operation, TOPIC, tp.topic)
+        refusal = context.refusal(*need, tp.topic)
         named.append((tp, refusal or logs.get(tp) or ErrorCode.REPLICA_NOT_AVAILABLE))
     return named
 

@@ -480,7 +480,7 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
     response = messages.ListConfigResourcesResponse
     version = context.api_version
-    if (denied := context.refusal(DESCRIBE_CONFIGS, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*DESCRIBE_CONFIGS_CLUSTER)) is not ErrorCode.NONE:
         return Done(response(version=version, error_code=int(denied), config_resources=[]))
     metadata = context.services.metadata
     names = {

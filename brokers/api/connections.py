@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys
@@ -20,7 +20,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
     Bytes and the round trip are the kernel's, with the overhead of TLS; -1 where it does not count them.
     """
     kind, services = m.DescribeConnectionsResponse, context.services
-    refusal = context.refusal(DESCRIBE, CLUSTER)
+    refusal = context.refusal(*DESCRIBE_CLUSTER)
     if refusal is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal, connections=[]))
     limit, now_ms = min(max(request.limit, 1), ROWS_MAX), services.clock.mono_ms()

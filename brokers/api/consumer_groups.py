@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC, mask
+from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, READ_GROUP, mask
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, topics_of
 from fleetlog.brokers.api.rows import Cost, Row
@@ -64,7 +64,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         by_topic = _by_topic(answer.assignment or ())
         names = context.services.metadata.topic_names
         held = [names[topic_id] for topic_id in by_topic if topic_id in names]
-        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, held)
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, held)
         if denied:  # another member's pattern, or what could be described when it joined
             answer = BeatAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return _heartbeat_response(answer, by_topic, context.api_version)
@@ -72,9 +72,9 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
     def refused(error: ErrorCode, message: str | None = None) -> Done:
         return Done(_heartbeat_response(BeatAnswer(error, message), {}, context.api_version))
 
-    if (code := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+    if (code := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         return refused(code)
-    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, request.subscribed_topic_names or ())
+    denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, request.subscribed_topic_names or ())
     if denied:
         return refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if not served(context):
@@ -190,7 +190,7 @@ def _looked_up(
             raise BadPattern("it takes too long for so many topics")
         if pattern.matches(name):
             matched.append(name)
-    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, matched, logged=False)
+    denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, matched, logged=False)
     return {regex: Resolved(tuple(sorted(name for name in matched if name not in denied)), version, now_ms)}
 
 
@@ -228,7 +228,7 @@ def handle_consumer_group_describe(request: ConsumerGroupDescribeRequest, contex
     groups = []
     for group_id in dict.fromkeys(request.group_ids):
         yield
-        error = context.refusal(DESCRIBE, GROUP, group_id)
+        error = context.refusal(*DESCRIBE_GROUP, group_id)
         if error is ErrorCode.NONE and not served(context):
             error = ErrorCode.UNSUPPORTED_VERSION
         group = None
@@ -261,7 +261,7 @@ def _described(
             members.append(_described_member(member, names, version))
         both = ((one.assignment, one.target_assignment) for one in members)
         topics = (row.topic_name for pair in both for assignment in pair for row in assignment.topic_partitions)
-        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, topics, logged=False)
         if denied:
             members, group, error = [], None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
             message = "The group has described topic(s) that the client is not authorized to describe."

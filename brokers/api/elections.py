@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from enum import IntEnum
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.access import ALTER_CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import Context, Done, in_slices, in_task
 from fleetlog.brokers.api.by_topic import by_topic
@@ -39,7 +39,7 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
     wanted = None
     if request.topic_partitions is not None:
         wanted = list(dict.fromkeys(TopicPartition(t.topic, p) for t in request.topic_partitions for p in t.partitions))
-    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*ALTER_CLUSTER)) is not ErrorCode.NONE:
         return Done(_elected(context, denied, dict.fromkeys(wanted or (), (denied, None))))
     if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
         results = dict.fromkeys(wanted or (), (ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}."))

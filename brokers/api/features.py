@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER
+from fleetlog.brokers.acls.access import ALTER_CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task
 from fleetlog.brokers.api.rows import Recorded, Row
@@ -28,7 +28,7 @@ async def handle_update_features(request: UpdateFeaturesRequest, context: Contex
         FeatureUpdate(row.feature, row.max_version_level, row.upgrade_type if version >= 1 else _type(row))
         for row in request.feature_updates
     ]
-    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*ALTER_CLUSTER)) is not ErrorCode.NONE:
         return _answer(version, updates, FeatureOutcome(denied), top=True)
     services = context.services
     try:

@@ -12,18 +12,11 @@ from typing import NamedTuple, TypeVar
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
-    DELETE,
     DELETE_GROUP,
-    DESCRIBE,
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
-    GROUP,
-    READ,
     READ_GROUP,
     READ_TOPIC,
-    TOPIC,
-    TRANSACTIONAL_ID,
-    WRITE,
     WRITE_TRANSACTIONAL_ID,
 )
 from fleetlog.brokers.acls.image import AclOperation
@@ -60,7 +53,7 @@ TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_
 def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context) -> Paced:
     """OffsetCommit: partitions of unknown topics are refused, the others committed together."""
     version = context.api_version
-    if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         refused = yield from everywhere(request, denied)
         return Done(commit_response(m.OffsetCommitResponse, request, version, refused))
     known, refused = yield from split_partitions(request, context)
@@ -97,7 +90,7 @@ def split_partitions(
     metadata = context.services.metadata
     if by_id(context):
         yield from _name_topics(request.topics, context)
-    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics if topic.name))
+    denied = yield from context.denied_in_turns(*READ_TOPIC, (topic.name for topic in request.topics if topic.name))
     known: list[tuple[TopicPartition, CommittedOffset]] = []
     refused: Errors = {}
     for topic in request.topics:
@@ -274,8 +267,8 @@ def not_committer(
     request: requests.AddOffsetsToTxnRequest | requests.TxnOffsetCommitRequest, context: Context
 ) -> ErrorCode:
     """NONE if the client may commit offsets of the group in the transaction, but for the topics."""
-    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, request.transactional_id)
-    return refusal if refusal is not ErrorCode.NONE else context.refusal(READ, GROUP, request.group_id)
+    refusal = context.refusal(*WRITE_TRANSACTIONAL_ID, request.transactional_id)
+    return refusal if refusal is not ErrorCode.NONE else context.refusal(*READ_GROUP, request.group_id)
 
 
 class GroupOffsets(NamedTuple):
@@ -329,14 +322,14 @@ def _fetch_one(
     ``member``: the id and the epoch of who asks, which count in groups of the consumer protocol. A commit is read as a
     whole, or not at all: the shard is asked at one go, all else is done in slices.
     """
-    if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_GROUP, group_id)) is not ErrorCode.NONE:
         return GroupOffsets(refusal)
     partitions = None
     if topics is not None:
         partitions = yield from named_once((topic.name, topic.partition_indexes) for topic in topics)
     if bad_group_id(group_id, may_be_empty=True):
         return GroupOffsets(ErrorCode.INVALID_GROUP_ID)
-    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.name for topic in topics or ()))
+    denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, (topic.name for topic in topics or ()))
     error, shard = context.services.groups.shard_for(group_id)
     if shard is None:
         return GroupOffsets(error)
@@ -347,7 +340,7 @@ def _fetch_one(
         fetched = yield from _told(shard.fetch(FetchRequest(group_id, None, bool(require_stable))), context)
         every = tuple(one for one in fetched if one.committed is not None or one.error is not ErrorCode.NONE)
         denied = yield from context.denied_in_turns(
-            DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False
+            *DESCRIBE_TOPIC, (offset.partition.topic for offset in every), logged=False
         )
         if denied:
             every = tuple(offset for offset in every if offset.partition.topic not in denied)
@@ -438,7 +431,7 @@ def _fetched_topics(
 def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context) -> Paced:
     """OffsetDelete."""
     version = context.api_version
-    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(*READ_TOPIC, (topic.name for topic in request.topics))
     refused: Errors = {}
     known: list[TopicPartition] = []
     for topic in request.topics:
@@ -460,7 +453,7 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
         return commit_response(m.OffsetDeleteResponse, request, version, {**refused, **answer})
 
     group_id = request.group_id
-    if (refusal := context.refusal(DELETE, GROUP, group_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DELETE_GROUP, group_id)) is not ErrorCode.NONE:
         return Done(render(refusal))
     if bad_group_id(group_id):
         return Done(render(ErrorCode.INVALID_GROUP_ID))

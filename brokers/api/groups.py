@@ -12,17 +12,12 @@ from functools import partial
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
-    CLUSTER,
-    DELETE,
     DELETE_GROUP,
-    DESCRIBE,
     DESCRIBE_CLUSTER,
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
     GROUP,
-    READ,
     READ_GROUP,
-    TOPIC,
     bits,
 )
 from fleetlog.brokers.acls.image import AclOperation
@@ -167,7 +162,7 @@ def _abandoned_join(pending: PendingAnswer, context: Context, group_id: str) -> 
 
 
 def _join_refusal(request: requests.JoinGroupRequest, context: Context) -> ErrorCode:
-    if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         return denied
     if bad_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
@@ -211,7 +206,7 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
 
     @in_slices
     def may_hear(answer: SyncAnswer) -> Generator[None, None, m.SyncGroupResponse]:
-        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, answer.topics)
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, answer.topics)
         return respond(SyncAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED) if denied else answer)
 
     def respond(answer: SyncAnswer) -> m.SyncGroupResponse:
@@ -226,7 +221,7 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
             assignment=answer.assignment,
         )
 
-    if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(denied)))
     if bad_group_id(request.group_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
@@ -255,7 +250,7 @@ def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Ou
     def render(answer: Code) -> m.HeartbeatResponse:
         return m.HeartbeatResponse(version=context.api_version, throttle_time_ms=0, error_code=int(error_of(answer)))
 
-    if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         return Done(render(denied))
     if bad_group_id(request.group_id):
         return Done(render(ErrorCode.INVALID_GROUP_ID))
@@ -297,7 +292,7 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
         return m.LeaveGroupResponse(version=version, throttle_time_ms=0, error_code=int(error), members=members)
 
     group_id = request.group_id
-    if (denied := context.refusal(READ, GROUP, group_id)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*READ_GROUP, group_id)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(denied)))
     if bad_group_id(group_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
@@ -324,7 +319,7 @@ def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Con
 
 
 def _describe_one(context: Context, group_id: str) -> Description:
-    refusal = context.refusal(DESCRIBE, GROUP, group_id)
+    refusal = context.refusal(*DESCRIBE_GROUP, group_id)
     if refusal is not ErrorCode.NONE:
         return Description(refusal, group_id, "")
     error, shard = context.services.groups.shard_for(group_id)
@@ -368,12 +363,12 @@ def handle_list_groups(request: requests.ListGroupsRequest, context: Context) ->
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if runtime.loading else ErrorCode.NONE
     states = {state.strip(BLANKS).lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
-    every = context.allows(DESCRIBE, CLUSTER, logged=False)
+    every = context.allows(*DESCRIBE_CLUSTER, logged=False)
     listed = []
     for shard in runtime.shards():
         for group in shard.listing():
             yield
-            if not every and not context.allows(DESCRIBE, GROUP, group.group_id, logged=False):
+            if not every and not context.allows(*DESCRIBE_GROUP, group.group_id, logged=False):
                 continue
             if (not states or group.state.lower() in states) and (not types or group.group_type in types):
                 listed.append(
@@ -395,7 +390,7 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
     """DeleteGroups: each group on its own."""
     version = context.api_version
     every: list[str] = list(dict.fromkeys(request.groups_names))
-    denied = yield from context.denied_in_turns(DELETE, GROUP, every)
+    denied = yield from context.denied_in_turns(*DELETE_GROUP, every)
     names = [name for name in every if name not in denied]
     pendings = []
     for name in names:

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, in_task
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.metadata import znodes
@@ -29,7 +29,7 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
     ``read_store`` is not set.
     """
     kind, services = m.DescribeHealthResponse, context.services
-    refusal = context.refusal(DESCRIBE, CLUSTER)
+    refusal = context.refusal(*DESCRIBE_CLUSTER)
     if refusal is not ErrorCode.NONE:
         return Done(kind(version=0, throttle_time_ms=0, error_code=refusal, certificates=[]))
     wall_ms, lease_ms = services.clock.wall_ms(), services.store.lease.remaining_ms()

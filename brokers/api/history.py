@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys
@@ -20,7 +20,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     The fields of the controller are those of the active controller, and -1 or 0 on other brokers.
     """
     kind, services = m.DescribeElectionsResponse, context.services
-    refusal = context.refusal(DESCRIBE, CLUSTER)
+    refusal = context.refusal(*DESCRIBE_CLUSTER)
     if refusal is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal, elections=[], controllers=[], brokers=[], silent_brokers=[]))
     history = services.history

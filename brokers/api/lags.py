@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE, DESCRIBE_GROUP, GROUP, TOPIC
+from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE_GROUP, DESCRIBE_TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
@@ -61,7 +61,7 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     if request.group_ids is None:
         for group_id in list(lags.groups):
             yield
-            if context.allows(DESCRIBE, GROUP, group_id, logged=False):
+            if context.allows(*DESCRIBE_GROUP, group_id, logged=False):
                 rows.append((yield from _described(group_id, lags, context)))
     else:
         for group_id in dict.fromkeys(request.group_ids):
@@ -74,7 +74,7 @@ def _described(
     group_id: str, lags: LagWatch, context: Context
 ) -> Generator[None, None, m.DescribeLagResponse.GroupLagRow]:
     kind = m.DescribeLagResponse.GroupLagRow
-    error = context.refusal(DESCRIBE, GROUP, group_id)
+    error = context.refusal(*DESCRIBE_GROUP, group_id)
     if error is ErrorCode.NONE:
         error, shard = context.services.groups.shard_for(group_id)
         if shard is not None and group_id not in shard.groups and group_id not in shard.consumers:
@@ -82,7 +82,7 @@ def _described(
     lag = lags.groups.get(group_id)
     if error is not ErrorCode.NONE or lag is None:
         return kind(version=0, error_code=error, group_id=group_id, status="", topics=[])
-    denied = context.denied(DESCRIBE, TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
+    denied = context.denied(*DESCRIBE_TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
     topics = yield from _topics(kind.TopicLag, lag, denied)
     age_ms = context.services.clock.mono_ms() - lag.at_ms
     status = lag.progress.group_status

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlog.brokers.acls.access import (
-    ALTER,
-    ALTER_CLUSTER,
-    CLUSTER,
-    CLUSTER_ACTION_CLUSTER,
-    DESCRIBE,
-    DESCRIBE_CLUSTER,
-)
+from fleetlog.brokers.acls.access import ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.by_topic import by_topic
@@ -32,7 +25,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     """
     response = messages.DescribeLogDirsResponse
     version = context.api_version
-    if not context.acts_as_broker() and (refusal := context.refusal(DESCRIBE, CLUSTER)):
+    if not context.acts_as_broker() and (refusal := context.refusal(*DESCRIBE_CLUSTER)):
         return Done(response(version=version, error_code=int(refusal), results=[]))
     asked = None
     if request.topics is not None:
@@ -87,7 +80,7 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     """
     response = messages.AlterReplicaLogDirsResponse
     version = context.api_version
-    refusal = context.refusal(ALTER, CLUSTER)
+    refusal = context.refusal(*ALTER_CLUSTER)
     directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}
     homes = {log.topic_partition: path for path, directory in directories.items() for log in directory.logs}
     results: dict[TopicPartition, ErrorCode] = {}

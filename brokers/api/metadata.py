@@ -13,18 +13,14 @@ from typing import Any
 from fleetlog.brokers.acls.access import (
     AUTHORIZATION_ERRORS,
     CLUSTER,
-    CREATE,
     CREATE_CLUSTER,
     CREATE_TOPIC,
-    DESCRIBE,
     DESCRIBE_CLUSTER,
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
-    GROUP,
     NOT_ASKED,
     TOPIC,
-    TRANSACTIONAL_ID,
     mask,
 )
 from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, in_task, through, worked
@@ -77,14 +73,14 @@ def handle_metadata(request: MetadataRequest, context: Context) -> Outcome:
 def _metadata(request: MetadataRequest, context: Context) -> Paced:
     if request.topics is None or (context.api_version == 0 and not request.topics):
         topics = context.services.metadata.topics
-        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, topics, logged=False)
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, topics, logged=False)
         shown = [topics[name] for name in sorted(topics) if name not in denied]
         return (yield from _answer_paced((_row(topic, request, context) for topic in shown), request, context))
-    refused = yield from context.denied_in_turns(DESCRIBE, TOPIC, _asked_names(request, context))
+    refused = yield from context.denied_in_turns(*DESCRIBE_TOPIC, _asked_names(request, context))
     errors = dict.fromkeys(refused, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     missing = [name for name in _to_create(request, context) if name not in errors]
-    if missing and not context.allows(CREATE, CLUSTER, logged=False):
-        denied = yield from context.denied_in_turns(CREATE, TOPIC, missing)
+    if missing and not context.allows(*CREATE_CLUSTER, logged=False):
+        denied = yield from context.denied_in_turns(*CREATE_TOPIC, missing)
         errors |= dict.fromkeys(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         missing = [name for name in missing if name not in denied]
     if missing:
@@ -194,7 +190,7 @@ def _row(topic: TopicInfo, request: MetadataRequest, context: Context) -> bytes:
 def _answer(rows: list[bytes], request: MetadataRequest, context: Context) -> Done:
     operations = NOT_ASKED
     if request.include_cluster_authorized_operations:
-        operations = mask(context.operations(CLUSTER)) if context.allows(DESCRIBE, CLUSTER) else 0
+        operations = mask(context.operations(CLUSTER)) if context.allows(*DESCRIBE_CLUSTER) else 0
     metadata, listener = context.services.metadata, context.connection.listener
     return Done(Encoded([body(rows, metadata, listener, context.api_version, operations)]))
 
@@ -221,15 +217,15 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Cont
     kind = request.key_type if version >= 1 else GROUP_KEY
     topic = {GROUP_KEY: GROUP_METADATA_TOPIC, TRANSACTION_KEY: TRANSACTION_STATE_TOPIC}.get(kind)
     services = context.services
-    resource = GROUP if kind == GROUP_KEY else TRANSACTIONAL_ID
-    denied = frozenset() if topic is None else await context.denied_meanwhile(DESCRIBE, resource, keys)
+    need = DESCRIBE_GROUP if kind == GROUP_KEY else DESCRIBE_TRANSACTIONAL_ID
+    denied = frozenset() if topic is None else await context.denied_meanwhile(*need, keys)
     if topic is not None and topic not in services.metadata.topics and not denied.issuperset(keys):
         await services.controller.auto_create([topic], CREATION_WAIT_MS)
         await _led([topic], services.metadata)
 
     def found(key: str) -> dict[str, Any]:
         if key in denied:
-            return _no_coordinator(key, AUTHORIZATION_ERRORS[resource], None)
+            return _no_coordinator(key, AUTHORIZATION_ERRORS[need.resource], None)
         return _coordinator(kind, topic, key, context)
 
     @in_slices
@@ -298,7 +294,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
         return Done(response(version=0, topics=refused, next_cursor=None))
     rows, next_cursor = [], None
     names = _page_names(request, metadata)
-    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, names, logged=bool(request.topics))
+    denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, names, logged=bool(request.topics))
     for name in names if request.topics else (one for one in names if one not in denied):
         yield
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0

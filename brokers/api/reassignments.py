@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import ALTER_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task
 from fleetlog.brokers.api.by_topic import by_topic
@@ -37,7 +37,7 @@ Result = tuple[ErrorCode, str | None]
 @in_task
 async def handle_alter_partition_reassignments(request: AlterPartitionReassignmentsRequest, context: Context) -> Done:
     """AlterPartitionReassignments v0-v1: new replicas for partitions, or null to cancel; each succeeds by itself."""
-    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*ALTER_CLUSTER)) is not ErrorCode.NONE:
         return Done(_altered(context, request, (denied, None), {}))
     wanted = []
     for topic in request.topics:
@@ -114,7 +114,7 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
     response = messages.ListPartitionReassignmentsResponse
     version = context.api_version
     metadata = context.services.metadata
-    if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return Done(response(version=version, error_code=int(denied), error_message=None, topics=[]))
     asked = _all(metadata) if request.topics is None else _named(request.topics)
     moving = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fleetlog.brokers.acls.access import CLUSTER, CLUSTER_ACTION, CLUSTER_ACTION_CLUSTER
+from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
@@ -123,7 +123,7 @@ async def handle_controlled_shutdown(request: ControlledShutdownRequest, context
 
 def _from_outside(context: Context) -> bool:
     """Whether the request is not from a broker: it came by another listener, or may not act for the cluster."""
-    if not context.allows(CLUSTER_ACTION, CLUSTER):
+    if not context.allows(*CLUSTER_ACTION_CLUSTER):
         return True
     return context.connection.listener != context.services.config.inter_broker_listener()
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from fleetlog.brokers.acls.access import ALTER, ALTER_CLUSTER, CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import ALTER_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, in_task, unfit
 from fleetlog.brokers.api.changes import DETAILS_MAX, codes_of, named
@@ -41,7 +41,7 @@ async def handle_describe_user_scram_credentials(
 ) -> Done:  # fmt: skip
     """DescribeUserScramCredentials v0: mechanisms and iterations; of all users if none is named."""
     asked = [one.name for one in request.users or ()]
-    if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return _described(denied, None, [])
     if len(asked) > USERS_MAX:
         return _described(ErrorCode.INVALID_REQUEST, _TOO_MANY, [])
@@ -81,7 +81,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
         for one in request.upsertions
     ]
     users = users_to_read(deletions, upsertions)
-    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+    if (denied := context.refusal(*ALTER_CLUSTER)) is not ErrorCode.NONE:
         return _altered((user, AlteredUser(denied, None, None)) for user in users)
     if len(users) > USERS_MAX or len(deletions) + len(upsertions) > CHANGES_MAX:
         return _altered((user, AlteredUser(ErrorCode.INVALID_REQUEST, _TOO_MANY, None)) for user in users)

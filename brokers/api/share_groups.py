@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlog.brokers.acls.access import DESCRIBE, DESCRIBE_TOPIC, GROUP, READ, READ_GROUP, TOPIC
+from fleetlog.brokers.acls.access import DESCRIBE_TOPIC, READ_GROUP
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.audit.events import EventType
@@ -16,9 +16,9 @@ from fleetlog.wire.requests import ShareGroupHeartbeatRequest
 def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Paced:
     """ShareGroupHeartbeat v1: refused."""
     text: str | None = None
-    code = context.refusal(READ, GROUP, request.group_id)
+    code = context.refusal(*READ_GROUP, request.group_id)
     if code is ErrorCode.NONE:
-        denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, request.subscribed_topic_names or ())
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, request.subscribed_topic_names or ())
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else code
     if code is ErrorCode.NONE:
         code, text = ErrorCode.UNSUPPORTED_VERSION, "Share groups are not served."

@@ -7,15 +7,9 @@ from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
-    ALTER,
     ALTER_CLUSTER,
-    CLUSTER,
-    DESCRIBE,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
-    TOPIC,
-    TRANSACTIONAL_ID,
-    WRITE,
     WRITE_TRANSACTIONAL_ID,
 )
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
@@ -95,7 +89,7 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
             fence=_fence(m.BeginBatchResponse, result.fence),
         )
 
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
         return Done(render(BeginAnswer(refusal)))
     if unfit(sink_id):
         return Done(render(BeginAnswer(ErrorCode.INVALID_REQUEST)))
@@ -128,7 +122,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
             ],
         )
 
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, request.sink_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, request.sink_id)) is not ErrorCode.NONE:
         return Done(render(EnlistAnswer(refusal)))
     if unfit(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
         return Done(render(EnlistAnswer(ErrorCode.INVALID_REQUEST)))
@@ -158,7 +152,7 @@ def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
         request.digest,
         frozenset(members_of(request.winners)),
     )
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
         return Done(render(CommitAnswer(refusal)))
     if unfit(sink_id, asked.query_id, asked.digest) or asked.batch_id < 0:
         return Done(render(CommitAnswer(ErrorCode.INVALID_REQUEST)))
@@ -187,9 +181,9 @@ def _sink_command(
         more = {"fence": _fence(kind, result.fence)} if fence else {}
         return kind(**_fields(result.error, result.message), **more)
 
-    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)
+    refusal = context.refusal(*WRITE_TRANSACTIONAL_ID, sink_id)
     if refusal is ErrorCode.NONE and operator:
-        refusal = context.refusal(ALTER, CLUSTER)
+        refusal = context.refusal(*ALTER_CLUSTER)
     if refusal is not ErrorCode.NONE:
         return Done(render(SinkAnswer(refusal)))
     if unfit(sink_id, *names):
@@ -244,12 +238,12 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
         for shard in coordinator.shards():
             for name, t in list(shard.transactions.items()):
                 yield
-                if t.batch is not None and context.allows(DESCRIBE, TRANSACTIONAL_ID, name, logged=False):
+                if t.batch is not None and context.allows(*DESCRIBE_TRANSACTIONAL_ID, name, logged=False):
                     described.append(_described(name, t, context))
     else:
         for name in dict.fromkeys(request.sink_ids):
             yield
-            refusal = context.refusal(DESCRIBE, TRANSACTIONAL_ID, name)
+            refusal = context.refusal(*DESCRIBE_TRANSACTIONAL_ID, name)
             allowed = refusal is ErrorCode.NONE
             described.append(_look_up(name, context) if allowed else _undescribed(name, refusal))
     return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
@@ -287,7 +281,7 @@ def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSink
     kind = m.DescribeSinksResponse.DescribedSink
     batch = t.batch
     assert batch is not None
-    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions), logged=False)
+    denied = context.denied(*DESCRIBE_TOPIC, (topic for topic, _ in t.partitions), logged=False)
     topics: dict[str, list[int]] = {}
     for topic, index in sorted(t.partitions):
         if topic not in denied:

@@ -13,20 +13,13 @@ from collections.abc import Iterable
 from functools import partial
 
 from fleetlog.brokers.acls.access import (
-    ALTER,
     ALTER_TOPIC,
-    CLUSTER,
     CLUSTER_ACTION_CLUSTER,
-    CREATE,
     CREATE_CLUSTER,
     CREATE_TOPIC,
-    DELETE,
     DELETE_TOPIC,
-    DESCRIBE,
-    DESCRIBE_CONFIGS,
     DESCRIBE_CONFIGS_TOPIC,
     DESCRIBE_TOPIC,
-    TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, in_task
@@ -63,8 +56,8 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
     controller = context.services.controller
     denied: frozenset[str] = frozenset()
-    if not (context.allows(CREATE, CLUSTER, logged=False) or context.acts_as_broker()):
-        denied = await context.denied_meanwhile(CREATE, TOPIC, (topic.name for topic in request.topics))
+    if not (context.allows(*CREATE_CLUSTER, logged=False) or context.acts_as_broker()):
+        denied = await context.denied_meanwhile(*CREATE_TOPIC, (topic.name for topic in request.topics))
     denied |= _kept_for_brokers(request, context)
     allowed = [topic for topic in request.topics if topic.name not in denied]
     asked = new_partitions(len(topic.assignments) or topic.num_partitions for topic in allowed)
@@ -141,7 +134,7 @@ def _created(outcome: TopicOutcome, context: Context, echoed: _Echoed) -> _Resul
     )  # fmt: skip
     if version < 5 or topic is None or not outcome.ok:
         return row
-    if not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name, logged=False):
+    if not context.allows(*DESCRIBE_CONFIGS_TOPIC, outcome.name, logged=False):
         row.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return row
     row.num_partitions, row.replication_factor = len(topic.partitions), len(topic.partitions[0].replicas)
@@ -212,8 +205,8 @@ def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twic
     if twice:
         return TopicOutcome(name or "", ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.", None, topic_id)
     known = name if topic_id is None else context.services.metadata.topic_names.get(topic_id)
-    if known is not None and not context.allows(DELETE, TOPIC, known):
-        return _denied(known if name is not None or context.allows(DESCRIBE, TOPIC, known) else "", topic_id)
+    if known is not None and not context.allows(*DELETE_TOPIC, known):
+        return _denied(known if name is not None or context.allows(*DESCRIBE_TOPIC, known) else "", topic_id)
     if known in INTERNAL_TOPICS and not context.services.config.internal_topics_alter_enable:
         text = (
             f"{known} is an internal topic: what groups and producers committed would be lost. The brokers' setting "
@@ -239,7 +232,7 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
     new = []
     charge = MutationCharge(context, free=request.validate_only, strict_from=PARTITIONS_STRICT)
-    denied = await context.denied_meanwhile(ALTER, TOPIC, (topic.name for topic in request.topics))
+    denied = await context.denied_meanwhile(*ALTER_TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         await context.yield_now()
         if topic.name in denied:

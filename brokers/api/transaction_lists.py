@@ -4,7 +4,7 @@ transactions."""
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
+from fleetlog.brokers.acls.access import DESCRIBE_TOPIC, DESCRIBE_TRANSACTIONAL_ID, READ_TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.txn.commands import Now
@@ -24,7 +24,7 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
     version = context.api_version
     kind = m.DescribeProducersResponse.TopicResponse
     asked = dict.fromkeys((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
-    denied = yield from context.denied_in_turns(READ, TOPIC, (topic.name for topic in request.topics))
+    denied = yield from context.denied_in_turns(*READ_TOPIC, (topic.name for topic in request.topics))
     rows: dict[str, list[m.DescribeProducersResponse.TopicResponse.PartitionResponse]] = {
         topic.name: [] for topic in request.topics
     }
@@ -107,7 +107,7 @@ def _describe_transaction(
             topics=[],
         )
 
-    if (refusal := context.refusal(DESCRIBE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return refused(refusal)
     if not transactional_id:
         return refused(ErrorCode.INVALID_REQUEST)
@@ -117,7 +117,7 @@ def _describe_transaction(
     t = shard.describe(transactional_id)
     if t is None:
         return refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions), logged=False)
+    denied = context.denied(*DESCRIBE_TOPIC, (topic for topic, _ in t.partitions), logged=False)
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(t.partitions):
         if topic in denied:
@@ -161,7 +161,7 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
             error = ErrorCode.INVALID_REGULAR_EXPRESSION
 
     def matches(transactional_id: str) -> bool:
-        may_be_shown = context.allows(DESCRIBE, TRANSACTIONAL_ID, transactional_id, logged=False)
+        may_be_shown = context.allows(*DESCRIBE_TRANSACTIONAL_ID, transactional_id, logged=False)
         return may_be_shown and (pattern is None or pattern.matches(transactional_id))
 
     kind = m.ListTransactionsResponse.TransactionState

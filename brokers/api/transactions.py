@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
-    ALTER,
     ALTER_CLUSTER,
-    CLUSTER,
-    CLUSTER_ACTION,
     CLUSTER_ACTION_CLUSTER,
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
-    IDEMPOTENT_WRITE,
     IDEMPOTENT_WRITE_CLUSTER,
     READ_GROUP,
     READ_TOPIC,
     TOPIC,
-    TRANSACTIONAL_ID,
     WRITE,
     WRITE_TOPIC,
     WRITE_TRANSACTIONAL_ID,
@@ -128,10 +123,10 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     transactional_id = request.transactional_id
     ids = context.services.transactions.producer_ids
     if transactional_id is None:
-        if not (context.services.access.allows_any(context, WRITE, TOPIC) or context.allows(IDEMPOTENT_WRITE, CLUSTER)):
+        if not (context.services.access.allows_any(context, WRITE, TOPIC) or context.allows(*IDEMPOTENT_WRITE_CLUSTER)):
             return Done(render(InitAnswer(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
         return _idempotent(ids.when_ready, render)
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(InitAnswer(refusal)))
     expected = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
     if version >= 3:
@@ -190,11 +185,11 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
         results = yield from _topic_results(errors)
         return m.AddPartitionsToTxnResponse(version=version, throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(dict.fromkeys(asked, refusal)))
     if unfit(transactional_id):
         return Done(render(dict.fromkeys(asked, ErrorCode.INVALID_REQUEST)))
-    denied = yield from context.denied_in_turns(WRITE, TOPIC, (tp.topic for tp in asked))
+    denied = yield from context.denied_in_turns(*WRITE_TOPIC, (tp.topic for tp in asked))
     metadata = context.services.metadata
     errors: dict[TopicPartition, ErrorCode] = {}
     for tp in asked:
@@ -230,7 +225,7 @@ def _submit_add(
 
 def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     version = context.api_version
-    if (refusal := context.refusal(CLUSTER_ACTION, CLUSTER)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*CLUSTER_ACTION_CLUSTER)) is not ErrorCode.NONE:
         return Done(
             m.AddPartitionsToTxnResponse(
                 version=version, throttle_time_ms=0, error_code=refusal, results_by_transaction=[]
@@ -337,7 +332,7 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
             response.producer_epoch = answer.producer_epoch
         return response
 
-    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+    if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(refusal)))
     if unfit(transactional_id):
         return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
@@ -395,7 +390,7 @@ def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) 
 
     if not markers:
         return Done(render([]))
-    if not (context.allows(ALTER, CLUSTER) or context.allows(CLUSTER_ACTION, CLUSTER)):
+    if not (context.allows(*ALTER_CLUSTER) or context.allows(*CLUSTER_ACTION_CLUSTER)):
         denied = [ErrorCode.CLUSTER_AUTHORIZATION_FAILED] * len(places)
         return Done(_markers_response(request, version, places, denied))
     # If something is not replicated in time, all is reported so; the coordinator sends it again.
