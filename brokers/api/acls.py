@@ -125,12 +125,13 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
 def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
     """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
     response = messages.DescribeAclsResponse
-    version = context.api_version
 
     def answer(
         error: ErrorCode, message: str | None, resources: list[messages.DescribeAclsResponse.DescribeAclsResource]
     ) -> Done:
-        return Done(response(version=version, error_code=int(error), error_message=message, resources=resources))
+        return Done(
+            response(version=context.api_version, error_code=int(error), error_message=message, resources=resources)
+        )
 
     cache = _cache(context, DESCRIBE_CLUSTER)
     if isinstance(cache, AclRefusal):
@@ -149,11 +150,10 @@ def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Pace
         for entry in entries:
             yield
             if asked.matches_entry(entry):
-                acls.append(resource.AclDescription(version=version, **_entry_fields(entry)))
+                acls.append(resource.AclDescription(**_entry_fields(entry)))
         if acls:
             rows.append(
                 resource(
-                    version=version,
                     resource_type=int(pattern.type),
                     resource_name=pattern.name,
                     pattern_type=int(pattern.pattern_type),
@@ -212,7 +212,7 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     version = context.api_version
 
     def row(error: ErrorCode, message: str | None) -> messages.CreateAclsResponse.AclCreationResult:
-        return response.AclCreationResult(version=version, error_code=int(error), error_message=message)
+        return response.AclCreationResult(error_code=int(error), error_message=message)
 
     cache = _cache(context, ALTER_CLUSTER)
     if isinstance(cache, AclRefusal):
@@ -273,7 +273,7 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
         message: str | None,
         matching: list[messages.DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl],
     ) -> messages.DeleteAclsResponse.DeleteAclsFilterResult:
-        return result(version=version, error_code=int(error), error_message=message, matching_acls=matching)
+        return result(error_code=int(error), error_message=message, matching_acls=matching)
 
     cache = _cache(context, ALTER_CLUSTER)
     if isinstance(cache, AclRefusal):
@@ -304,7 +304,7 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
         for (pattern, entry), outcome in deleted.items():
             await context.yield_now()
             if asked.matches_pattern(pattern) and asked.matches_entry(entry):
-                matching.append(_matching(result, version, pattern, entry, outcome))
+                matching.append(_matching(result, pattern, entry, outcome))
         rows.append(row(ErrorCode.NONE, None, matching))
     return Done(response(version=version, filter_results=rows))
 
@@ -338,13 +338,11 @@ async def _deleted(
 
 def _matching(
     result: type[messages.DeleteAclsResponse.DeleteAclsFilterResult],
-    version: int,
     pattern: ResourcePattern,
     entry: AccessControlEntry,
     outcome: AclRefusal,
 ) -> messages.DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl:
     return result.DeleteAclsMatchingAcl(
-        version=version,
         error_code=int(outcome.error),
         error_message=outcome.message,
         resource_type=int(pattern.type),

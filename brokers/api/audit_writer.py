@@ -181,8 +181,8 @@ def _batch(events: Sequence[bytes]) -> bytearray:
 def _produce(tp: TopicPartition, batch: bytes) -> Any:
     request, version = messages.ProduceRequest, PRODUCE_VERSION
     topic = request.TopicProduceData
-    part = topic.PartitionProduceData(version=version, index=tp.partition, records=batch)
+    part = topic.PartitionProduceData(index=tp.partition, records=batch)
     return request(
         version=version, transactional_id=None, acks=-1, timeout_ms=WRITE_TIMEOUT_MS,
-        topic_data=[topic(version=version, name=tp.topic, partition_data=[part])],
+        topic_data=[topic(name=tp.topic, partition_data=[part])],
     )  # fmt: skip

@@ -58,20 +58,20 @@ async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, co
         await _refresh(context)
     except QuotaRequestRefused as refused:
         return _described(context, refused.code, str(refused), None)
-    version, entry = context.api_version, messages.DescribeClientQuotasResponse.EntryData
+    entry = messages.DescribeClientQuotasResponse.EntryData
     rows = []
     for entity, values in sorted(context.services.quotas.values.items(), key=lambda row: entity_path(row[0])):
         await context.yield_now()
         if entity_matches(entity, components, request.strict):
-            quotas = [entry.ValueData(version=version, key=key, value=value) for key, value in sorted(values.items())]
-            rows.append(entry(version=version, entity=_parts(entity, entry.EntityData, version), values=quotas))
+            quotas = [entry.ValueData(key=key, value=value) for key, value in sorted(values.items())]
+            rows.append(entry(entity=_parts(entity, entry.EntityData), values=quotas))
     return _described(context, ErrorCode.NONE, None, rows)
 
 
-def _parts(entity: Entity, make: Callable[..., R], version: int) -> list[R]:
+def _parts(entity: Entity, make: Callable[..., R]) -> list[R]:
     named = ((USER, entity.user), (CLIENT_ID, entity.client_id), (IP, entity.ip))
     return [
-        make(version=version, entity_type=kind, entity_name=None if name is DEFAULT else name)
+        make(entity_type=kind, entity_name=None if name is DEFAULT else name)
         for kind, name in named
         if name is not None
     ]
@@ -167,16 +167,16 @@ async def _write(
 async def _altered(
     context: Context, request: AlterClientQuotasRequest, outcomes: list[tuple[ErrorCode, str | None]]
 ) -> Done:
-    response, version = messages.AlterClientQuotasResponse, context.api_version
+    response = messages.AlterClientQuotasResponse
     make = response.EntryData.EntityData
     rows = []
     for entry, (error, message) in zip(request.entries, outcomes, strict=True):
         parts = []
         for one in entry.entity:
             await context.yield_now()
-            parts.append(make(version=version, entity_type=one.entity_type, entity_name=one.entity_name))
-        rows.append(response.EntryData(version=version, error_code=int(error), error_message=message, entity=parts))
-    return Done(response(version=version, entries=rows))
+            parts.append(make(entity_type=one.entity_type, entity_name=one.entity_name))
+        rows.append(response.EntryData(error_code=int(error), error_message=message, entity=parts))
+    return Done(response(version=context.api_version, entries=rows))
 
 
 def _alter_quotas(request: AlterClientQuotasRequest, response: messages.AlterClientQuotasResponse) -> Changes:

@@ -43,7 +43,7 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
         if endpoint is not None:
             rows.append(
                 response.DescribeClusterBroker(
-                    version=version, broker_id=broker_id, host=endpoint.host, port=endpoint.port, rack=broker.rack
+                    broker_id=broker_id, host=endpoint.host, port=endpoint.port, rack=broker.rack
                 )
             )
     fields["authorized_operations"] = None

@@ -104,11 +104,7 @@ def _report(store: LogStore, log: Log, now_ms: int) -> CleaningReport | None:
 
 def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, Any]]]) -> list[Any]:
     return [
-        kind(
-            version=0,
-            name=name,
-            partitions=[part(version=0, partition_index=tp.partition, **fields) for tp, fields in those],
-        )
+        kind(name=name, partitions=[part(partition_index=tp.partition, **fields) for tp, fields in those])
         for name, those in by_topic(answers)
     ]
 

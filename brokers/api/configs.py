@@ -145,7 +145,6 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
     configurations: the entries of each are made once.
     """
     response = messages.DescribeConfigsResponse
-    version = context.api_version
     results = []
     made: _Made = {}
     asked: dict[tuple[int, str, frozenset[str]], DescribeConfigsResources] = {}
@@ -157,7 +156,7 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
         yield
         kind, name = resource.resource_type, resource.resource_name
         row = response.DescribeConfigsResult(
-            version=version, resource_type=kind, resource_name=name, error_code=0, error_message=None, configs=[]
+            resource_type=kind, resource_name=name, error_code=0, error_message=None, configs=[]
         )
         try:
             _check_access(DESCRIBE_CONFIGS, kind, name, context)
@@ -165,7 +164,7 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
         except Refused as refused:
             row.error_code, row.error_message = int(refused.error), refused.message
         results.append(row)
-    return Done(response(version=version, results=results))
+    return Done(response(version=context.api_version, results=results))
 
 
 def _configs(
@@ -232,7 +231,6 @@ def _check_group(name: str) -> None:
 def _described(entry: ConfigEntry, request: DescribeConfigsRequest, row: type[_Described], version: int) -> _Described:
     synonyms = entry.synonyms if version >= 1 and request.include_synonyms else ()
     return row(
-        version=version,
         name=entry.name,
         value=entry.value,
         read_only=entry.read_only,
@@ -240,8 +238,7 @@ def _described(entry: ConfigEntry, request: DescribeConfigsRequest, row: type[_D
         is_sensitive=entry.sensitive,
         config_source=int(entry.source),
         synonyms=[
-            row.DescribeConfigsSynonym(version=version, name=one.name, value=one.value, source=int(one.source))
-            for one in synonyms
+            row.DescribeConfigsSynonym(name=one.name, value=one.value, source=int(one.source)) for one in synonyms
         ],
         config_type=int(entry.type),
         documentation=entry.doc if request.include_documentation else None,
@@ -280,7 +277,6 @@ def _bounded(configs: Sequence[C]) -> Sequence[C]:
 async def _alter(
     plans: Sequence[ConfigPlan], context: Context, response: _Answer, validate_only: bool, *, keep: bool
 ) -> Done:
-    version = context.api_version
     seen = Counter((plan.kind, plan.name) for plan in plans)
     topics = _Topics(context.services.metadata)
     unknown = Unknown()
@@ -322,10 +318,10 @@ async def _alter(
             reached, error, message = False, ErrorCode.REQUEST_TIMED_OUT, UNANSWERED
         rows.append(
             response.AlterConfigsResourceResponse(
-                version=version, error_code=int(error), error_message=message, resource_type=kind, resource_name=name
+                error_code=int(error), error_message=message, resource_type=kind, resource_name=name
             )
         )
-    return Done(response(version=version, responses=rows))
+    return Done(response(version=context.api_version, responses=rows))
 
 
 class _Topics:
@@ -497,7 +493,7 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     for kind in asked or list(names):
         for name in names[Resource(kind)]:
             yield
-            resources.append(response.ConfigResource(version=version, resource_name=name, resource_type=int(kind)))
+            resources.append(response.ConfigResource(resource_name=name, resource_type=int(kind)))
     return Done(response(version=version, error_code=0, config_resources=resources))
 
 

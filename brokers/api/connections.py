@@ -31,7 +31,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         peer, carried, (name, version) = connection.peer, connection.carried, connection.software
         rows.append(
             kind.OpenConnection(
-                version=0, id=peer.id, listener=peer.listener, host=peer.peer_host, principal=peer.principal,
+                id=peer.id, listener=peer.listener, host=peer.peer_host, principal=peer.principal,
                 mechanism=connection.mechanism, client_id=connection.client_id, software_name=name,
                 software_version=version, age_ms=max(0, now_ms - connection.since_ms),
                 idle_ms=max(0, now_ms - connection.last_active_ms), bytes_in=carried.bytes_in,
@@ -41,7 +41,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         )  # fmt: skip
         if len(rows) >= limit:
             break
-    return Done(kind(version=0, throttle_time_ms=0, error_code=0, total=total, connections=rows))
+    return Done(kind(version=0, error_code=0, total=total, connections=rows))
 
 
 API = (Row(api_keys.DESCRIBE_CONNECTIONS, handle_describe_connections, (DESCRIBE_CLUSTER,)),)

@@ -205,11 +205,10 @@ def _heartbeat_response(
     assignment = None
     if answer.assignment is not None:
         row = kind.Assignment.TopicPartitions
-        rows = [row(version=version, topic_id=topic, partitions=indexes) for topic, indexes in by_topic.items()]
-        assignment = kind.Assignment(version=version, topic_partitions=rows)
+        rows = [row(topic_id=topic, partitions=indexes) for topic, indexes in by_topic.items()]
+        assignment = kind.Assignment(topic_partitions=rows)
     return kind(
         version=version,
-        throttle_time_ms=0,
         error_code=int(answer.error),
         error_message=answer.message,
         member_id=answer.member_id,
@@ -241,13 +240,12 @@ def handle_consumer_group_describe(request: ConsumerGroupDescribeRequest, contex
         if request.include_authorized_operations and group is not None:
             operations = mask(context.operations(GROUP, group_id))
         groups.append((yield from _described(group_id, error, group, operations, context)))
-    return Done(m.ConsumerGroupDescribeResponse(version=context.api_version, throttle_time_ms=0, groups=groups))
+    return Done(m.ConsumerGroupDescribeResponse(version=context.api_version, groups=groups))
 
 
 def _described(
     group_id: str, error: ErrorCode, group: ConsumerGroup | None, operations: int, context: Context
 ) -> Generator[None, None, m.ConsumerGroupDescribeResponse.DescribedGroup]:
-    version, kind = context.api_version, m.ConsumerGroupDescribeResponse.DescribedGroup
     said = {
         ErrorCode.GROUP_ID_NOT_FOUND: f"Group {group_id} is not a consumer group.",
         ErrorCode.UNSUPPORTED_VERSION: NOT_SERVED,
@@ -258,15 +256,14 @@ def _described(
         names = context.services.metadata.topic_names
         for member in list(group.members.values()):
             yield
-            members.append(_described_member(member, names, version))
+            members.append(_described_member(member, names))
         both = ((one.assignment, one.target_assignment) for one in members)
         topics = (row.topic_name for pair in both for assignment in pair for row in assignment.topic_partitions)
         denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, topics, logged=False)
         if denied:
             members, group, error = [], None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
             message = "The group has described topic(s) that the client is not authorized to describe."
-    return kind(
-        version=version,
+    return m.ConsumerGroupDescribeResponse.DescribedGroup(
         error_code=int(error),
         error_message=message,
         group_id=group_id,
@@ -280,20 +277,19 @@ def _described(
 
 
 def _described_member(
-    member: Member, names: Mapping[uuid.UUID, str], version: int
+    member: Member, names: Mapping[uuid.UUID, str]
 ) -> m.ConsumerGroupDescribeResponse.DescribedGroup.Member:
     kind, value = m.ConsumerGroupDescribeResponse.DescribedGroup.Member, member.value
 
     def assignment(of: Any, partitions: Iterable[Partition]) -> Any:
         rows = [
-            of.TopicPartitions(version=version, topic_id=topic, topic_name=names[topic], partitions=indexes)
+            of.TopicPartitions(topic_id=topic, topic_name=names[topic], partitions=indexes)
             for topic, indexes in _by_topic(partitions).items()
             if topic in names
         ]
-        return of(version=version, topic_partitions=rows)
+        return of(topic_partitions=rows)
 
     return kind(
-        version=version,
         member_id=member.id,
         instance_id=value.instance_id if value is not None else None,
         rack_id=value.rack_id if value is not None else None,

@@ -61,7 +61,6 @@ def _elected(
 ) -> Generator[None, None, messages.ElectLeadersResponse]:
     """The answer, made in slices."""
     response = messages.ElectLeadersResponse
-    version = context.api_version
     topic_row = response.ReplicaElectionResult
     rows = []
     for name, parts in by_topic(results.items()):
@@ -69,12 +68,10 @@ def _elected(
         for tp, (error, message) in parts:
             yield
             partitions.append(
-                topic_row.PartitionResult(
-                    version=version, partition_id=tp.partition, error_code=int(error), error_message=message
-                )
+                topic_row.PartitionResult(partition_id=tp.partition, error_code=int(error), error_message=message)
             )
-        rows.append(topic_row(version=version, topic=name, partition_result=partitions))
-    return response(version=version, error_code=int(top), replica_election_results=rows)
+        rows.append(topic_row(topic=name, partition_result=partitions))
+    return response(version=context.api_version, error_code=int(top), replica_election_results=rows)
 
 
 def _elect_leaders(request: ElectLeadersRequest, response: messages.ElectLeadersResponse) -> Changes:

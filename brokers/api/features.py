@@ -63,7 +63,7 @@ def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome,
         return Done(response(version=version, error_code=error, error_message=message))
     kind = response.UpdatableFeatureResult
     names = dict.fromkeys(update.name for update in updates)
-    rows = [kind(version=version, feature=name, error_code=error, error_message=message) for name in names]
+    rows = [kind(feature=name, error_code=error, error_message=message) for name in names]
     return Done(response(version=version, error_code=0, error_message=None, results=rows))
 
 

@@ -175,14 +175,12 @@ def commit_response(
         for asked in topic.partitions:
             yield
             error = errors[TopicPartition(topic.name, asked.partition_index)]
-            partitions.append(
-                partition_class(version=version, partition_index=asked.partition_index, error_code=int(error))
-            )
-        row = topic_class(version=version, name=topic.name, partitions=partitions)
+            partitions.append(partition_class(partition_index=asked.partition_index, error_code=int(error)))
+        row = topic_class(name=topic.name, partitions=partitions)
         if version >= first_by_id:
             row.topic_id = getattr(topic, "topic_id", None)
         topics.append(row)
-    return response(version=version, throttle_time_ms=0, topics=topics)
+    return response(version=version, topics=topics)
 
 
 @in_slices
@@ -288,8 +286,8 @@ def handle_offset_fetch(request: requests.OffsetFetchRequest, context: Context) 
     if error is not ErrorCode.NONE:
         offsets = yield from _failed_offsets(request.topics, error if version < 2 else ErrorCode.NONE)
     topic = m.OffsetFetchResponse.OffsetFetchResponseTopic
-    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartition, offsets, version)
-    return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, error_code=int(error), topics=topics))
+    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartition, offsets)
+    return Done(m.OffsetFetchResponse(version=version, error_code=int(error), topics=topics))
 
 
 def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Paced:
@@ -307,7 +305,7 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
             answer = yield from _fetch_one(context, group.group_id, known, request.require_stable, member)
         seen.add(group.group_id)
         groups.append((yield from _fetched_group(group, answer, context)))
-    return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, groups=groups))
+    return Done(m.OffsetFetchResponse(version=version, groups=groups))
 
 
 def _fetch_one(
@@ -381,10 +379,9 @@ def _failed_offsets(topics: FetchTopics | None, error: ErrorCode) -> Generator[N
 def _fetched_group(
     asked: requests.OffsetFetchGroups, answer: GroupOffsets, context: Context
 ) -> Generator[None, None, FetchedGroup]:
-    version = context.api_version
     topic = FetchedGroup.OffsetFetchResponseTopics
     part = topic.OffsetFetchResponsePartitions
-    topics = yield from _fetched_topics(topic, part, answer.offsets, version)
+    topics = yield from _fetched_topics(topic, part, answer.offsets)
     if by_id(context):
         present = context.services.metadata.topics
         topics = [row for row in topics if row.name in present]  # a topic without an id cannot be named
@@ -394,17 +391,14 @@ def _fetched_group(
         for missing in asked.topics or () if answer.error is ErrorCode.NONE else ():
             if not missing.name and missing.partition_indexes:
                 rows = [FetchedOffset(TopicPartition("", i), None, unknown) for i in missing.partition_indexes]
-                (row,) = yield from _fetched_topics(topic, part, rows, version)
+                (row,) = yield from _fetched_topics(topic, part, rows)
                 row.topic_id = missing.topic_id
                 topics.append(row)
-    return FetchedGroup(version=version, group_id=asked.group_id, error_code=int(answer.error), topics=topics)
+    return FetchedGroup(group_id=asked.group_id, error_code=int(answer.error), topics=topics)
 
 
 def _fetched_topics(
-    topic_class: Callable[..., T],
-    partition_class: Callable[..., object],
-    offsets: Iterable[FetchedOffset],
-    version: int,
+    topic_class: Callable[..., T], partition_class: Callable[..., object], offsets: Iterable[FetchedOffset]
 ) -> Generator[None, None, list[T]]:
     by_topic: dict[str, list[object]] = {}
     for partition, committed, error in offsets:
@@ -412,7 +406,6 @@ def _fetched_topics(
         offset = committed or CommittedOffset(-1)
         by_topic.setdefault(partition.topic, []).append(
             partition_class(
-                version=version,
                 partition_index=partition.partition,
                 committed_offset=offset.offset,
                 committed_leader_epoch=offset.leader_epoch,
@@ -423,7 +416,7 @@ def _fetched_topics(
     topics = []
     for name, parts in by_topic.items():
         yield
-        topics.append(topic_class(version=version, name=name, partitions=parts))
+        topics.append(topic_class(name=name, partitions=parts))
     return topics
 
 
@@ -447,9 +440,7 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
 
     def render(answer: Errors | ErrorCode | CommandFailed) -> m.OffsetDeleteResponse | InSlices:
         if not isinstance(answer, dict):
-            return m.OffsetDeleteResponse(
-                version=version, error_code=int(error_of(answer)), throttle_time_ms=0, topics=[]
-            )
+            return m.OffsetDeleteResponse(version=version, error_code=int(error_of(answer)), topics=[])
         return commit_response(m.OffsetDeleteResponse, request, version, {**refused, **answer})
 
     group_id = request.group_id

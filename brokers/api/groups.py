@@ -177,7 +177,6 @@ def _join_response(answer: JoinAnswer, version: int) -> m.JoinGroupResponse:
     member = m.JoinGroupResponse.JoinGroupResponseMember
     return m.JoinGroupResponse(
         version=version,
-        throttle_time_ms=0,
         error_code=int(answer.error),
         generation_id=answer.generation,
         protocol_type=answer.protocol_type,
@@ -186,8 +185,7 @@ def _join_response(answer: JoinAnswer, version: int) -> m.JoinGroupResponse:
         skip_assignment=answer.skip_assignment,
         member_id=answer.member_id,
         members=[
-            member(version=version, member_id=j.member_id, group_instance_id=j.instance_id, metadata=j.metadata)
-            for j in answer.members
+            member(member_id=j.member_id, group_instance_id=j.instance_id, metadata=j.metadata) for j in answer.members
         ],
     )
 
@@ -214,7 +212,6 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
             context.services.disconnects.unwatch(context.connection.id, (request.group_id, request.member_id))
         return m.SyncGroupResponse(
             version=version,
-            throttle_time_ms=0,
             error_code=int(answer.error),
             protocol_type=answer.protocol_type,
             protocol_name=answer.protocol,
@@ -248,7 +245,7 @@ def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Ou
     """Heartbeat: keeps the member in its group, and tells it of a rebalance."""
 
     def render(answer: Code) -> m.HeartbeatResponse:
-        return m.HeartbeatResponse(version=context.api_version, throttle_time_ms=0, error_code=int(error_of(answer)))
+        return m.HeartbeatResponse(version=context.api_version, error_code=int(error_of(answer)))
 
     if (denied := context.refusal(*READ_GROUP, request.group_id)) is not ErrorCode.NONE:
         return Done(render(denied))
@@ -282,14 +279,9 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
         for leaver, outcome in answer.members if version >= 3 else ():
             yield
             members.append(
-                member(
-                    version=version,
-                    member_id=leaver.member_id,
-                    group_instance_id=leaver.instance_id,
-                    error_code=int(outcome),
-                )
+                member(member_id=leaver.member_id, group_instance_id=leaver.instance_id, error_code=int(outcome))
             )
-        return m.LeaveGroupResponse(version=version, throttle_time_ms=0, error_code=int(error), members=members)
+        return m.LeaveGroupResponse(version=version, error_code=int(error), members=members)
 
     group_id = request.group_id
     if (denied := context.refusal(*READ_GROUP, group_id)) is not ErrorCode.NONE:
@@ -315,7 +307,7 @@ def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Con
         yield
         operations = bits(context.operations(GROUP, group_id)) if request.include_authorized_operations else None
         groups.append(_described_group(_describe_one(context, group_id), version, operations))
-    return Done(m.DescribeGroupsResponse(version=version, throttle_time_ms=0, groups=groups))
+    return Done(m.DescribeGroupsResponse(version=version, groups=groups))
 
 
 def _describe_one(context: Context, group_id: str) -> Description:
@@ -332,7 +324,6 @@ def _described_group(
     group = m.DescribeGroupsResponse.DescribedGroup
     unknown = one.error is ErrorCode.GROUP_ID_NOT_FOUND
     return group(
-        version=version,
         error_code=0 if unknown and version < 6 else int(one.error),
         error_message=one.message,
         group_id=one.group_id,
@@ -341,7 +332,6 @@ def _described_group(
         protocol_data=one.protocol,
         members=[
             group.DescribedGroupMember(
-                version=version,
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
@@ -358,7 +348,6 @@ def _described_group(
 @in_slices
 def handle_list_groups(request: requests.ListGroupsRequest, context: Context) -> Paced:
     """ListGroups of the shards this broker leads; a shard still loading makes the list incomplete, which is said."""
-    version = context.api_version
     runtime = context.services.groups
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if runtime.loading else ErrorCode.NONE
     states = {state.strip(BLANKS).lower() for state in request.states_filter or ()}
@@ -373,7 +362,6 @@ def handle_list_groups(request: requests.ListGroupsRequest, context: Context) ->
             if (not states or group.state.lower() in states) and (not types or group.group_type in types):
                 listed.append(
                     m.ListGroupsResponse.ListedGroup(
-                        version=version,
                         group_id=group.group_id,
                         protocol_type=group.protocol_type,
                         group_state=group.state,
@@ -381,14 +369,13 @@ def handle_list_groups(request: requests.ListGroupsRequest, context: Context) ->
                     )
                 )
     return Done(
-        m.ListGroupsResponse(version=version, throttle_time_ms=0, error_code=int(error), groups=listed)
+        m.ListGroupsResponse(version=context.api_version, error_code=int(error), groups=listed)
     )  # fmt: skip
 
 
 @in_slices
 def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context) -> Paced:
     """DeleteGroups: each group on its own."""
-    version = context.api_version
     every: list[str] = list(dict.fromkeys(request.groups_names))
     denied = yield from context.denied_in_turns(*DELETE_GROUP, every)
     names = [name for name in every if name not in denied]
@@ -404,12 +391,8 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
         by_group.update(zip(names, answers, strict=True))
         for name, answer in by_group.items():
             yield
-            results.append(
-                m.DeleteGroupsResponse.DeletableGroupResult(
-                    version=version, group_id=name, error_code=int(error_of(answer))
-                )
-            )
-        return m.DeleteGroupsResponse(version=version, throttle_time_ms=0, results=results)
+            results.append(m.DeleteGroupsResponse.DeletableGroupResult(group_id=name, error_code=int(error_of(answer))))
+        return m.DeleteGroupsResponse(version=context.api_version, results=results)
 
     return _when_all_done(pendings, render)
 

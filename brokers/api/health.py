@@ -31,16 +31,16 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
     kind, services = m.DescribeHealthResponse, context.services
     refusal = context.refusal(*DESCRIBE_CLUSTER)
     if refusal is not ErrorCode.NONE:
-        return Done(kind(version=0, throttle_time_ms=0, error_code=refusal, certificates=[]))
+        return Done(kind(version=0, error_code=refusal, certificates=[]))
     wall_ms, lease_ms = services.clock.wall_ms(), services.store.lease.remaining_ms()
     health, micros = services.process_health(), await _read_micros(context) if request.read_store else -1
     certificates = [
-        kind.CertificateHealth(version=0, listener=one.listener, valid_until_ms=one.valid_until_ms, refusal=one.refusal)
+        kind.CertificateHealth(listener=one.listener, valid_until_ms=one.valid_until_ms, refusal=one.refusal)
         for one in health.certificates
     ]
     return Done(
         kind(
-            version=0, throttle_time_ms=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
+            version=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
             lease_ms=max(0, round(lease_ms)), open_files=health.open_files,
             file_limit=-1 if health.file_limit is None else health.file_limit, certificates=certificates,
             sync_micros=health.sync_micros, loop_lag_micros=health.loop_lag_micros,

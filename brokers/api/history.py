@@ -33,7 +33,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
             continue
         rows.append(
             kind.SeenElection(
-                version=0, at_ms=one.at_ms, topic=one.topic, partition_index=one.partition,
+                at_ms=one.at_ms, topic=one.topic, partition_index=one.partition,
                 leader_epoch=one.leader_epoch, leader=one.leader, previous_leader=one.previous, isr=list(one.isr),
                 unclean=one.unclean,
             )
@@ -43,13 +43,13 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     work = services.controller.work()
     return Done(
         kind(
-            version=0, throttle_time_ms=0, error_code=0, since_ms=history.since_ms, elections=rows,
+            version=0, error_code=0, since_ms=history.since_ms, elections=rows,
             controllers=[
-                kind.SeenController(version=0, at_ms=one.at_ms, broker_id=one.broker_id)
+                kind.SeenController(at_ms=one.at_ms, broker_id=one.broker_id)
                 for one in reversed(history.controllers)
             ],
             brokers=[
-                kind.SeenBroker(version=0, at_ms=one.at_ms, broker_id=one.broker_id, registered=one.registered)
+                kind.SeenBroker(at_ms=one.at_ms, broker_id=one.broker_id, registered=one.registered)
                 for one in reversed(history.brokers)
             ],
             controller_epoch=work.epoch, controller_since_ms=work.since_ms, admin_requests=work.admin_requests,

@@ -23,7 +23,7 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
     services, kind = context.services, m.LogPositionsResponse
     granted = context.acts_as_broker()
     if not granted or context.connection.listener != services.config.inter_broker_listener():
-        return Done(kind(version=0, throttle_time_ms=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
+        return Done(kind(version=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
     topics = []
     for topic in request.topics:
         rows = []
@@ -31,8 +31,8 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
             yield
             position = own_position(TopicPartition(topic.name, one.partition_index), one.offset, services.replicas)
             rows.append(_position_row(kind.TopicPositions, one, position))
-        topics.append(kind.TopicPositions(version=0, name=topic.name, partitions=rows))
-    return Done(kind(version=0, throttle_time_ms=0, error_code=0, topics=topics))
+        topics.append(kind.TopicPositions(name=topic.name, partitions=rows))
+    return Done(kind(version=0, error_code=0, topics=topics))
 
 
 def _position_row(
@@ -40,7 +40,7 @@ def _position_row(
     asked: LogPositionsTopicsPartitions,
     found: LogPosition | ErrorCode,
 ) -> m.LogPositionsResponse.TopicPositions.FoundPosition:
-    row = kind.FoundPosition(version=0, partition_index=asked.partition_index, offset=asked.offset, error_code=0)
+    row = kind.FoundPosition(partition_index=asked.partition_index, offset=asked.offset, error_code=0)
     if isinstance(found, LogPosition):
         row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms = found
     else:
@@ -56,7 +56,7 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     """
     lags, kind = context.services.lags, m.DescribeLagResponse
     if lags is None:
-        return Done(kind(version=0, throttle_time_ms=0, error_code=ErrorCode.INVALID_CONFIG, groups=[]))
+        return Done(kind(version=0, error_code=ErrorCode.INVALID_CONFIG, groups=[]))
     rows = []
     if request.group_ids is None:
         for group_id in list(lags.groups):
@@ -67,7 +67,7 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
         for group_id in dict.fromkeys(request.group_ids):
             yield
             rows.append((yield from _described(group_id, lags, context)))
-    return Done(kind(version=0, throttle_time_ms=0, error_code=0, groups=rows))
+    return Done(kind(version=0, error_code=0, groups=rows))
 
 
 def _described(
@@ -81,12 +81,12 @@ def _described(
             error = ErrorCode.GROUP_ID_NOT_FOUND
     lag = lags.groups.get(group_id)
     if error is not ErrorCode.NONE or lag is None:
-        return kind(version=0, error_code=error, group_id=group_id, status="", topics=[])
+        return kind(error_code=error, group_id=group_id, status="", topics=[])
     denied = context.denied(*DESCRIBE_TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
     topics = yield from _topics(kind.TopicLag, lag, denied)
     age_ms = context.services.clock.mono_ms() - lag.at_ms
     status = lag.progress.group_status
-    return kind(version=0, error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
+    return kind(error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
 
 
 def _topics(
@@ -98,12 +98,12 @@ def _topics(
         if tp.topic not in denied:
             topics.setdefault(tp.topic, []).append(
                 kind.LagOfPartition(
-                    version=0, partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end,
+                    partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end,
                     lag=one.records, stable_lag=one.stable_records, lag_ms=round(one.seconds * 1000),
                     status=one.progress.name,
                 )
             )  # fmt: skip
-    return [kind(version=0, name=name, partitions=rows) for name, rows in topics.items()]
+    return [kind(name=name, partitions=rows) for name, rows in topics.items()]
 
 
 API = (

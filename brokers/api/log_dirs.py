@@ -38,10 +38,10 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         topic_rows = []
         for name, those in by_topic(wanted):
             yield
-            topic_rows.append(_topic(version, name, those))
+            topic_rows.append(_topic(name, those))
         rows.append(
             response.DescribeLogDirsResult(
-                version=version, error_code=int(error), log_dir=directory.path, topics=topic_rows,
+                error_code=int(error), log_dir=directory.path, topics=topic_rows,
                 total_bytes=directory.total_bytes, usable_bytes=directory.usable_bytes,
             )
         )  # fmt: skip
@@ -55,12 +55,11 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
 
 
 def _topic(
-    version: int, name: str, logs: list[tuple[TopicPartition, Log]]
+    name: str, logs: list[tuple[TopicPartition, Log]]
 ) -> messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic:
     topic_row = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
     partitions = [
         topic_row.DescribeLogDirsPartition(
-            version=version,
             partition_index=tp.partition,
             partition_size=log.size_bytes,
             offset_lag=max(log.high_watermark - log.log_end_offset, 0),
@@ -68,7 +67,7 @@ def _topic(
         )
         for tp, log in logs
     ]
-    return topic_row(version=version, name=name, partitions=partitions)
+    return topic_row(name=name, partitions=partitions)
 
 
 @in_slices
@@ -79,7 +78,6 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     broker, or to this one again.
     """
     response = messages.AlterReplicaLogDirsResponse
-    version = context.api_version
     refusal = context.refusal(*ALTER_CLUSTER)
     directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}
     homes = {log.topic_partition: path for path, directory in directories.items() for log in directory.logs}
@@ -103,18 +101,15 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     topic_row = response.AlterReplicaLogDirTopicResult
     rows = [
         topic_row(
-            version=version,
             topic_name=name,
             partitions=[
-                topic_row.AlterReplicaLogDirPartitionResult(
-                    version=version, partition_index=tp.partition, error_code=int(error)
-                )
+                topic_row.AlterReplicaLogDirPartitionResult(partition_index=tp.partition, error_code=int(error))
                 for tp, error in errors
             ],
         )
         for name, errors in by_topic(results.items())
     ]
-    return Done(response(version=version, results=rows))
+    return Done(response(version=context.api_version, results=rows))
 
 
 def _move_directories(request: AlterReplicaLogDirsRequest, response: messages.AlterReplicaLogDirsResponse) -> Changes:

@@ -234,7 +234,7 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Cont
             rows = []
             for key in keys:
                 yield
-                rows.append(response.Coordinator(version=version, **found(key)))
+                rows.append(response.Coordinator(**found(key)))
             return Done(response(version=version, coordinators=rows))
         fields = found(keys[0])
         del fields["key"]
@@ -299,7 +299,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
         yield
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         if limit <= 0:
-            next_cursor = response.Cursor(version=0, topic_name=name, partition_index=first)
+            next_cursor = response.Cursor(topic_name=name, partition_index=first)
             break
         if name in denied:
             rows.append(_described_topic(response, name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, None, [], context))
@@ -315,7 +315,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
         rows.append(_described_topic(response, name, ErrorCode.NONE, topic, partitions, context))
         limit -= len(partitions)
         if last < len(topic.partitions):
-            next_cursor = response.Cursor(version=0, topic_name=name, partition_index=last)
+            next_cursor = response.Cursor(topic_name=name, partition_index=last)
             break
     return Done(response(version=0, topics=rows, next_cursor=next_cursor))
 
@@ -339,7 +339,6 @@ def _described_topic(
     context: Context,
 ) -> _DescribedTopic:
     return response.DescribeTopicPartitionsResponseTopic(
-        version=0,
         error_code=int(error),
         name=name,
         topic_id=topic.id if topic is not None else None,
@@ -356,7 +355,6 @@ def _described_partition(
     leader, error = leader_of(state, metadata, context.connection.listener)
     row = response.DescribeTopicPartitionsResponseTopic.DescribeTopicPartitionsResponsePartition
     return row(
-        version=0,
         error_code=int(error),
         partition_index=index,
         leader_id=leader,

@@ -86,7 +86,6 @@ def _altered(
 ) -> Generator[None, None, messages.AlterPartitionReassignmentsResponse]:
     """The answer, made in slices: once the moves stand in ZooKeeper, they are not given up with their client."""
     response = messages.AlterPartitionReassignmentsResponse
-    version = context.api_version
     topic_row = response.ReassignableTopicResponse
     rows = []
     for name, parts in by_topic(results.items()):
@@ -95,12 +94,12 @@ def _altered(
             yield
             partitions.append(
                 topic_row.ReassignablePartitionResponse(
-                    version=version, partition_index=tp.partition, error_code=int(error), error_message=message
+                    partition_index=tp.partition, error_code=int(error), error_message=message
                 )
             )
-        rows.append(topic_row(version=version, name=name, partitions=partitions))
+        rows.append(topic_row(name=name, partitions=partitions))
     return response(
-        version=version,
+        version=context.api_version,
         error_code=int(top[0]),
         error_message=top[1],
         responses=rows,
@@ -131,14 +130,13 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
             yield
             partitions.append(
                 topic_row.OngoingPartitionReassignment(
-                    version=version,
                     partition_index=tp.partition,
                     replicas=list(state.replicas),
                     adding_replicas=list(state.adding),
                     removing_replicas=list(state.removing),
                 )
             )
-        rows.append(topic_row(version=version, name=name, partitions=partitions))
+        rows.append(topic_row(name=name, partitions=partitions))
     return Done(response(version=version, error_code=0, error_message=None, topics=rows))
 
 

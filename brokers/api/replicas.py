@@ -117,7 +117,7 @@ async def handle_controlled_shutdown(request: ControlledShutdownRequest, context
     error, remaining = await context.services.controller.controlled_shutdown(
         request.broker_id, request.broker_epoch, timeout_ms=CONTROLLED_SHUTDOWN_MS
     )
-    rows = [answer.RemainingPartition(version=3, topic_name=tp.topic, partition_index=tp.partition) for tp in remaining]
+    rows = [answer.RemainingPartition(topic_name=tp.topic, partition_index=tp.partition) for tp in remaining]
     return Done(answer(version=3, error_code=int(error), remaining_partitions=rows))
 
 

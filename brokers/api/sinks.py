@@ -59,11 +59,7 @@ def _fence(kind: Any, fence: BatchFence | None) -> Any:
     if fence is None:
         return None
     return kind.SinkFence(
-        version=0,
-        query_id=fence.query_id,
-        batch_id=fence.batch_id,
-        digest=fence.digest,
-        committed_ms=fence.committed_ms,
+        query_id=fence.query_id, batch_id=fence.batch_id, digest=fence.digest, committed_ms=fence.committed_ms
     )
 
 
@@ -117,7 +113,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
         return kind(
             **_fields(answer.error),
             members=[
-                kind.BatchMember(version=0, producer_id=member.producer_id, producer_epoch=member.epoch)
+                kind.BatchMember(producer_id=member.producer_id, producer_epoch=member.epoch)
                 for member in answer.members
             ],
         )
@@ -261,7 +257,6 @@ def _look_up(sink_id: str, context: Context) -> m.DescribeSinksResponse.Describe
 
 def _undescribed(sink_id: str, error: ErrorCode) -> m.DescribeSinksResponse.DescribedSink:
     return m.DescribeSinksResponse.DescribedSink(
-        version=0,
         error_code=error,
         sink_id=sink_id,
         state="",
@@ -287,7 +282,6 @@ def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSink
         if topic not in denied:
             topics.setdefault(topic, []).append(index)
     return kind(
-        version=0,
         error_code=ErrorCode.NONE,
         sink_id=sink_id,
         state=t.state.label,
@@ -297,7 +291,7 @@ def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSink
         start_ms=t.start_ms,
         members=len(batch.members),
         free_slots=len(batch.slots),
-        topics=[kind.SinkTopic(version=0, name=name, partitions=indexes) for name, indexes in topics.items()],
+        topics=[kind.SinkTopic(name=name, partitions=indexes) for name, indexes in topics.items()],
         fence=_fence(kind, batch.fence),
     )
 

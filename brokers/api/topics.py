@@ -127,12 +127,12 @@ _Echoed = dict[frozenset[tuple[str, str]], list[_Result.CreatableTopicConfigs]]
 
 
 def _created(outcome: TopicOutcome, context: Context, echoed: _Echoed) -> _Result:
-    version, topic = context.api_version, outcome.topic
+    topic = outcome.topic
     row = _Result(
-        version=version, name=outcome.name, topic_id=outcome.topic_id, error_code=int(outcome.error),
+        name=outcome.name, topic_id=outcome.topic_id, error_code=int(outcome.error),
         error_message=outcome.message, configs=None,
     )  # fmt: skip
-    if version < 5 or topic is None or not outcome.ok:
+    if context.api_version < 5 or topic is None or not outcome.ok:
         return row
     if not context.allows(*DESCRIBE_CONFIGS_TOPIC, outcome.name, logged=False):
         row.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -140,14 +140,14 @@ def _created(outcome: TopicOutcome, context: Context, echoed: _Echoed) -> _Resul
     row.num_partitions, row.replication_factor = len(topic.partitions), len(topic.partitions[0].replicas)
     same = frozenset(topic.configs.items())
     if same not in echoed:
-        echoed[same] = [_echo(entry, version) for entry in topic_entries(topic.configs, context.services.metadata)]
+        echoed[same] = [_echo(entry) for entry in topic_entries(topic.configs, context.services.metadata)]
     row.configs = echoed[same]
     return row
 
 
-def _echo(entry: ConfigEntry, version: int) -> _Result.CreatableTopicConfigs:
+def _echo(entry: ConfigEntry) -> _Result.CreatableTopicConfigs:
     return _Result.CreatableTopicConfigs(
-        version=version, name=entry.name, value=entry.value, read_only=entry.read_only,
+        name=entry.name, value=entry.value, read_only=entry.read_only,
         config_source=int(entry.source), is_sensitive=entry.sensitive,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -
     responses = []
     for row, outcome in zip(rows, answers, strict=True):
         await context.yield_now()
-        responses.append(_deleted(row, outcome, version))
+        responses.append(_deleted(row, outcome))
     return Done(messages.DeleteTopicsResponse(version=version, responses=responses))
 
 
@@ -217,12 +217,12 @@ def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twic
 
 
 def _deleted(
-    row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome, version: int
+    row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome
 ) -> messages.DeleteTopicsResponse.DeletableTopicResult:
     asked_name, asked_id = row
     name = asked_name if asked_name is not None else (outcome.name or None)
     return messages.DeleteTopicsResponse.DeletableTopicResult(
-        version=version, name=name, topic_id=asked_id if asked_id is not None else outcome.topic_id,
+        name=name, topic_id=asked_id if asked_id is not None else outcome.topic_id,
         error_code=int(outcome.error), error_message=outcome.message,
     )  # fmt: skip
 
@@ -260,10 +260,7 @@ def _extended(
     outcome: TopicOutcome, response: type[messages.CreatePartitionsResponse], context: Context
 ) -> messages.CreatePartitionsResponse.CreatePartitionsTopicResult:
     return response.CreatePartitionsTopicResult(
-        version=context.api_version,
-        name=outcome.name,
-        error_code=int(outcome.error),
-        error_message=outcome.message,
+        name=outcome.name, error_code=int(outcome.error), error_message=outcome.message
     )
 
 

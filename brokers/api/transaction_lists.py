@@ -32,34 +32,29 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
         yield
         tp = TopicPartition(name, index)
         if name in denied:
-            rows[name].append(_undescribed(tp, version, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            rows[name].append(_undescribed(tp, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         else:
-            rows[name].append(_describe_partition(tp, version, context))
-    topics = [kind(version=version, name=name, partitions=partitions) for name, partitions in rows.items()]
-    return Done(m.DescribeProducersResponse(version=version, throttle_time_ms=0, topics=topics))
+            rows[name].append(_describe_partition(tp, context))
+    topics = [kind(name=name, partitions=partitions) for name, partitions in rows.items()]
+    return Done(m.DescribeProducersResponse(version=version, topics=topics))
 
 
-def _undescribed(
-    tp: TopicPartition, version: int, error: ErrorCode
-) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
+def _undescribed(tp: TopicPartition, error: ErrorCode) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
-    return kind(
-        version=version, partition_index=tp.partition, error_code=error, error_message=None, active_producers=[]
-    )
+    return kind(partition_index=tp.partition, error_code=error, error_message=None, active_producers=[])
 
 
 def _describe_partition(
-    tp: TopicPartition, version: int, context: Context
+    tp: TopicPartition, context: Context
 ) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
     replica = context.services.replicas.get(tp)
     if replica is None:
-        return _undescribed(tp, version, context.services.replicas.leader(tp).error)
+        return _undescribed(tp, context.services.replicas.leader(tp).error)
     if replica.log.offline:
-        return _undescribed(tp, version, ErrorCode.KAFKA_STORAGE_ERROR)
+        return _undescribed(tp, ErrorCode.KAFKA_STORAGE_ERROR)
     producers = [
         kind.ProducerState(
-            version=version,
             producer_id=entry.producer_id,
             producer_epoch=entry.epoch,
             last_sequence=entry.last_sequence,
@@ -69,13 +64,7 @@ def _describe_partition(
         )
         for entry in replica.log.producers.active()
     ]
-    return kind(
-        version=version,
-        partition_index=tp.partition,
-        error_code=ErrorCode.NONE,
-        error_message=None,
-        active_producers=producers,
-    )
+    return kind(partition_index=tp.partition, error_code=ErrorCode.NONE, error_message=None, active_producers=producers)
 
 
 @in_slices
@@ -85,18 +74,15 @@ def handle_describe_transactions(request: DescribeTransactionsRequest, context: 
     states = []
     for name in dict.fromkeys(request.transactional_ids):
         yield
-        states.append(_describe_transaction(name, version, context))
-    return Done(m.DescribeTransactionsResponse(version=version, throttle_time_ms=0, transaction_states=states))
+        states.append(_describe_transaction(name, context))
+    return Done(m.DescribeTransactionsResponse(version=version, transaction_states=states))
 
 
-def _describe_transaction(
-    transactional_id: str, version: int, context: Context
-) -> m.DescribeTransactionsResponse.TransactionState:
+def _describe_transaction(transactional_id: str, context: Context) -> m.DescribeTransactionsResponse.TransactionState:
     kind = m.DescribeTransactionsResponse.TransactionState
 
     def refused(error: ErrorCode) -> m.DescribeTransactionsResponse.TransactionState:
         return kind(
-            version=version,
             error_code=error,
             transactional_id=transactional_id,
             transaction_state="",
@@ -124,7 +110,6 @@ def _describe_transaction(
             continue
         by_topic.setdefault(topic, []).append(index)
     return kind(
-        version=version,
         error_code=ErrorCode.NONE,
         transactional_id=transactional_id,
         transaction_state=t.state.label,
@@ -132,7 +117,7 @@ def _describe_transaction(
         transaction_start_time_ms=t.start_ms,
         producer_id=t.producer_id,
         producer_epoch=t.producer_epoch,
-        topics=[kind.TopicData(version=version, topic=name, partitions=indexes) for name, indexes in by_topic.items()],
+        topics=[kind.TopicData(topic=name, partitions=indexes) for name, indexes in by_topic.items()],
     )
 
 
@@ -178,7 +163,6 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
                     if entry is not None:
                         listed.append(
                             kind(
-                                version=version,
                                 transactional_id=entry.transactional_id,
                                 producer_id=entry.producer_id,
                                 transaction_state=entry.state.label,
@@ -188,10 +172,6 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
             error, listed = ErrorCode.INVALID_REGULAR_EXPRESSION, []
     return Done(
         m.ListTransactionsResponse(
-            version=version,
-            throttle_time_ms=0,
-            error_code=error,
-            unknown_state_filters=unknown,
-            transaction_states=listed,
+            version=version, error_code=error, unknown_state_filters=unknown, transaction_states=listed
         )
     )

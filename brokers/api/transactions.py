@@ -183,7 +183,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     @in_slices
     def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, m.AddPartitionsToTxnResponse]:
         results = yield from _topic_results(errors)
-        return m.AddPartitionsToTxnResponse(version=version, throttle_time_ms=0, results_by_topic_v3_and_below=results)
+        return m.AddPartitionsToTxnResponse(version=version, results_by_topic_v3_and_below=results)
 
     if (refusal := context.refusal(*WRITE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
         return Done(render(dict.fromkeys(asked, refusal)))
@@ -226,11 +226,7 @@ def _submit_add(
 def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     version = context.api_version
     if (refusal := context.refusal(*CLUSTER_ACTION_CLUSTER)) is not ErrorCode.NONE:
-        return Done(
-            m.AddPartitionsToTxnResponse(
-                version=version, throttle_time_ms=0, error_code=refusal, results_by_transaction=[]
-            )
-        )
+        return Done(m.AddPartitionsToTxnResponse(version=version, error_code=refusal, results_by_transaction=[]))
     questions = []
     for entry in request.transactions:
         yield
@@ -257,12 +253,10 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
             yield
             results.append(
                 kind.AddPartitionsToTxnResult(
-                    version=version,
-                    transactional_id=asked.transactional_id,
-                    topic_results=(yield from _topic_results(errors)),
+                    transactional_id=asked.transactional_id, topic_results=(yield from _topic_results(errors))
                 )
             )
-        return kind(version=version, throttle_time_ms=0, error_code=ErrorCode.NONE, results_by_transaction=results)
+        return kind(version=version, error_code=ErrorCode.NONE, results_by_transaction=results)
 
     joined = JoinedResponse(answers, render, ANSWER_TIMEOUT_MS)
 
@@ -300,9 +294,7 @@ def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context)
     version = context.api_version
 
     def render(answer: Answer) -> m.AddOffsetsToTxnResponse:
-        return m.AddOffsetsToTxnResponse(
-            version=version, throttle_time_ms=0, error_code=_known_to(answer.error, version, 2)
-        )
+        return m.AddOffsetsToTxnResponse(version=version, error_code=_known_to(answer.error, version, 2))
 
     if (refusal := not_committer(request, context)) is not ErrorCode.NONE:
         return Done(render(CommandFailed(refusal)))
@@ -326,7 +318,7 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
 
     def render(answer: Answer) -> m.EndTxnResponse:
         error = _known_to(answer.error, version, 2)
-        response = m.EndTxnResponse(version=version, throttle_time_ms=0, error_code=error)
+        response = m.EndTxnResponse(version=version, error_code=error)
         if version >= 5 and isinstance(answer, EndAnswer):
             response.producer_id = answer.producer_id
             response.producer_epoch = answer.producer_epoch
@@ -419,17 +411,15 @@ def _markers_response(
     results: list[dict[str, list[_MarkerRow]]] = [{} for _ in request.markers]
     for (number, tp), error in zip(places, errors, strict=True):
         yield
-        results[number].setdefault(tp.topic, []).append(
-            partition_kind(version=version, partition_index=tp.partition, error_code=error)
-        )
+        results[number].setdefault(tp.topic, []).append(partition_kind(partition_index=tp.partition, error_code=error))
     rows = []
     for entry, topics in zip(request.markers, results, strict=True):
         topic_rows = []
         for name, partitions in topics.items():
             yield
-            topic_rows.append(topic_kind(version=version, name=name, partitions=partitions))
+            topic_rows.append(topic_kind(name=name, partitions=partitions))
         yield
-        rows.append(kind(version=version, producer_id=entry.producer_id, topics=topic_rows))
+        rows.append(kind(producer_id=entry.producer_id, topics=topic_rows))
     return m.WriteTxnMarkersResponse(version=version, markers=rows)
 
 
