@@ -1,21 +1,27 @@
 """Who asks the registry, by a login at the brokers, and what they may do, by the fleet's access control lists.
 
 A subject S is the topic ``schemas:S``, a name that no topic can have; what is of all subjects is the cluster's. A name
-and password, or a token, is tried at a broker, and is taken as it is for a minute once a broker has taken it. The ACLs
-and the super users are those that the brokers describe to the registry's own login, read anew every five seconds.
+and password, or a token, is tried at a broker, and is taken as it is for a minute once a broker has taken it, a token
+to its end at most. The ACLs and the super users are those that the brokers describe to the registry's own login, read
+anew every five seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import ipaddress
 import json
 import logging
+import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -52,6 +58,9 @@ TOPIC_PREFIX: Final = "schemas:"
 LOGIN_S: Final = 60.0
 """How long a login that a broker took is good for."""
 LOGINS_KEPT: Final = 10_000
+LOGINS_AT_ONCE: Final = 4
+LOGINS_PER_ADDRESS_MAX: Final = 8
+"""That are tried, or wait for that."""
 READ_S: Final = 5.0
 STALE_S: Final = 60.0
 """Rights that were read longer ago decide nothing."""
@@ -69,6 +78,74 @@ class RegistryUser(NamedTuple):
 def resource_of(subject: str | None) -> tuple[ResourceType, str]:
     """The resource of a subject or a context's settings; None: of what belongs to all."""
     return (ResourceType.CLUSTER, CLUSTER_NAME) if subject is None else (ResourceType.TOPIC, TOPIC_PREFIX + subject)
+
+
+class LoginTurns:
+    """Whose login is tried next: addresses take turns, so the many of one keep another's waiting for one only.
+
+    An address of IPv6 counts as its network of 64 bits, which one machine may have to itself. For one loop. What waits
+    is bounded by the connections that are open.
+    """
+
+    def __init__(self) -> None:
+        self._free = LOGINS_AT_ONCE
+        self._begun: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait for the address's turn, and have it. Raises RegistryRefusal: 503."""
+        whose = _network(address)
+        count = self._begun.get(whose, 0)
+        if count >= LOGINS_PER_ADDRESS_MAX:
+            raise RegistryRefusal(503, "too many logins of this address are being tried; ask again")
+        self._begun[whose] = count + 1
+        try:
+            await self._wait(whose)
+            try:
+                yield
+            finally:
+                self._pass_on()
+        finally:
+            self._begun[whose] -= 1
+            if not self._begun[whose]:
+                del self._begun[whose]
+
+    async def _wait(self, whose: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(whose, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it has come meanwhile
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """To the address whose last turn is longest ago; who has gone meanwhile gets none."""
+        while self._waiting:
+            whose = next(iter(self._waiting))
+            queue = self._waiting.pop(whose)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[whose] = queue
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address) or parsed.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 class Callers:
@@ -107,7 +184,7 @@ class Callers:
 
     def log_in(self, authorization: str) -> str:
         """The principal of an ``Authorization``, which a broker is asked for. Raises RegistryRefusal: 401, 50001."""
-        login = self._login_of(authorization)
+        login, ends_s = self._login_of(authorization)
         target = replace(self._target, properties=login.properties(self._target.properties))
         try:
             taken = takes_login(target)
@@ -116,22 +193,24 @@ class Callers:
             raise unauthorized() from None
         if not taken:
             raise RegistryRefusal(50001, "no broker answers, which would check the login; ask again")
-        principal = str(Principal(USER, login.user))
-        kept = self._logins
+        principal, kept = str(Principal(USER, login.user)), self._logins
+        good_s = min(LOGIN_S, ends_s - time.time())
         if len(kept) >= LOGINS_KEPT:
             now_s = time.monotonic()
             kept = {key: row for key, row in list(kept.items())[LOGINS_KEPT // 2 :] if row[1] > now_s}
-        self._logins = {**kept, self._key(authorization): (principal, time.monotonic() + LOGIN_S)}
+        self._logins = {**kept, self._key(authorization): (principal, time.monotonic() + good_s)}
         return principal
 
     def _key(self, authorization: str) -> bytes:
         return hmac.digest(self._secret, authorization.encode("utf-8", "surrogatepass"), hashlib.sha256)
 
-    def _login_of(self, authorization: str) -> UserLogin:
+    def _login_of(self, authorization: str) -> tuple[UserLogin, float]:
+        """The login, and when it ends, in seconds since the epoch: a password has no end."""
         kind, _, text = authorization.strip().partition(" ")
         passwords = next((one for one in self._mechanisms if one != OAUTHBEARER), None)
         if kind.lower() == "bearer" and OAUTHBEARER in self._mechanisms:
-            return UserLogin(token_subject(text.strip(), self._claim), text.strip(), OAUTHBEARER)
+            name, ends_s = token_subject(text.strip(), self._claim)
+            return UserLogin(name, text.strip(), OAUTHBEARER), ends_s
         if kind.lower() != "basic" or passwords is None:
             raise unauthorized()
         try:
@@ -140,7 +219,7 @@ class Callers:
             raise unauthorized() from None
         if not colon or not user or not password or has_outer_blanks(user) or "\0" in user + password:
             raise unauthorized()
-        return UserLogin(user, password, passwords)
+        return UserLogin(user, password, passwords), math.inf
 
     # ---- rights ----------------------------------------------------------------------------------------------------
 
@@ -200,19 +279,22 @@ def unauthorized() -> RegistryRefusal:
     return RegistryRefusal(401, "Unauthorized")
 
 
-def token_subject(token: str, claim: str) -> str:
-    """The claim of a token that names its principal; whether the token is good, a broker says.
+def token_subject(token: str, claim: str) -> tuple[str, float]:
+    """The claim of a token that names its principal, and its end, in seconds since the epoch.
+
+    Whether the token is good, a broker says.
 
     Raises RegistryRefusal: 401.
     """
     try:
         part = token.split(".")[1]
-        name = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))[claim]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        name, ends_s = claims[claim], float(claims["exp"])
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
         raise unauthorized() from None
-    if not isinstance(name, str) or not name or has_outer_blanks(name):
+    if not isinstance(name, str) or not name or has_outer_blanks(name) or math.isnan(ends_s):
         raise unauthorized()
-    return name
+    return name, ends_s
 
 
 def _described(client: AdminClient, timeout_s: float) -> list[dict[str, str]]:

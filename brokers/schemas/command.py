@@ -14,7 +14,6 @@ import re
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -41,7 +40,7 @@ from fleetlog.brokers.cli.topic_reader import UNCOMMITTED, TopicReader
 from fleetlog.brokers.console.command import TlsFiles, tls_options
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
-from fleetlog.brokers.schemas.callers import Callers, RegistryUser, unauthorized
+from fleetlog.brokers.schemas.callers import LOGINS_AT_ONCE, Callers, LoginTurns, RegistryUser, unauthorized
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
@@ -78,11 +77,10 @@ SCHEMAS_PER_PAGE: Final = 1_000
 PAGE_CHARACTERS_MAX: Final = 10_000_000
 PAUSE_S: Final = 0.1
 STOP_S: Final = 3
-THREADS: Final = {"work": 8, "list": 2, "change": 1, "login": 4}
+THREADS: Final = {"work": 8, "list": 2, "change": 1, "login": LOGINS_AT_ONCE}
 """Of each kind of request: changes wait for each other anyhow, and nobody else waits for them."""
-WAITING_MAX: Final = {"work": 200, "list": 50, "change": 200, "login": 20}
-"""Requests of a kind that wait for a thread, or have one. Brokers answer a wrong password late."""
-LOGINS_PER_ADDRESS_MAX: Final = 8
+WAITING_MAX: Final = {"work": 200, "list": 50, "change": 200, "login": LOGINS_AT_ONCE}
+"""Requests of a kind that wait for a thread, or have one. Logins wait for their turns before that."""
 CONTENT: Final = b"application/vnd.schemaregistry.v1+json"
 TAKEN: Final = frozenset({
     "application/vnd.schemaregistry.v1+json", "application/vnd.schemaregistry+json", "application/json",
@@ -567,7 +565,7 @@ class RegistryServer:
         self._store, self._callers, self._hosts = store, callers, hosts
         self._threads = {how: ThreadPoolExecutor(number, f"registry-{how}") for how, number in THREADS.items()}
         self._waiting = dict.fromkeys(THREADS, 0)
-        self._logging_in: Counter[str] = Counter()
+        self._logins = LoginTurns()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -643,14 +641,10 @@ class RegistryServer:
             raise unauthorized()
         principal = self._callers.known(authorization)
         if principal is None:
-            if self._logging_in[address] >= LOGINS_PER_ADDRESS_MAX:
-                raise RegistryRefusal(503, "too many logins of this address are being tried; ask again")
-            self._logging_in[address] += 1
-            try:
-                principal = await self._on_thread("login", partial(self._callers.log_in, authorization))
-            finally:
-                self._logging_in[address] -= 1
-                self._logging_in += Counter()  # without zeros
+            async with self._logins.turn(address):
+                principal = self._callers.known(authorization) or await self._on_thread(
+                    "login", partial(self._callers.log_in, authorization)
+                )
         return RegistryUser(principal, host_as_acls_have_it(address))
 
     def _handled(self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState) -> Any:
