@@ -571,7 +571,10 @@ class RegistryState:
         return same.shown()
 
     def register(self, subject: str, body: Mapping[str, Any], *, normalize: bool) -> Plan:
-        """A new version of a subject, or the one that is there. Raises RegistryRefusal: 409, 422xx."""
+        """A new version of a subject, or the one that is there. Raises RegistryRefusal: 409, 422xx.
+
+        In mode IMPORT a version that is there makes way for the one that is sent, as Confluent's registry has it.
+        """
         check_subject(subject)
         number, version = _number_of(body, "id"), _number_of(body, "version")
         mode = self._writable(subject)
@@ -597,11 +600,16 @@ class RegistryState:
                     f'"{subject}", details: [{details}]',
                 )
             number = self._contents.get((context, candidate.content), 0) or self._highest.get(context, 0) + 1
-        last = max(self._subjects.get(subject, {}), default=0)
-        if number > _INT_MAX or last >= _INT_MAX:
+        versions = self._subjects.get(subject, {})
+        following = max(versions, default=0) + 1
+        if number > _INT_MAX or (not version and following > _INT_MAX):
             raise RegistryRefusal(50001, "there is no number left for another schema")
-        stored = candidate._replace(version=version or last + 1, id=number)
-        return Plan([stored.record(deleted=False)], {"id": number})
+        if mode != "IMPORT" and version not in (0, following):
+            raise RegistryRefusal(42201, f"Version is not one more than previous version: {following} is the next one")
+        stored = candidate._replace(version=version or following, id=number)
+        replaced = versions.get(stored.version)
+        kept = [self.highest_ids()] if replaced is not None and replaced.id != number else []
+        return Plan([*kept, stored.record(deleted=False)], {"id": number})
 
     def try_out(self, subject: str, body: Mapping[str, Any], version: str | None, *, normalize: bool) -> list[str]:
         """What is in the way of a schema, for one version or all that the level asks for. Raises RegistryRefusal."""

@@ -121,6 +121,42 @@ def test_modes() -> None:
     assert register(state, "s", "bytes")["id"] == 71, "behind what was imported"
 
 
+def test_the_number_of_a_version_is_the_next_one_but_in_mode_import() -> None:
+    state = RegistryState()
+    register(state, "s", "int")
+    for number in (1, 3):
+        with pytest.raises(RegistryRefusal, match="not one more than previous version") as refused:
+            register(state, "s", "long", version=number)
+        assert code(refused) == 42201
+    assert register(state, "s", "int", version=1) == {"id": 1, "version": 1}, "the same one is there"
+    assert register(state, "s", "long", version=2) == {"id": 2, "version": 2}
+    assert register(state, "s", "double", version=-1) == {"id": 3, "version": 3}
+
+
+def test_what_is_imported_takes_the_place_of_the_version_that_was_there() -> None:
+    """As Confluent's registry does it; the id that is gone is not given again, though compaction took its record."""
+    log = Log()
+    node = Node(log)
+
+    def change(schema: str, **more: int) -> Any:
+        body = {"schema": json.dumps(schema), **more}
+        return node.change(lambda state: state.register("s", body, normalize=False))
+
+    node.change(lambda state: state.set_mode("s", {"mode": "IMPORT"}, force=False))
+    assert change("int", id=80, version=3) == {"id": 80}
+    assert change("long", id=5, version=3) == {"id": 5}
+    assert change("long", id=6, version=9) == {"id": 6}, "gaps are taken, and one schema under two ids"
+    assert node.state.versions("s") == [3, 9]
+    assert node.state.version("s", "3").text == '"long"'
+    with pytest.raises(RegistryRefusal):
+        node.state.by_id(80)
+    node.change(lambda state: state.delete_mode("s"))
+    log.compact(log.end)
+    fresh = Node(log)
+    fresh.read()
+    assert fresh.state.register("t", {"schema": '"bytes"'}, normalize=False).answer == {"id": 81}
+
+
 def test_what_is_deleted_for_good_is_deleted_before() -> None:
     state = RegistryState()
     register(state, "s"), register(state, "t")
