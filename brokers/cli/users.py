@@ -60,7 +60,7 @@ class _Ensemble(NamedTuple):
 
 
 def _options(function: _Function) -> _Function:
-    """The commands get ``place``, the brokers or ZooKeeper, and ``out``."""
+    """The commands get ``target``, ``ensemble`` if ZooKeeper is to be written instead, and ``out``."""
 
     @click.option(
         "--zookeeper", envvar="FLEETLOG_ZOOKEEPER", show_envvar=True, metavar="HOST:PORT[,...][/PATH]",
@@ -74,13 +74,13 @@ def _options(function: _Function) -> _Function:
     )  # fmt: skip
     @client_options
     @functools.wraps(function)
-    def wrapped(*args: Any, target: Target, zookeeper: str | None, tls_file: Path | None, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, zookeeper: str | None, tls_file: Path | None, **kwargs: Any) -> Any:
         if zookeeper is None:
             if tls_file is not None:
                 raise click.UsageError("--zk-tls-config-file is for --zookeeper, which is missing")
-            return function(*args, place=target, **kwargs)
+            return function(*args, **kwargs)
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-        return function(*args, place=_Ensemble(zookeeper, _connection_security(tls_file)), **kwargs)
+        return function(*args, ensemble=_Ensemble(zookeeper, _connection_security(tls_file)), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -130,18 +130,27 @@ _user = click.argument("name", callback=_name)
 @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of the standard input.")
 @_options
 def add(
-    name: str, names: tuple[str, ...], iterations: int, password_stdin: bool, place: Target | _Ensemble, out: Output
-) -> None:  # fmt: skip
+    *,
+    name: str,
+    names: tuple[str, ...],
+    iterations: int,
+    password_stdin: bool,
+    target: Target,
+    out: Output,
+    ensemble: _Ensemble | None = None,
+    password: str = "",
+) -> None:
     """Add the user NAME, or give it another password; asks for the password."""
-    password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _asked()
+    if not password:  # the console's is asked for by itself
+        password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _asked()
     if not password or "\0" in password:
         raise CliError("the password must not be empty or contain NUL")
     new = upsertions(name, password, names or MECHANISMS, iterations)
-    if isinstance(place, Target):
-        with _asked_brokers(place) as client:
+    if ensemble is None:
+        with _asked_brokers(target) as client:
             alter_users_at(client, [], new)
     else:
-        _write(place, [], new)
+        _write(ensemble, [], new)
     out.done(f"user {name} can log in", {"user": name, "mechanisms": list(names or MECHANISMS)})
 
 
@@ -221,14 +230,15 @@ def _asked() -> str:
 
 
 @users.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
 @_options
-def list_users(place: Target | _Ensemble, out: Output) -> None:
-    """List the users, their mechanisms and iterations."""
-    if isinstance(place, Target):
-        with _asked_brokers(place) as client:
-            by_user = users_at(client)
+def list_users(names: tuple[str, ...], target: Target, out: Output, ensemble: _Ensemble | None = None) -> None:
+    """List the users, or those of them that exist, with their mechanisms and iterations."""
+    if ensemble is None:
+        with _asked_brokers(target) as client:
+            by_user = users_at(client, list(dict.fromkeys(names)) or None)
     else:
-        configs = _stored_users(place)
+        configs = _stored_users(ensemble, names or None)
         by_user = {user: _by_mechanism(one.credentials) for user, one in describe_users(configs, None).items()}
     rows = [(user, *one) for user in sorted(by_user) for one in by_user[user].items()]
     out.rows(["user", "mechanism", "iterations"], rows)
@@ -239,7 +249,9 @@ def list_users(place: Target | _Ensemble, out: Output) -> None:
 @_mechanism
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_options
-def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemble, out: Output) -> None:
+def remove(
+    *, name: str, names: tuple[str, ...], yes: bool, target: Target, out: Output, ensemble: _Ensemble | None = None
+) -> None:
     """Remove the credentials of the user NAME: its next login fails, and its connections end."""
     confirm(f"Remove the user {name}?", yes)
 
@@ -249,11 +261,11 @@ def remove(name: str, names: tuple[str, ...], yes: bool, place: Target | _Ensemb
             raise CliError(f"user {name} has no such credential; see `fleetlog users list`")
         return deletions
 
-    if isinstance(place, Target):
-        with _asked_brokers(place) as client:
+    if ensemble is None:
+        with _asked_brokers(target) as client:
             alter_users_at(client, gone(users_at(client, [name]).get(name, {})), [])
     else:
-        _write(place, gone(_stored_users(place, [name]).get(name, {})), [])
+        _write(ensemble, gone(_stored_users(ensemble, [name]).get(name, {})), [])
     out.done(f"user {name} cannot log in any more", {"user": name})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.users import MECHANISMS
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
 from fleetlog.brokers.console.commands import CommandLine
 from fleetlog.brokers.console.masking import Masks
@@ -30,7 +32,7 @@ class PlannedChange(NamedTuple):
     """A change to be confirmed. ``preview`` is the command that shows what it would do, if there is one.
 
     ``shown`` makes a row of its answer shorter. ``destroys``: something is gone then that no other change brings back;
-    its button is red.
+    its button is red. ``asks_password``: the question has a field for one, which stands nowhere else.
     """
 
     title: str
@@ -40,6 +42,7 @@ class PlannedChange(NamedTuple):
     warning: str = ""
     destroys: bool = False
     shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    asks_password: bool = False
 
 
 def _needed(form: Form, name: str) -> str:
@@ -223,6 +226,35 @@ def _reset_sink(form: Form) -> PlannedChange:
     )  # fmt: skip
 
 
+USER_MECHANISMS: Final = tuple(sorted(MECHANISMS))
+"""Fields of the form of a user have their names."""
+MADE_BYTES: Final = 18
+
+
+def _set_password(form: Form) -> PlannedChange:
+    name = _needed(form, "user")
+    options = _option(form, "iterations", "iterations") + _mechanisms(form)
+    return PlannedChange(
+        f"Set the password of {name}", CommandLine("users", "add", (*options, "--password-stdin"), (name,)),
+        "/security", CommandLine("users", "list", (), (name,)),
+        "A password that the user has is replaced: who logs in with it must be told." if form.get("known") == "yes"
+        else "", asks_password=True,
+    )  # fmt: skip
+
+
+def _remove_user(form: Form) -> PlannedChange:
+    name = _needed(form, "user")
+    return PlannedChange(
+        f"Remove the user {name}", CommandLine("users", "remove", (*_mechanisms(form), "--yes"), (name,)), "/security",
+        CommandLine("users", "list", (), (name,)),
+        "Its next login fails, and its connections end. Its ACLs and quotas stay.", destroys=True,
+    )  # fmt: skip
+
+
+def _mechanisms(form: Form) -> tuple[str, ...]:
+    return tuple(f"--mechanism={one}" for one in USER_MECHANISMS if form.get(one) == "yes")
+
+
 def _add_acl(form: Form) -> PlannedChange:
     return PlannedChange("Add an ACL", CommandLine("acls", "add", _acl(form)), "/security")
 
@@ -283,6 +315,8 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "delete-group": _delete_group,
     "fence-transaction": _fence_transaction,
     "reset-sink": _reset_sink,
+    "set-password": _set_password,
+    "remove-user": _remove_user,
     "add-acl": _add_acl,
     "remove-acl": _remove_acl,
     "set-quota": _set_quota,
@@ -309,6 +343,20 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
     rows = preview if isinstance(preview, list) else [preview]
     rows = rows if change.shown is None else [change.shown(row) for row in rows]
     return [row for row in rows if isinstance(row, dict)]
+
+
+def performed(change: PlannedChange, target: Target, typed: Mapping[str, str]) -> tuple[str, str]:
+    """What the command says, and a password that was made for it. ``typed`` has one, twice; else one is made.
+
+    Raises what the command refuses, and PageError where the two differ.
+    """
+    if not change.asks_password:
+        return change.command.run(target)[1], ""
+    password = typed.get("password", "")
+    if password != typed.get("again", ""):
+        raise PageError(400, "the two passwords are not the same; go back and type them again")
+    made = "" if password else secrets.token_urlsafe(MADE_BYTES)
+    return change.command.run(target, password=password or made)[1], made
 
 
 def _group(name: str) -> str:

@@ -17,7 +17,7 @@ from fleetlog.brokers.cli.client import DEFAULT_BOOTSTRAP, Target
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.output import Output
 
-_CONNECTION = ("bootstrap", "profile", "timeout", "command_config", "as_json")
+_CONNECTION = ("bootstrap", "profile", "timeout", "command_config", "as_json", "zookeeper", "tls_file")
 
 
 class _Collected(Output):
@@ -59,14 +59,14 @@ class CommandLine(NamedTuple):
         with self._parsed(command):
             pass
 
-    def run(self, target: Target) -> tuple[Any, str]:
-        """Its JSON, and its text where it has one. Raises CliError, click.UsageError."""
+    def run(self, target: Target, **unseen: Any) -> tuple[Any, str]:
+        """Its JSON, and its text where it has one; ``unseen`` is what it would ask for. Raises CliError, UsageError."""
         command = self._command()
         assert command.callback is not None, self.verb
         with self._parsed(command) as context:
             given = {name: value for name, value in context.params.items() if name not in _CONNECTION}
             out = _Collected()
-            inspect.unwrap(command.callback)(target=target, out=out, **given)
+            inspect.unwrap(command.callback)(target=target, out=out, **given, **unseen)
         return out.found, out.text
 
     def _command(self) -> click.Command:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -28,6 +28,13 @@ LONGEST_SESSION_S: Final = 12 * 3600.0
 WARNINGS_KEPT: Final = 5
 
 
+class Notice(NamedTuple):
+    """What was done; ``secret`` is a password that is shown with it."""
+
+    text: str
+    secret: str = ""
+
+
 @dataclass(slots=True)
 class BrowserSession:
     """One browser. ``login`` is None before a login, and always where none is wanted; it is good until ``ends_s``."""
@@ -37,13 +44,13 @@ class BrowserSession:
     used_s: float
     login: UserLogin | None = None
     ends_s: float = math.inf
-    notices: list[str] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
 
-    def notify(self, text: str) -> None:
+    def notify(self, text: str, secret: str = "") -> None:
         """Show the text on the next page."""
-        self.notices = [*self.notices, text][-WARNINGS_KEPT:]
+        self.notices = [*self.notices, Notice(text, secret)][-WARNINGS_KEPT:]
 
-    def noticed(self) -> list[str]:
+    def noticed(self) -> list[Notice]:
         """What is to be shown, once."""
         notices, self.notices = self.notices, []
         return notices

@@ -31,7 +31,7 @@ from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
 from fleetlog.brokers.console import charts, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
-from fleetlog.brokers.console.changes import filled, plan_change, previewed
+from fleetlog.brokers.console.changes import filled, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
@@ -294,7 +294,7 @@ class Console:
                 twin=_twin(request),
                 user=session.login.user if session is not None and session.login is not None else None,
                 token=self.sessions.form_token(session) if session is not None else "",
-                notices=session.noticed() if session is not None else [],
+                notices=session.noticed() if session is not None and not is_automatic(request) else [],
                 wants_login=self.settings.login is not None,
             )
             response = HTMLResponse(html, status, headers={"Vary": "Accept"})
@@ -325,6 +325,7 @@ class Console:
     async def change(self, request: Request) -> Response:
         """Ask once more, with the command that does the same; perform it when that was answered."""
         session, form = await self.checked_form(request)
+        typed: dict[str, str] = {one: form.pop(one) for one in ("password", "again") if one in form}  # shown nowhere
         form = filled(form)
         planned = plan_change(request.path_params["kind"], form, self.settings.masks)
         target = self.clients.target_of(session.login)
@@ -334,13 +335,15 @@ class Console:
             answer = {
                 "title": planned.title, "warning": planned.warning, "command": command, "preview": rows,
                 "back": planned.back, "fields": form, "done": False, "destroys": planned.destroys,
+                "asks_password": planned.asks_password,
             }  # fmt: skip
             return self.render(request, session, "confirm.html", answer)
-        _, text = await self.run(lambda: refusable(lambda: planned.command.run(target)))
+        text, made = await self.run(lambda: refusable(lambda: performed(planned, target, typed)))
         logger.warning("%s did: %s", session.login.user if session.login is not None else "a visitor", command)
         if wants_json(request):
-            return self.render(request, session, "confirm.html", {"done": True, "command": command, "text": text})
-        session.notify(text or f"{planned.title}: done")
+            answer = {"done": True, "command": command, "text": text, **({"password": made} if made else {})}
+            return self.render(request, session, "confirm.html", answer)
+        session.notify(text or f"{planned.title}: done", made)
         response = RedirectResponse(planned.back, 303)
         self._remember(response, session)
         return response

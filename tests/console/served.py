@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -46,13 +47,14 @@ class Got(NamedTuple):
 
 
 class Served:
-    """``fleetlog console`` at any free port, with the options given."""
+    """``fleetlog console`` at any free port, with the options given. ``log`` gets what it logs."""
 
-    def __init__(self, bootstrap: str, *options: str) -> None:
+    def __init__(self, bootstrap: str, *options: str, log: Path | None = None) -> None:
         command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "console", "--port", "0", "--json", *options]
         self._state = tempfile.TemporaryDirectory()
         environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap, "XDG_STATE_HOME": self._state.name}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
+        with log.open("wb") if log is not None else contextlib.nullcontext() as file:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, env=environment, cwd=ROOT)
         assert self.process.stdout is not None
         head = b""
         while not head.rstrip().endswith(b"}"):

@@ -1,0 +1,118 @@
+"""Users and their passwords: made, changed and removed by forms; no password stands where it does not belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.console.served import Got, Served, Visitor, log_in, scram_config
+from tests.support.fleet import Fleet
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "console.log"
+
+
+@pytest.fixture
+def console(guarded: Fleet, tmp_path: Path, log: Path) -> Iterator[Served]:
+    words = ("--login", "SCRAM-SHA-256", "--command-config", str(scram_config(tmp_path)))
+    served = Served(guarded.bootstrap, *words, log=log)
+    yield served
+    assert served.close() == 0
+
+
+@pytest.fixture
+def admin(console: Served) -> Visitor:
+    visitor = Visitor(console)
+    assert log_in(visitor, BROKER_USER, BROKER_PASSWORD).status == 303
+    return visitor
+
+
+def posted(visitor: Visitor, kind: str, **form: str) -> Got:
+    token = visitor.json("/topics")["form_token"]
+    return visitor.post(f"/change/{kind}", {"form_token": token, **form}, Accept="application/json")
+
+
+def _logs_in(fleet: Fleet, user: str, password: str, mechanism: str = "SCRAM-SHA-512") -> bool:
+    try:
+        client = AdminClient({"bootstrap.servers": fleet.bootstrap, **confluent(mechanism, user, password)})
+        return bool(client.list_topics(timeout=5).brokers)
+    except KafkaException:
+        return False
+
+
+def _users(visitor: Visitor) -> dict[tuple[str, str], int]:
+    rows = visitor.json("/security")["users"]["rows"]
+    return {(row["user"], row["mechanism"]): row["iterations"] for row in rows}
+
+
+def test_a_user_is_made_and_its_password_stands_nowhere(guarded: Fleet, admin: Visitor, log: Path) -> None:
+    typed = "typed-by-hand-1"
+    form = {"user": "clara", "iterations": "5000", "SCRAM-SHA-512": "yes"}
+    asked = posted(admin, "set-password", **form, password=typed)
+    assert asked.value["preview"] == []
+    assert asked.value["command"].endswith("--iterations=5000 --mechanism=SCRAM-SHA-512 --password-stdin -- clara")
+    assert (asked.value["asks_password"], typed in asked.text) == (True, False)
+    token = {"form_token": admin.json("/topics")["form_token"]}
+    question = admin.post("/change/set-password", token | form | {"password": typed}).text
+    assert '<input type="password" name="password"' in question
+    assert typed not in question
+    confirmed = {**form, "confirm": "yes", "password": typed}
+    got = posted(admin, "set-password", **confirmed, again="another")
+    assert (got.status, "are not the same" in got.value["error"]) == (400, True)
+    assert ("clara", "SCRAM-SHA-512") not in _users(admin)
+    done = posted(admin, "set-password", **confirmed, again=typed)
+    assert (done.status, typed in done.text) == (200, False)
+    eventually(lambda: _users(admin).get(("clara", "SCRAM-SHA-512")) == 5000, "the user is there")
+    assert ("clara", "SCRAM-SHA-256") not in _users(admin)
+    eventually(lambda: _logs_in(guarded, "clara", typed), "it logs in")
+
+    assert 'name="iterations" value="5000"><input type="hidden" name="SCRAM-SHA-512"' in admin.page("/security")
+    form |= {"known": "yes"}
+    asked = posted(admin, "set-password", **form)
+    assert asked.value["preview"] == [{"user": "clara", "mechanism": "SCRAM-SHA-512", "iterations": 5000}]
+    got = admin.post("/change/set-password", token | form | {"confirm": "yes", "password": "", "again": ""})
+    assert (got.status, got.headers["location"]) == (303, "/security")
+    assert "clara" not in admin.get("/topics", HX_Request="true").text, "a part that renews itself keeps it back"
+    made = admin.page("/security").split("<code data-secret>")[1].split("<")[0]
+    assert len(made) == 24
+    assert made not in admin.page("/security"), "it is shown once"
+    eventually(lambda: _logs_in(guarded, "clara", made), "the new one is good")
+    assert not _logs_in(guarded, "clara", typed)
+
+    asked = posted(admin, "remove-user", user="clara")
+    assert asked.value["preview"][0]["user"] == "clara"
+    assert asked.value["destroys"]
+    assert posted(admin, "remove-user", user="clara", confirm="yes").status == 200
+    eventually(lambda: "clara" not in {user for user, _ in _users(admin)}, "it is gone")
+    assert posted(admin, "remove-user", user="clara", confirm="yes").status == 502
+    logged = log.read_text()
+    assert "fleetlog users add" in logged
+    assert not {one for one in (typed, made) if one in logged}
+
+
+def test_no_user_has_an_odd_name_or_too_few_iterations(admin: Visitor) -> None:
+    for form in ({}, {"user": "a\nb"}, {"user": "u" * 201}, {"user": "a", "iterations": "1"}):
+        for confirm in ({}, {"confirm": "yes"}):
+            assert posted(admin, "set-password", **form, **confirm).status == 400, form
+    asked = posted(admin, "set-password", user="--zookeeper=192.0.2.1")
+    assert asked.value["command"].endswith("-- --zookeeper=192.0.2.1"), "it is a name, and no option"
+
+
+def test_a_user_without_the_right_is_told_which(console: Served) -> None:
+    alice = Visitor(console)
+    assert log_in(alice, USER, PASSWORD).status == 303
+    assert "CLUSTER_AUTHORIZATION_FAILED" in alice.json("/security")["users"]["error"]
+    for confirm in ({}, {"confirm": "yes"}):
+        got = posted(alice, "set-password", user="mallory", **confirm)
+        assert (got.status, "CLUSTER_AUTHORIZATION_FAILED" in got.value["error"]) == (403, True)
+        assert "password" not in got.value
