@@ -41,3 +41,27 @@ def test_what_is_wrong_is_reported(
 ) -> None:
     with pytest.raises(AssertionError, match=told):
         settle(monkeypatch, kept)
+
+
+class Implied:
+    """A record of partition 1 that librdkafka takes for acknowledged because a later one is: it has no offset."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value, self.partition, self.offset = lambda: value, lambda: 1, lambda: None
+
+
+@pytest.mark.parametrize(("value", "good"), [(b"0", True), (b"3", False)])
+def test_a_record_without_an_offset_is_looked_up_by_its_value(
+    monkeypatch: pytest.MonkeyPatch, value: bytes, good: bool
+) -> None:
+    work = Workload("nowhere:1", "t", 2)
+    for thread in work._threads:
+        monkeypatch.setattr(thread, "join", lambda _: None)
+    work.acknowledged[0, 0] = b"0"
+    work._answered(None, Implied(value))
+    monkeypatch.setattr(workload, "read_all", lambda *_: KEPT)
+    if good:
+        work.finish()
+    else:
+        with pytest.raises(AssertionError, match="whose acknowledgement was implied are gone"):
+            work.finish()
