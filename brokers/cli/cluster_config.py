@@ -6,18 +6,17 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import click
-from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from kafka.admin import AlterConfigOp, ConfigResourceType
+from kafka.protocol.admin import IncrementalAlterConfigsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, complete_broker_settings, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import BROKER_ID, pairs
 from fleetlog.brokers.cli.output import CliError, Output, warn
-from fleetlog.brokers.cli.overview import PATIENCE_S
+from fleetlog.brokers.cli.overview import settings_told
 from fleetlog.brokers.setting_kinds import HIDDEN, secret, suggest
 
-BROKER: Final = 4
-SET, DELETE = 0, 1
 DEFAULT: Final = 5
 SOURCES: Final = {2: "this broker, at run time", 3: "all brokers, at run time", 4: "properties", DEFAULT: "default"}
 """Kafka's ConfigSource, as far as settings of brokers have it."""
@@ -41,16 +40,12 @@ def settings_of_brokers(
     Raises CliError for a name that no broker knows, and where no broker answers.
     """
     brokers = [one.node_id for one in client._manager.cluster.brokers()] if broker_id is None else [broker_id]
-    wanted = list(names) or None
-    requests = {b: DescribeConfigsRequest(resources=[(BROKER, str(b), wanted)]) for b in brokers}
+    told = settings_told(client, brokers, list(names) or None)
+    silent = [b for b in brokers if b not in told]
     rows: dict[str, dict[int, Any]] = {}
-    silent = []
-    for b, answer in client.ask_each(requests, PATIENCE_S).items():
-        if answer is None:
-            silent.append(b)
-            continue
-        raise_for_code(f"broker {b}", answer.results[0].error_code, answer.results[0].error_message)
-        for one in answer.results[0].configs:
+    for b, result in told.items():
+        raise_for_code(f"broker {b}", result.error_code, result.error_message)
+        for one in result.configs:
             rows.setdefault(one.name, {})[b] = one
     if len(silent) == len(brokers):
         raise CliError(f"broker {silent[0]} does not answer; fleetlog cluster describe shows the brokers")
@@ -144,10 +139,10 @@ def set_settings(
     """
     if not settings and not unset:
         raise click.UsageError("nothing to change: give NAME=VALUE or --unset")
-    changes: list[Any] = [(name, SET, value) for name, value in settings.items()]
-    changes += [(name, DELETE, None) for name in unset]
-    resource = "" if broker_id is None else str(broker_id)
-    request = IncrementalAlterConfigsRequest(resources=[(BROKER, resource, changes)], validate_only=dry_run)
+    changes: list[Any] = [(name, AlterConfigOp.SET.value, value) for name, value in settings.items()]
+    changes += [(name, AlterConfigOp.DELETE.value, None) for name in unset]
+    resource = ConfigResourceType.BROKER.value, "" if broker_id is None else str(broker_id), changes
+    request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=dry_run)
     where = "all brokers" if broker_id is None else f"broker {broker_id}"
     with admin(target, where) as client:
         for row in client.ask_any(request).responses:

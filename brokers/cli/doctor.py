@@ -9,13 +9,7 @@ from typing import Any
 
 import click
 import kafka.errors as kafka_errors
-from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.protocol.admin import (
-    DescribeConfigsRequest,
-    DescribeTransactionsRequest,
-    ListGroupsRequest,
-    ListTransactionsRequest,
-)
+from kafka.protocol.admin import DescribeTransactionsRequest, ListGroupsRequest, ListTransactionsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, first_line
@@ -35,7 +29,14 @@ from fleetlog.brokers.cli.diagnosis import (
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.options import at_least
 from fleetlog.brokers.cli.output import CliError, Output, visible
-from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
+from fleetlog.brokers.cli.overview import (
+    PATIENCE_S,
+    Overview,
+    fetch_overview,
+    read_domains,
+    settings_told,
+    topic_setting,
+)
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import messages
 
@@ -167,11 +168,8 @@ def _health(client: AdminClient, facts: FleetFacts) -> None:
 
 
 def _settings(client: AdminClient, facts: FleetFacts) -> None:
-    kind = ConfigResourceType.BROKER.value
-    requests = {b: DescribeConfigsRequest(resources=[(kind, str(b), list(ALIKE))]) for b in _answering(facts)}
-    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
-        if answer is not None:
-            facts.settings[broker_id] = {one.name: one.value for one in answer.results[0].configs}
+    for broker_id, told in settings_told(client, _answering(facts), list(ALIKE)).items():
+        facts.settings[broker_id] = {one.name: one.value for one in told.configs}
 
 
 def _read_domains(client: AdminClient, facts: FleetFacts) -> None:
@@ -219,8 +217,6 @@ def _answering(facts: FleetFacts) -> list[int]:
 
 def _topics(client: AdminClient, facts: FleetFacts) -> None:
     topics = sorted({p.topic for p in facts.overview.partitions.values()})
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={UNCLEAN_SETTING: None}) for name in topics]
-    configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
     facts.unclean_topics = [
-        name for name, rows in configs.items() if rows.get(UNCLEAN_SETTING, {}).get("value") == "true"
-    ]  # fmt: skip
+        name for name, value in topic_setting(client, topics, UNCLEAN_SETTING).items() if value == "true"
+    ]

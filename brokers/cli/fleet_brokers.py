@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from kafka.admin import AlterConfigOp, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.cli.admin_client import AdminClient
     from fleetlog.wire.messages import Encodable
 
-BROKER_LOGGER = 8
 dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show what would move.")
-SET, DELETE = 0, 1
 
 
 @click.group(cls=CommandGroup)
@@ -44,16 +43,15 @@ def broker_loggers(
     target: Target, out: Output, broker_id: int, levels: dict[str, str], unset: Sequence[str], everything: bool
 ) -> None:
     """Show the levels of a broker's loggers, or change some; a room's name stands for all its modules."""
+    resource = ConfigResourceType.BROKER_LOGGER.value, str(broker_id)
     with admin(target) as client:
         if levels or unset:
-            changes: list[Any] = [(name, SET, level.upper()) for name, level in levels.items()]
-            changes += [(name, DELETE, None) for name in unset]
-            request = IncrementalAlterConfigsRequest(
-                resources=[(BROKER_LOGGER, str(broker_id), changes)], validate_only=False
-            )
+            changes: list[Any] = [(name, AlterConfigOp.SET.value, level.upper()) for name, level in levels.items()]
+            changes += [(name, AlterConfigOp.DELETE.value, None) for name in unset]
+            request = IncrementalAlterConfigsRequest(resources=[(*resource, changes)], validate_only=False)
             (row,) = _answer(client, broker_id, request).responses
             raise_for_code(f"broker {broker_id}", row.error_code, row.error_message)
-        request = DescribeConfigsRequest(resources=[(BROKER_LOGGER, str(broker_id), None)])
+        request = DescribeConfigsRequest(resources=[(*resource, None)])
         (row,) = _answer(client, broker_id, request).results
         raise_for_code(f"broker {broker_id}", row.error_code, row.error_message)
     changed = {*levels, *unset}

@@ -257,7 +257,7 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
         moves = client.list_partition_reassignments()
     except kafka_errors.ClusterAuthorizationFailedError:  # a user that may see topics, but not the cluster
         moves = {}
-    minimum = _min_in_sync(client, sorted({topic for topic, _, _ in rows}))
+    minimum = topic_setting(client, sorted({topic for topic, _, _ in rows}), MIN_IN_SYNC)
     for topic, internal, row in rows:
         tp = TopicPartition(topic, row["partition_index"])
         move = moves.get(tp, {})
@@ -272,7 +272,7 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
             next(iter(row.get("last_known_elr") or ()), -1),
             tuple(move.get("adding_replicas", ())),
             tuple(move.get("removing_replicas", ())),
-            minimum.get(topic, 1),
+            int(minimum.get(topic, 1)),
             internal,
         )
         for broker_id in tp_brokers(overview.partitions[tp]):
@@ -307,12 +307,28 @@ def _partition_rows(client: AdminClient, topics: Sequence[str] | None) -> Iterab
                 yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
 
 
-def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]:
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={MIN_IN_SYNC: None}) for name in topics]
-    if not resources:
-        return {}
-    configs = client.describe_configs(resources, config_filter="all").get("topic", {})
-    return {name: int(rows[MIN_IN_SYNC]["value"]) for name, rows in configs.items() if MIN_IN_SYNC in rows}
+def topic_setting(client: AdminClient, topics: Collection[str], setting: str) -> dict[str, str]:
+    """What a setting is in each of these topics, of those that tell it. Raises KafkaError."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={setting: None}) for name in topics]
+    configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    return {name: rows[setting]["value"] for name, rows in configs.items() if setting in rows}
+
+
+def own_settings(client: AdminClient, topic: str) -> dict[str, str]:
+    """The settings that a topic has of its own. Raises KafkaError."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    rows = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(topic, {})
+    return {key: row["value"] for key, row in rows.items() if "TOPIC" in str(row.get("config_source", "TOPIC"))}
+
+
+def settings_told(
+    client: AdminClient, brokers: Iterable[int], names: Sequence[str] | None, timeout_s: float = PATIENCE_S
+) -> dict[int, Any]:
+    """What each broker that answers tells of its settings: its result of DescribeConfigs, which may be an error."""
+    kind = ConfigResourceType.BROKER.value
+    requests = {b: DescribeConfigsRequest(resources=[(kind, str(b), names)]) for b in brokers}
+    answers = client.ask_each(requests, timeout_s)
+    return {b: answer.results[0] for b, answer in answers.items() if answer is not None}
 
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:
@@ -327,13 +343,9 @@ def read_incarnations(client: AdminClient, overview: Overview) -> None:
 
 def read_domains(client: AdminClient, overview: Overview) -> None:
     """Ask each broker for its failure domain; without an answer it is the broker's host."""
-    kind = ConfigResourceType.BROKER.value
-    requests = {
-        broker.id: DescribeConfigsRequest(resources=[(kind, str(broker.id), [FAILURE_DOMAIN])])
-        for broker in overview.live_brokers()
-    }
-    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
-        for one in answer.results[0].configs if answer is not None else ():
+    live = [broker.id for broker in overview.live_brokers()]
+    for broker_id, told in settings_told(client, live, [FAILURE_DOMAIN]).items():
+        for one in told.configs:
             if one.name == FAILURE_DOMAIN and one.value:
                 overview.brokers[broker_id].domain = one.value
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kafka.admin import ConfigResourceType
+from kafka.admin import AlterConfigOp, ConfigResourceType
 from kafka.errors import KafkaError
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
@@ -21,9 +20,7 @@ from fleetlog.brokers.cli.client import raise_for_code
 from fleetlog.brokers.cli.interrupts import interrupts
 from fleetlog.brokers.cli.moves import ReplicaMove
 from fleetlog.brokers.cli.output import CliError, warn
-
-if TYPE_CHECKING:
-    from fleetlog.wire.messages import Encodable
+from fleetlog.brokers.cli.overview import settings_told
 
 SENDERS = "leader.replication.throttled.replicas"
 TAKERS = "follower.replication.throttled.replicas"
@@ -31,13 +28,6 @@ RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.ra
 DYNAMIC_TOPIC_CONFIG = 1
 DYNAMIC_BROKER_CONFIG = 2
 PATIENCE_S = 5.0
-
-
-class _Operation(IntEnum):
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
 
 
 class _Resource(NamedTuple):
@@ -48,7 +38,7 @@ class _Resource(NamedTuple):
         return f"{'topic' if self.kind == ConfigResourceType.TOPIC.value else 'broker'} {self.name}"
 
 
-_Change = tuple[str, _Operation, str | None]
+_Change = tuple[str, AlterConfigOp, str | None]
 
 
 @contextmanager
@@ -67,8 +57,8 @@ def throttled(
     topics, involved = _replicas_of(copying), {b for m in copying for b in (*m.before, *m.brings)} & set(brokers)
     before = _own_rates(client, sorted(involved))
     try:
-        _alter(client, {_topic(t): [(k, _Operation.APPEND, v) for k, v in named] for t, named in topics.items()})
-        _alter(client, {_broker(b): [(k, _Operation.SET, str(rate)) for k in RATES] for b in involved})
+        _alter(client, {_topic(t): [(k, AlterConfigOp.APPEND, v) for k, v in named] for t, named in topics.items()})
+        _alter(client, {_broker(b): [(k, AlterConfigOp.SET, str(rate)) for k in RATES] for b in involved})
         yield
     finally:
         with interrupts.held():
@@ -97,7 +87,7 @@ def _restore_topics(client: AdminClient, topics: Mapping[str, Sequence[tuple[str
     for topic, named in topics.items():
         for name, own in named:
             others = set(present.get(topic, {}).get(name, "").split(",")) - set(own.split(",")) - {""}
-            operation = _Operation.SUBTRACT if others else _Operation.DELETE
+            operation = AlterConfigOp.SUBTRACT if others else AlterConfigOp.DELETE
             changes.setdefault(_topic(topic), []).append((name, operation, own if others else None))
     _alter(client, changes)
 
@@ -107,7 +97,7 @@ def _restore_brokers(client: AdminClient, before: Mapping[int, Mapping[str, str]
         client,
         {
             _broker(broker_id): [
-                (name, _Operation.SET, rates[name]) if name in rates else (name, _Operation.DELETE, None)
+                (name, AlterConfigOp.SET, rates[name]) if name in rates else (name, AlterConfigOp.DELETE, None)
                 for name in RATES
             ]
             for broker_id, rates in before.items()
@@ -122,7 +112,7 @@ def clear_throttles(client: AdminClient, topics: Collection[str], brokers: Colle
     limits |= {_broker(b): values for b, values in _own_rates(client, brokers).items() if values}
     if limits:
         _alter(
-            client, {where: [(name, _Operation.DELETE, None) for name in values] for where, values in limits.items()}
+            client, {where: [(name, AlterConfigOp.DELETE, None) for name in values] for where, values in limits.items()}
         )
         cleared = [str(resource) for resource in limits]
     return cleared
@@ -133,29 +123,18 @@ def _own_values(client: AdminClient, topics: Iterable[str]) -> dict[str, dict[st
     resources = [(ConfigResourceType.TOPIC.value, topic, [SENDERS, TAKERS]) for topic in topics]
     if not resources:
         return {}
-    answer = client._manager.run(_describe, client, DescribeConfigsRequest(resources=resources))
+    answer = client.ask_any(DescribeConfigsRequest(resources=resources))
     return {row.resource_name: _set_here(row, DYNAMIC_TOPIC_CONFIG) for row in answer.results if not row.error_code}
 
 
 def _own_rates(client: AdminClient, brokers: Iterable[int]) -> dict[int, dict[str, str]]:
     """The brokers' throttle rates, where they are set; a broker that doesn't answer counts as one without."""
-    requests = {
-        broker_id: DescribeConfigsRequest(resources=[(ConfigResourceType.BROKER.value, str(broker_id), list(RATES))])
-        for broker_id in brokers
-    }
-    answers = client.ask_each(requests, PATIENCE_S) if requests else {}
-    return {
-        broker_id: _set_here(answer.results[0], DYNAMIC_BROKER_CONFIG) if answer is not None else {}
-        for broker_id, answer in answers.items()
-    }
+    told = settings_told(client, brokers, RATES, PATIENCE_S)
+    return {b: _set_here(told[b], DYNAMIC_BROKER_CONFIG) if b in told else {} for b in brokers}
 
 
 def _set_here(row: Any, source: int) -> dict[str, str]:
     return {one.name: one.value or "" for one in row.configs if one.config_source == source}
-
-
-async def _describe(client: AdminClient, request: Encodable) -> Any:
-    return await client._manager.send(request)
 
 
 def _alter(client: AdminClient, changes: Mapping[_Resource, Sequence[_Change]]) -> None:
@@ -168,7 +147,7 @@ def _alter(client: AdminClient, changes: Mapping[_Resource, Sequence[_Change]]) 
         ],
         validate_only=False,
     )
-    answer = client._manager.run(_describe, client, request)
+    answer = client.ask_any(request)
     for row in answer.responses:
         raise_for_code(
             f"throttle of {_Resource(row.resource_type, row.resource_name)}", row.error_code, row.error_message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -26,13 +27,18 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
 from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
-from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
+from fleetlog.brokers.cli.overview import (
+    PATIENCE_S,
+    Overview,
+    PartitionOverview,
+    fetch_overview,
+    own_settings,
+    read_directories,
+    topic_setting,
+)
 from fleetlog.wire.errors import ErrorCode
 
 READ_UNCOMMITTED = 0
-
-
-CLEANUP = "cleanup.policy"
 _LATER = {
     "analyze": ("fleetlog.brokers.cli.topic_records", "analyze_topic"),
     "trim": ("fleetlog.brokers.cli.topic_records", "trim_topic"),
@@ -171,11 +177,7 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
 def _figures(client: AdminClient, overview: Overview) -> dict[Any, Any]:
     """How far the copies of compacted topics are clean; nobody is asked where there is none."""
     names = sorted({partition.topic for partition in overview.partitions.values()})
-    policies = client.describe_configs(
-        [ConfigResource(ConfigResourceType.TOPIC, name, configs={CLEANUP: None}) for name in names], config_filter="all"
-    )
-    configs = policies.get("topic", {})
-    if not any("compact" in str(rows.get(CLEANUP, {}).get("value")) for rows in configs.values()):
+    if not any("compact" in str(policy) for policy in topic_setting(client, names, "cleanup.policy").values()):
         return {}
     from fleetlog.brokers.cli.compact import compaction_of  # as much as all else together
 
@@ -211,8 +213,6 @@ def topic_value(
     """A topic as JSON: settings that differ from the default, partitions, troubles of the brokers that hold it."""
     partitions = overview.of_topic(name)
     holding = {b for p in partitions for b in p.replicas}
-    resource = ConfigResource(ConfigResourceType.TOPIC, name)
-    configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(name, {})
     rows = []
     for p in partitions:
         begin, stop = ends[p.topic, p.index]
@@ -232,14 +232,11 @@ def topic_value(
                 "problem": p.problem or ("moving" if p.moving else None),
             }
         )
-    overrides = {
-        key: value["value"] for key, value in configs.items() if "TOPIC" in str(value.get("config_source", "TOPIC"))
-    }
     troubles = [{"broker": b, "trouble": text} for b, text in overview.troubles() if b in holding]
     return {
         "topic": name,
         "topic_id": str(topic_id) if topic_id else None,
-        "configs": overrides,
+        "configs": own_settings(client, name),
         "partitions": rows,
         "compaction": [
             {"partition": copy.partition, "broker": copy.broker, **one._asdict()}
@@ -271,24 +268,15 @@ def alter_topic(
     """Change settings of a topic, or add partitions."""
     if not (partitions or settings or unset):
         raise click.UsageError("nothing to change: give --set (or --config), --unset or --partitions")
-    changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
-    changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
+    changes: dict[str, str | None] = {**settings, **dict.fromkeys(unset)}
     with admin(target, f"topic {name}") as client:
         known = known_partitions(client, [PartitionsOf(name, None)])
         fewest = min(len(one["replica_nodes"]) for one in known[name])
         warn_of_minimum(settings, fewest, name)
         if changes:
-            resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
-            answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
-            result = answer.get("topic", {}).get(name, "no answer")
-            if result != "OK":
-                raise CliError(f"topic {name}: {reworded(result)}")
+            alter_settings(client, name, changes, dry_run=dry_run)
         if partitions:
-            response = client.create_partitions(
-                {name: partitions}, target.timeout_ms, validate_only=dry_run, raise_errors=False
-            )
-            for one in response.results:
-                raise_for_code(f"topic {name}", one.error_code, one.error_message)
+            add_partitions(client, name, partitions, target.timeout_ms, dry_run=dry_run)
     done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
     done += [f"{partitions} partitions"] if partitions else []
     verb = "would have" if dry_run else "has now"
@@ -296,6 +284,30 @@ def alter_topic(
         f"{name} {verb} {', '.join(done)}",
         {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run},
     )
+
+
+def alter_settings(
+    client: AdminClient, topic: str, changes: Mapping[str, str | None], *, dry_run: bool = False
+) -> None:
+    """Change settings of a topic in one request, since some are only allowed together; None: back to the default.
+
+    Raises CliError.
+    """
+    operations = {
+        name: (AlterConfigOp.DELETE if text is None else AlterConfigOp.SET, text) for name, text in changes.items()
+    }
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=operations)
+    answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
+    result = answer.get("topic", {}).get(topic, "no answer")
+    if result != "OK":
+        raise CliError(f"topic {topic}: {reworded(result)}")
+
+
+def add_partitions(client: AdminClient, topic: str, count: int, timeout_ms: int, *, dry_run: bool = False) -> None:
+    """Give a topic so many partitions in all. Raises CliError."""
+    answer = client.create_partitions({topic: count}, timeout_ms, validate_only=dry_run, raise_errors=False)
+    for row in answer.results:
+        raise_for_code(f"topic {topic}", row.error_code, row.error_message)
 
 
 @topics.command("delete")

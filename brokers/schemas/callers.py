@@ -25,9 +25,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from kafka.admin import ConfigResourceType
-from kafka.protocol.admin import DescribeConfigsRequest
-
 from fleetlog.brokers.acls.decisions import AclRules
 from fleetlog.brokers.acls.image import (
     CLUSTER_NAME,
@@ -45,6 +42,7 @@ from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.client import Target, admin, raise_for_code, takes_login
 from fleetlog.brokers.cli.login_probe import LoginRefused
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.overview import settings_told
 from fleetlog.brokers.console.clients import UserLogin
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.logins.principals import USER, Principal, has_outer_blanks, parse_super_users
@@ -299,10 +297,8 @@ def token_subject(token: str, claim: str) -> tuple[str, float]:
 
 def _described(client: AdminClient, timeout_s: float) -> list[dict[str, str]]:
     """The settings of rights of each broker that answers. Raises CliError."""
-    kind, names = ConfigResourceType.BROKER.value, [*_SETTINGS, _SUBJECT_CLAIM]
     brokers = [broker.node_id for broker in client._manager.cluster.brokers()]
-    requests = {one: DescribeConfigsRequest(resources=[(kind, str(one), names)]) for one in brokers}
-    rows = [one.results[0] for one in client.ask_each(requests, timeout_s).values() if one is not None]
+    rows = list(settings_told(client, brokers, [*_SETTINGS, _SUBJECT_CLAIM], timeout_s).values())
     for row in rows:
         raise_for_code("the brokers' settings of rights", row.error_code, row.error_message)
     if not rows:

@@ -22,7 +22,6 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import click
-from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeAclsRequest
 
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
@@ -35,6 +34,7 @@ from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for
 from fleetlog.brokers.cli.command_config import PROTOCOL
 from fleetlog.brokers.cli.options import host_of, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.cli.overview import topic_setting
 from fleetlog.brokers.cli.sender import INIT_PRODUCER_ID, InputRecord, Sender
 from fleetlog.brokers.cli.topic_reader import UNCOMMITTED, TopicReader
 from fleetlog.brokers.console.command import TlsFiles, tls_options
@@ -312,9 +312,7 @@ def make_topic(client: AdminClient, target: Target) -> None:
             raise_for_code(f"topic {TOPIC}", row["error_code"], row.get("error_message"))
         wait_for_topics(client, [TOPIC], target.timeout_s)
         described = client.describe_topics([TOPIC])
-    resource = ConfigResource(ConfigResourceType.TOPIC, TOPIC)
-    configs = client.describe_configs([resource], config_filter="all").get("topic", {}).get(TOPIC, {})
-    policy = str(configs.get("cleanup.policy", {}).get("value"))
+    policy = topic_setting(client, [TOPIC], "cleanup.policy").get(TOPIC)
     if len(described[0]["partitions"]) != 1 or policy != "compact":
         raise CliError(
             f"topic {TOPIC} must have one partition and cleanup.policy=compact, not "

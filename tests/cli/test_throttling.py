@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,9 +24,8 @@ class ConfigTable:
 
     def __init__(self, settings: dict[Resource, dict[str, str]]) -> None:
         self.settings = settings
-        self._manager = self
 
-    def run(self, _send: Callable[..., Any], _client: Any, request: Any) -> Any:
+    def ask_any(self, request: Any) -> Any:
         return self.describe(request) if isinstance(request, DescribeConfigsRequest) else self.alter(request)
 
     def ask_each(self, requests: dict[int, Any], _patience_s: float) -> dict[int, Any]:
