@@ -12,7 +12,7 @@ from enum import IntEnum
 from fleetlog.brokers.acls.access import ALTER_CLUSTER
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import Context, Done, in_slices, in_task
-from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.by_topic import rows_by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
@@ -61,16 +61,14 @@ def _elected(
 ) -> Generator[None, None, messages.ElectLeadersResponse]:
     """The answer, made in slices."""
     response = messages.ElectLeadersResponse
-    topic_row = response.ReplicaElectionResult
-    rows = []
-    for name, parts in by_topic(results.items()):
-        partitions = []
-        for tp, (error, message) in parts:
-            yield
-            partitions.append(
-                topic_row.PartitionResult(partition_id=tp.partition, error_code=int(error), error_message=message)
-            )
-        rows.append(topic_row(topic=name, partition_result=partitions))
+    kind = response.ReplicaElectionResult
+    rows = yield from rows_by_topic(
+        results.items(),
+        lambda tp, result: kind.PartitionResult(
+            partition_id=tp.partition, error_code=int(result[0]), error_message=result[1]
+        ),
+        lambda name, parts: kind(topic=name, partition_result=parts),
+    )
     return response(version=context.api_version, error_code=int(top), replica_election_results=rows)
 
 

@@ -7,14 +7,17 @@ from collections.abc import Generator
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER, DESCRIBE_GROUP, DESCRIBE_TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
+from fleetlog.brokers.api.by_topic import rows_by_topic
 from fleetlog.brokers.api.rows import Row
-from fleetlog.brokers.coordinators.lags import GroupLag, LagWatch
-from fleetlog.brokers.groups.lag import LogPosition
+from fleetlog.brokers.coordinators.lags import LagWatch
+from fleetlog.brokers.groups.lag import LogPosition, PartitionLag
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication.positions import own_position
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest, LogPositionsTopicsPartitions
+
+_TopicLag = m.DescribeLagResponse.GroupLagRow.TopicLag
 
 
 @in_slices
@@ -83,27 +86,18 @@ def _described(
     if error is not ErrorCode.NONE or lag is None:
         return kind(error_code=error, group_id=group_id, status="", topics=[])
     denied = context.denied(*DESCRIBE_TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
-    topics = yield from _topics(kind.TopicLag, lag, denied)
+    shown = ((tp, one) for tp, one in lag.partitions.items() if tp.topic not in denied)
+    topics = yield from rows_by_topic(shown, _partition, lambda name, rows: _TopicLag(name=name, partitions=rows))
     age_ms = context.services.clock.mono_ms() - lag.at_ms
     status = lag.progress.group_status
     return kind(error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
 
 
-def _topics(
-    kind: type[m.DescribeLagResponse.GroupLagRow.TopicLag], found: GroupLag, denied: frozenset[str]
-) -> Generator[None, None, list[m.DescribeLagResponse.GroupLagRow.TopicLag]]:
-    topics: dict[str, list[m.DescribeLagResponse.GroupLagRow.TopicLag.LagOfPartition]] = {}
-    for tp, one in sorted(found.partitions.items()):
-        yield
-        if tp.topic not in denied:
-            topics.setdefault(tp.topic, []).append(
-                kind.LagOfPartition(
-                    partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end,
-                    lag=one.records, stable_lag=one.stable_records, lag_ms=round(one.seconds * 1000),
-                    status=one.progress.name,
-                )
-            )  # fmt: skip
-    return [kind(name=name, partitions=rows) for name, rows in topics.items()]
+def _partition(tp: TopicPartition, one: PartitionLag) -> _TopicLag.LagOfPartition:
+    return _TopicLag.LagOfPartition(
+        partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end, lag=one.records,
+        stable_lag=one.stable_records, lag_ms=round(one.seconds * 1000), status=one.progress.name,
+    )  # fmt: skip
 
 
 API = (

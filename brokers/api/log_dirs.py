@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetlog.brokers.acls.access import ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
-from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.by_topic import rows_by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
@@ -14,6 +14,8 @@ from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
+
+_Topic = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
 
 
 @in_slices
@@ -35,10 +37,9 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         logs = [] if directory.offline else directory.logs
         wanted = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
         error = ErrorCode.KAFKA_STORAGE_ERROR if directory.offline else ErrorCode.NONE
-        topic_rows = []
-        for name, those in by_topic(wanted):
-            yield
-            topic_rows.append(_topic(name, those))
+        topic_rows = yield from rows_by_topic(
+            wanted, _partition, lambda name, parts: _Topic(name=name, partitions=parts)
+        )
         rows.append(
             response.DescribeLogDirsResult(
                 error_code=int(error), log_dir=directory.path, topics=topic_rows,
@@ -54,20 +55,13 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     return Done(response(version=version, error_code=0, results=rows))
 
 
-def _topic(
-    name: str, logs: list[tuple[TopicPartition, Log]]
-) -> messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic:
-    topic_row = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
-    partitions = [
-        topic_row.DescribeLogDirsPartition(
-            partition_index=tp.partition,
-            partition_size=log.size_bytes,
-            offset_lag=max(log.high_watermark - log.log_end_offset, 0),
-            is_future_key=False,
-        )
-        for tp, log in logs
-    ]
-    return topic_row(name=name, partitions=partitions)
+def _partition(tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
+    return _Topic.DescribeLogDirsPartition(
+        partition_index=tp.partition,
+        partition_size=log.size_bytes,
+        offset_lag=max(log.high_watermark - log.log_end_offset, 0),
+        is_future_key=False,
+    )
 
 
 @in_slices
@@ -98,17 +92,12 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
             else:
                 error = ErrorCode.NONE if homes[tp] == path else ErrorCode.UNSUPPORTED_VERSION
             results[tp] = error
-    topic_row = response.AlterReplicaLogDirTopicResult
-    rows = [
-        topic_row(
-            topic_name=name,
-            partitions=[
-                topic_row.AlterReplicaLogDirPartitionResult(partition_index=tp.partition, error_code=int(error))
-                for tp, error in errors
-            ],
-        )
-        for name, errors in by_topic(results.items())
-    ]
+    kind = response.AlterReplicaLogDirTopicResult
+    rows = yield from rows_by_topic(
+        results.items(),
+        lambda tp, error: kind.AlterReplicaLogDirPartitionResult(partition_index=tp.partition, error_code=int(error)),
+        lambda name, parts: kind(topic_name=name, partitions=parts),
+    )
     return Done(response(version=context.api_version, results=rows))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleetlog.brokers.acls.access import ALTER_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task
-from fleetlog.brokers.api.by_topic import by_topic
+from fleetlog.brokers.api.by_topic import rows_by_topic
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
@@ -86,18 +86,14 @@ def _altered(
 ) -> Generator[None, None, messages.AlterPartitionReassignmentsResponse]:
     """The answer, made in slices: once the moves stand in ZooKeeper, they are not given up with their client."""
     response = messages.AlterPartitionReassignmentsResponse
-    topic_row = response.ReassignableTopicResponse
-    rows = []
-    for name, parts in by_topic(results.items()):
-        partitions = []
-        for tp, (error, message) in parts:
-            yield
-            partitions.append(
-                topic_row.ReassignablePartitionResponse(
-                    partition_index=tp.partition, error_code=int(error), error_message=message
-                )
-            )
-        rows.append(topic_row(name=name, partitions=partitions))
+    kind = response.ReassignableTopicResponse
+    rows = yield from rows_by_topic(
+        results.items(),
+        lambda tp, result: kind.ReassignablePartitionResponse(
+            partition_index=tp.partition, error_code=int(result[0]), error_message=result[1]
+        ),
+        lambda name, parts: kind(name=name, partitions=parts),
+    )
     return response(
         version=context.api_version,
         error_code=int(top[0]),
@@ -122,21 +118,17 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
         state = metadata.partition(tp)
         if state is not None and (state.adding or state.removing):
             moving[tp] = state
-    topic_row = response.OngoingTopicReassignment
-    rows = []
-    for name, parts in by_topic(moving.items()):
-        partitions = []
-        for tp, state in parts:
-            yield
-            partitions.append(
-                topic_row.OngoingPartitionReassignment(
-                    partition_index=tp.partition,
-                    replicas=list(state.replicas),
-                    adding_replicas=list(state.adding),
-                    removing_replicas=list(state.removing),
-                )
-            )
-        rows.append(topic_row(name=name, partitions=partitions))
+    kind = response.OngoingTopicReassignment
+    rows = yield from rows_by_topic(
+        moving.items(),
+        lambda tp, state: kind.OngoingPartitionReassignment(
+            partition_index=tp.partition,
+            replicas=list(state.replicas),
+            adding_replicas=list(state.adding),
+            removing_replicas=list(state.removing),
+        ),
+        lambda name, parts: kind(name=name, partitions=parts),
+    )
     return Done(response(version=version, error_code=0, error_message=None, topics=rows))
 
 
