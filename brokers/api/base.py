@@ -137,6 +137,10 @@ class DelayedResponse(Pending):
             assert self.on_deadline is not None
             self.complete(self.on_deadline())
 
+    def outcome(self) -> Done | DelayedResponse:
+        """The response itself, if it is there already."""
+        return Done(self.response) if self.done else self
+
     def _release(self) -> None:
         if self.timer is not None:
             self.timer.cancel()

@@ -16,7 +16,7 @@ from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.acls.znodes import TYPE_NAMES
 from fleetlog.brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, in_slices, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
-from fleetlog.brokers.api.waiting import when_done
+from fleetlog.brokers.api.waiting import when_done, when_ids_are_there
 from fleetlog.brokers.audit.events import Change, Changes, EventType
 from fleetlog.txn import sinks
 from fleetlog.txn.batches import BatchFence, members_of
@@ -73,7 +73,6 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
     """BeginBatch: fence earlier drivers of the sink, and answer with the fence."""
     sink_id, timeout_ms = request.sink_id, request.timeout_ms
     coordinator = context.services.transactions
-    ids = coordinator.producer_ids
 
     def render(answer: BeginAnswer | CommandFailed) -> m.BeginBatchResponse:
         result = answer if isinstance(answer, BeginAnswer) else BeginAnswer(answer.error)
@@ -91,18 +90,9 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
         return Done(render(BeginAnswer(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
-        return sinks.begin_batch(shard, sink_id, timeout_ms, ids.take, now)
+        return sinks.begin_batch(shard, sink_id, timeout_ms, coordinator.producer_ids.take, now)
 
-    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
-
-    def begin() -> None:
-        if not delayed.done:
-            pending = coordinator.submit_patiently(sink_id, command)
-            delayed.on_cancel = pending.cancel
-            pending.on_done(lambda answer: delayed.complete(render(answer)))
-
-    ids.when_filled(begin)
-    return Done(delayed.response) if delayed.done else delayed
+    return when_ids_are_there(coordinator, sink_id, command, render, ANSWER_TIMEOUT_MS)
 
 
 def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> Outcome:
@@ -126,7 +116,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
     context.services.transactions.enlisting.enlist(
         request.sink_id, _producer(request), request.count, lambda answer: delayed.complete(render(answer))
     )
-    return Done(delayed.response) if delayed.done else delayed
+    return delayed.outcome()
 
 
 def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
@@ -257,17 +247,7 @@ def _look_up(sink_id: str, context: Context) -> m.DescribeSinksResponse.Describe
 
 def _undescribed(sink_id: str, error: ErrorCode) -> m.DescribeSinksResponse.DescribedSink:
     return m.DescribeSinksResponse.DescribedSink(
-        error_code=error,
-        sink_id=sink_id,
-        state="",
-        producer_id=NO_PRODUCER_ID,
-        producer_epoch=NO_PRODUCER_EPOCH,
-        timeout_ms=0,
-        start_ms=-1,
-        members=0,
-        free_slots=0,
-        topics=[],
-        fence=None,
+        error_code=error, sink_id=sink_id, producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH, start_ms=-1
     )
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE_TOPIC, DESCRIBE_TRANSACTIONAL_ID, READ_TOPIC
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
+from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.txn.commands import Now
 from fleetlog.txn.patterns import BadPattern, Pattern
 from fleetlog.txn.states import TransactionState
+from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
@@ -85,12 +87,9 @@ def _describe_transaction(transactional_id: str, context: Context) -> m.Describe
         return kind(
             error_code=error,
             transactional_id=transactional_id,
-            transaction_state="",
-            transaction_timeout_ms=0,
             transaction_start_time_ms=0,
             producer_id=NO_PRODUCER_ID,
             producer_epoch=NO_PRODUCER_EPOCH,
-            topics=[],
         )
 
     if (refusal := context.refusal(*DESCRIBE_TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
@@ -175,3 +174,10 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
             version=version, error_code=error, unknown_state_filters=unknown, transaction_states=listed
         )
     )
+
+
+API = (
+    Row(api_keys.DESCRIBE_PRODUCERS, handle_describe_producers, (READ_TOPIC,)),
+    Row(api_keys.DESCRIBE_TRANSACTIONS, handle_describe_transactions, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
+    Row(api_keys.LIST_TRANSACTIONS, handle_list_transactions, (DESCRIBE_TRANSACTIONAL_ID,)),
+)

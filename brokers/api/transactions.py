@@ -13,11 +13,8 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
     ALTER_CLUSTER,
     CLUSTER_ACTION_CLUSTER,
-    DESCRIBE_TOPIC,
-    DESCRIBE_TRANSACTIONAL_ID,
     IDEMPOTENT_WRITE_CLUSTER,
     READ_GROUP,
-    READ_TOPIC,
     TOPIC,
     WRITE,
     WRITE_TOPIC,
@@ -37,12 +34,7 @@ from fleetlog.brokers.api.base import (
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.group_offsets import not_committer
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
-from fleetlog.brokers.api.transaction_lists import (
-    handle_describe_producers,
-    handle_describe_transactions,
-    handle_list_transactions,
-)
-from fleetlog.brokers.api.waiting import JoinedResponse, when_done
+from fleetlog.brokers.api.waiting import JoinedResponse, when_done, when_ids_are_there
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.coordinators.shard_host import TransactionMarker
@@ -70,17 +62,6 @@ from fleetlog.wire.requests import (
     WriteTxnMarkersRequest,
 )
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
-
-__all__ = [
-    "handle_add_offsets_to_txn",
-    "handle_add_partitions_to_txn",
-    "handle_describe_producers",
-    "handle_describe_transactions",
-    "handle_end_txn",
-    "handle_init_producer_id",
-    "handle_list_transactions",
-    "handle_write_txn_markers",
-]
 
 if TYPE_CHECKING:
     _AddedPartition = m.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult
@@ -139,19 +120,7 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.init_producer_id(transactional_id, timeout_ms, named, ids.take, now)
 
-    def late() -> m.InitProducerIdResponse:
-        return render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-
-    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, late)
-
-    def begin() -> None:
-        if not delayed.done:
-            pending = context.services.transactions.submit_patiently(transactional_id, command)
-            delayed.on_cancel = pending.cancel
-            pending.on_done(lambda answer: delayed.complete(render(answer)))
-
-    ids.when_filled(begin)
-    return Done(delayed.response) if delayed.done else delayed
+    return when_ids_are_there(context.services.transactions, transactional_id, command, render, ANSWER_TIMEOUT_MS)
 
 
 def _idempotent(
@@ -165,7 +134,7 @@ def _idempotent(
         delayed.complete(render(none_left if producer_id is None else InitAnswer(ErrorCode.NONE, producer_id, 0)))
 
     when_ready(ready)
-    return Done(delayed.response) if delayed.done else delayed
+    return delayed.outcome()
 
 
 # --- AddPartitionsToTxn, AddOffsetsToTxn ------------------------------------------------------------------------------
@@ -458,7 +427,4 @@ API = (
         cost=Cost.CHEAP,
         brokers_from=0,
     ),
-    Row(api_keys.DESCRIBE_PRODUCERS, handle_describe_producers, (READ_TOPIC,)),
-    Row(api_keys.DESCRIBE_TRANSACTIONS, handle_describe_transactions, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
-    Row(api_keys.LIST_TRANSACTIONS, handle_list_transactions, (DESCRIBE_TRANSACTIONAL_ID,)),
 )

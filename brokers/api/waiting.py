@@ -8,7 +8,8 @@ from typing import Any
 
 from fleetlog.brokers.api.base import DelayedResponse, Done, Outcome
 from fleetlog.brokers.coordinators.pending import PendingAnswer
-from fleetlog.txn.commands import CommandFailed
+from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.txn.commands import Command, CommandFailed
 from fleetlog.wire.errors import ErrorCode
 
 
@@ -40,6 +41,26 @@ def when_done(
     return delayed
 
 
+def when_ids_are_there(
+    transactions: TransactionCoordinator,
+    transactional_id: str,
+    command: Command,
+    render: Callable[[Any], Any],
+    deadline_ms: int,
+) -> Outcome:
+    """As :func:`when_done`, for a command that may take a producer id: it is submitted once there are some."""
+    delayed = DelayedResponse(deadline_ms, lambda: render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+
+    def begin() -> None:
+        if not delayed.done:
+            pending = transactions.submit_patiently(transactional_id, command)
+            delayed.on_cancel = pending.cancel
+            pending.on_done(lambda answer: delayed.complete(render(answer)))
+
+    transactions.producer_ids.when_filled(begin)
+    return delayed.outcome()
+
+
 class JoinedResponse(DelayedResponse):
     """A response made of the results of several parts: rendered when the last one has come, or at the deadline.
 
@@ -69,7 +90,3 @@ class JoinedResponse(DelayedResponse):
         self._missing -= 1
         if not self._missing:
             self.complete(self._render(self.results))
-
-    def outcome(self) -> Outcome:
-        """The response itself, if it is there already."""
-        return Done(self.response) if self.done else self

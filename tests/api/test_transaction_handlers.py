@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.api.transaction_lists import handle_list_transactions
-from fleetlog.brokers.api.transactions import handle_describe_producers
+from fleetlog.brokers.api.transaction_lists import handle_describe_producers, handle_list_transactions
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.coordinators.shard_host import TransactionMarker
 from fleetlog.brokers.log import RealDisk
