@@ -92,8 +92,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C")
-
 MAX_ALTERATIONS = 1_000
 """Settings of one resource that a request may alter; there are not half as many."""
 
@@ -195,11 +193,7 @@ def _entries(kind: int, name: str, metadata: MetadataCache) -> list[ConfigEntry]
         case Resource.BROKER:
             if not name:
                 return default_broker_entries(metadata)
-            if name != str(metadata.static.broker_id):
-                raise Refused(
-                    ErrorCode.INVALID_REQUEST,
-                    f"Unexpected broker id, expected {metadata.static.broker_id} or empty string, but received {name}",
-                )
+            _check_is_own(name, metadata)
             return broker_entries(metadata.static.broker_id, metadata)
         case Resource.GROUP:
             _check_group(name)
@@ -219,6 +213,13 @@ def _topic(name: str, metadata: MetadataCache) -> Mapping[str, str]:
     if topic is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     return topic.configs
+
+
+def _check_is_own(name: str, metadata: MetadataCache) -> None:
+    own = str(metadata.static.broker_id)
+    if name != own:
+        text = f"Unexpected broker id, expected {own} or empty string, but received {name}"
+        raise Refused(ErrorCode.INVALID_REQUEST, text)
 
 
 def _check_group(name: str) -> None:
@@ -251,32 +252,29 @@ def _described(entry: ConfigEntry, request: DescribeConfigsRequest, row: type[_D
 @in_task
 async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -> Done:
     """AlterConfigs v0-v2: the request names all overrides a resource shall have."""
-    plans = []
-    for one in request.resources:
-        await context.yield_now()
-        wanted = [Alteration(c.name, Operation.SET, c.value) for c in _bounded(one.configs)]
-        plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, messages.AlterConfigsResponse, request.validate_only, keep=False)
+    return await _alter(request, context, messages.AlterConfigsResponse, keep=False)
 
 
 @in_task
 async def handle_incremental_alter_configs(request: IncrementalAlterConfigsRequest, context: Context) -> Done:
     """IncrementalAlterConfigs v0-v1: set, delete, append to and subtract from single settings."""
-    plans = []
-    for one in request.resources:
-        await context.yield_now()
-        wanted = [Alteration(c.name, c.config_operation, c.value) for c in _bounded(one.configs)]
-        plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, messages.IncrementalAlterConfigsResponse, request.validate_only, keep=True)
+    return await _alter(request, context, messages.IncrementalAlterConfigsResponse, keep=True)
 
 
-def _bounded(configs: Sequence[C]) -> Sequence[C]:
-    return configs if len(configs) <= MAX_ALTERATIONS else ()
+def _planned(resource: AlterConfigsResources | IncrementalAlterConfigsResources) -> ConfigPlan:
+    """Without operations, as in AlterConfigs, each setting is set."""
+    configs = resource.configs if len(resource.configs) <= MAX_ALTERATIONS else ()
+    wanted = [Alteration(one.name, getattr(one, "config_operation", Operation.SET), one.value) for one in configs]
+    return ConfigPlan(resource.resource_type, resource.resource_name, wanted, len(resource.configs))
 
 
 async def _alter(
-    plans: Sequence[ConfigPlan], context: Context, response: _Answer, validate_only: bool, *, keep: bool
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest, context: Context, response: _Answer, *, keep: bool
 ) -> Done:
+    plans = []
+    for one in request.resources:
+        await context.yield_now()
+        plans.append(_planned(one))
     seen = Counter((plan.kind, plan.name) for plan in plans)
     topics = _Topics(context.services.metadata)
     unknown = Unknown()
@@ -296,10 +294,10 @@ async def _alter(
             if kind == Resource.TOPIC:
                 await topics.await_new(name)
             if kind == Resource.BROKER_LOGGER:
-                alter_levels(name, plan.alterations, context, validate_only=validate_only)
+                alter_levels(name, plan.alterations, context, validate_only=request.validate_only)
             else:
                 async with asyncio.timeout(WRITE_SECONDS):
-                    await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
+                    await _alter_one(plan, settings, context, keep=keep, validate_only=request.validate_only)
         except Refused as refused:
             error, message = refused.error, refused.message
         except EntityGone:
@@ -427,11 +425,7 @@ async def _alter_one(
 
 def _certificates(name: str, context: Context) -> DynamicTls:
     """What tries certificates: only a broker itself can read its files. Raises Refused."""
-    own = str(context.services.metadata.static.broker_id)
-    if name != own:
-        raise Refused(
-            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own} or empty string, but received {name}"
-        )
+    _check_is_own(name, context.services.metadata)
     if context.services.certificates is None:
         raise Refused(ErrorCode.INVALID_CONFIG, "This broker has no listener with TLS.")
     return context.services.certificates
