@@ -10,10 +10,7 @@ Source: KIP-412, Kafka's LoggingController and RuntimeLoggerManager.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable
-
-from fleetlog.brokers.model import BrokerId
 
 ROOT = "root"
 TRACE_LEVEL = 5
@@ -26,14 +23,6 @@ LEVELS = {
     "TRACE": TRACE_LEVEL,
 }
 """Kafka's levels, the highest first, with Python's numbers."""
-
-
-class NotALevel(ValueError):
-    """A logger that is not there, or a level that there is not; the text is Kafka's."""
-
-
-class WrongLoggerRequest(ValueError):
-    """What can't be done with a logger, whatever its level; the text is Kafka's."""
 
 
 def level_name(number: int) -> str:
@@ -57,38 +46,6 @@ def _in_force(name: str) -> int:
             return known.level
         name = name.rpartition(".")[0]
     return logging.root.level
-
-
-def check_named_broker(name: str, broker_id: BrokerId | int) -> None:
-    """Whether a resource's name is that of this broker: levels are its process's own. Raises WrongLoggerRequest."""
-    if not name:
-        raise WrongLoggerRequest("Broker id must not be empty")
-    if not re.fullmatch("-?[0-9]{1,10}", name):
-        raise WrongLoggerRequest(f"Node id must be an integer, but it is: {name[:40]}")
-    if int(name) != broker_id:
-        raise WrongLoggerRequest(f"Unexpected broker id, expected {broker_id}, but received {name}")
-
-
-def check_set(name: str, level: str) -> None:
-    """Whether the logger may be set to that level. Raises NotALevel."""
-    _check_exists(name)
-    if level not in LEVELS:
-        raise NotALevel(
-            f"Cannot set the log level of {name} to {level[:40]} as it is not a supported log level. "
-            f"Valid log levels are {', '.join(LEVELS)}"
-        )
-
-
-def check_delete(name: str) -> None:
-    """Whether the logger's own level may be removed. Raises NotALevel, WrongLoggerRequest."""
-    _check_exists(name)
-    if name == ROOT:
-        raise WrongLoggerRequest(f"Removing the log level of the {ROOT} logger is not allowed")
-
-
-def _check_exists(name: str) -> None:
-    if name != ROOT and name not in logging.root.manager.loggerDict:
-        raise NotALevel(f"Logger {name[:100]} does not exist!")
 
 
 def change(levels: Iterable[tuple[str, str | None]]) -> None:
