@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import click
-from kafka.protocol.admin import DescribeAclsRequest
+from kafka.protocol.admin import DescribeAclsRequest, DescribeProducersRequest
 
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
 from fleetlog.brokers.acls.image import AclOperation
@@ -54,6 +54,7 @@ from fleetlog.brokers.schemas.registry import (
     context_of,
     qualified,
 )
+from fleetlog.txn.transaction import MAX_EPOCH
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
 
@@ -65,6 +66,8 @@ TRANSACTIONAL_ID: Final = "fleetlog-registry"
 NEEDED: Final = ("uvicorn", "fastavro", "jsonschema", "grpc_tools", "google.protobuf")
 COPIES: Final = 3
 WRITE_HEADER: Final = "fleetlog-write"
+SPENT_EPOCH: Final = 2**14
+"""Only a transactional id that is claimed anew and anew gets that far: other producers stay at their first epochs."""
 CLAIM_S: Final = 300.0
 """How long a writer relies on its epoch; transactional ids and producers are forgotten after days."""
 FETCH_MS: Final = 500
@@ -117,6 +120,32 @@ class _Writer(Sender):
                 code = ErrorCode.COORDINATOR_NOT_AVAILABLE if answer is None else answer.error_code
                 raise_for_code(f"transactional id {TRANSACTIONAL_ID}", code)
             time.sleep(PAUSE_S)
+
+    def spent(self) -> list[int]:
+        """Producer ids that ran out of epochs, so that another has taken their place: a writer that still has one would
+        not be refused. Raises CliError."""
+        request = DescribeProducersRequest(topics=[(TOPIC, [0])])
+        answer = self._client.ask_all([(self._leaders[0], request)], self._timeout_s)[0]
+        if answer is None:
+            raise CliError(f"topic {TOPIC}: its leader does not answer")
+        row = answer.topics[0].partitions[0]
+        raise_for_code(f"topic {TOPIC}", row.error_code, row.error_message)
+        return [
+            one.producer_id
+            for one in row.active_producers
+            if one.producer_id != self._producer[0] and SPENT_EPOCH <= one.producer_epoch < MAX_EPOCH
+        ]
+
+
+class _Fence(Sender):
+    """Writes with the last epoch of a producer id, which no writer gets."""
+
+    def __init__(self, client: AdminClient, producer_id: int, timeout_s: float) -> None:
+        self._id = producer_id
+        super().__init__(client, TOPIC, acks="all", codec="none", timeout_s=timeout_s)
+
+    def _new_producer(self, deadline_s: float) -> tuple[int, int]:
+        return self._id, MAX_EPOCH
 
 
 class SchemaStore:
@@ -261,6 +290,8 @@ class SchemaStore:
         left_s = max(deadline_s - time.monotonic(), 1.0)
         self._claimed_s = time.monotonic()
         self._writer = _Writer(client, TOPIC, acks="all", codec="none", timeout_s=left_s)
+        for producer_id in self._writer.spent():
+            _Fence(client, producer_id, left_s).send([_row(BARRIER)])
         self._write([BARRIER], b"", deadline_s)
         return True
 
@@ -269,18 +300,18 @@ class SchemaStore:
         self._connection.close()
 
     def _write(self, records: list[Record], mark: bytes, deadline_s: float) -> None:
-        headers = ((WRITE_HEADER, mark),) if mark else ()
-        rows = []
-        for key, value in records:
-            texts = [
-                None if part is None else json.dumps(part, separators=(",", ":")).encode() for part in (key, value)
-            ]
-            if len(texts[1] or b"") > RECORD_BYTES_MAX:
-                raise RegistryRefusal(42209, f"the schema's record has more than {RECORD_BYTES_MAX} bytes")
-            rows.append(InputRecord(texts[1], texts[0], headers, partition=0))
+        rows = [_row(record, ((WRITE_HEADER, mark),) if mark else ()) for record in records]
         assert self._writer is not None
         self._writer.send(rows)
         self._wait_read(self._writer.last[0] + 1, deadline_s)
+
+
+def _row(record: Record, headers: tuple[tuple[str, bytes | None], ...] = ()) -> InputRecord:
+    """A record as it is written. Raises RegistryRefusal, 42209."""
+    key, value = (None if part is None else json.dumps(part, separators=(",", ":")).encode() for part in record)
+    if len(value or b"") > RECORD_BYTES_MAX:
+        raise RegistryRefusal(42209, f"the schema's record has more than {RECORD_BYTES_MAX} bytes")
+    return InputRecord(value, key, headers, partition=0)
 
 
 def check_unsecured(client: AdminClient) -> None:

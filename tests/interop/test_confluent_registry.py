@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,12 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, type_pb2
 
+from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.schemas import command
+from fleetlog.brokers.schemas.command import SchemaStore
+from fleetlog.brokers.schemas.registry import Plan, RegistryState
+from fleetlog.txn.transaction import LAST_CLIENT_EPOCH
 from tests.cli.shell import Shell
 from tests.console.served import scram_config
 from tests.support.copies import Cluster, quick_cleaning
@@ -236,6 +243,39 @@ def test_a_registry_that_is_paused_is_fenced_and_ids_are_given_once(tmp_path: Pa
         finally:
             one.process.kill()
             other.process.kill()
+
+
+def test_a_writer_whose_producer_id_ran_out_of_epochs_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 32,767 claims the transactional id gets another producer id, whose epochs say nothing of the old one's."""
+    fleet = Fleet(tmp_path / "fleet", 1)
+    target = Target(fleet.start().bootstrap, 60.0, {})
+    old, new = SchemaStore(target), SchemaStore(target)
+    try:
+        old.start(None)
+        old.change(partial(_registered, "a"), time.monotonic())
+        writer = old._writer
+        assert writer is not None
+        writer._producer = (writer._producer[0], LAST_CLIENT_EPOCH)
+        writer._partitions.clear()  # an epoch begins its sequences anew
+        old.change(partial(_registered, "b"), time.monotonic())
+        monkeypatch.setattr(command, "TRANSACTIONAL_ID", "one-that-has-another-producer-id")
+        new.start(None)
+        new.change(partial(_registered, "c"), time.monotonic())
+        with pytest.raises(CliError, match="epoch"):
+            writer.send([command._row(command.BARRIER)])
+        new._claimed_s -= command.CLAIM_S
+        new.change(partial(_registered, "d"), time.monotonic())
+        assert new.registry().subjects() == ["a", "b", "c", "d"]
+    finally:
+        old.close()
+        new.close()
+        fleet.close()
+
+
+def _registered(subject: str, state: RegistryState) -> Plan:
+    return state.register(subject, {"schema": user(name=subject)}, normalize=False)
 
 
 def _many_writers(one: RegistryProcess, other: RegistryProcess) -> dict[str, int]:
