@@ -9,16 +9,31 @@ import click
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
-from fleetlog.brokers.acls.image import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
+from fleetlog.brokers.acls.image import (
+    CLUSTER_NAME,
+    WILDCARD,
+    AccessControlEntry,
+    AclBinding,
+    AclOperation,
+    InvalidAcl,
+    PatternType,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+    check_binding,
+)
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
-from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.client import Target, admin, client_options, explain, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import together
 from fleetlog.brokers.cli.output import CliError, Output, confirm, warn
 from fleetlog.brokers.logins.principals import BadPrincipal, parse_principal
+from fleetlog.wire.errors import ErrorCode
 
 COLUMNS = ["resource", "name", "pattern", "permission", "operation", "principal", "host"]
 
+CHANGE: Final = "change"
+_dry_run = click.option("--dry-run", is_flag=True, help="Only show what would change.")
 _OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}
 _PERMISSIONS = {"--allow": Permission.ALLOW, "--deny": Permission.DENY}
 _KINDS = {
@@ -137,7 +152,7 @@ EVERYTHING: Final = Wanted([], PatternType.ANY, (), (), [], Permission.ANY)
 
 @click.group(cls=CommandGroup)
 def acls() -> None:
-    """Access control lists: list, add, remove. The brokers need authorizer.class.name."""
+    """Access control lists: list, add, set, remove. The brokers need authorizer.class.name."""
 
 
 @acls.command("list")
@@ -150,11 +165,49 @@ def list_acls(target: Target, out: Output, **options: Any) -> None:
 
 @acls.command("add")
 @_options(("literal", "prefixed"), "literal")
-def add_acls(target: Target, out: Output, **options: Any) -> None:
+@_dry_run
+def add_acls(target: Target, out: Output, dry_run: bool, **options: Any) -> None:
     """Add an ACL for each resource, principal, host and operation given. Without --host: for all hosts.
 
     Deny wins over Allow. Read, Write, Delete and Alter allow Describe, too.
     """
+    wanted = _complete(options)
+    with admin(target) as client:
+        if dry_run:
+            present = acl_rows(client, Wanted.of(options, found=True))
+            planned = [_row_of(one) for one in _creations(wanted)]
+            out.rows([CHANGE, *COLUMNS], [["keep" if row in present else "add", *row] for row in planned])
+            return
+        rows = _create(client, _creations(wanted))
+    out.rows(COLUMNS, rows, title="added")
+
+
+@acls.command("set")
+@_options(("literal", "prefixed"), "literal")
+@_dry_run
+def set_acls(target: Target, out: Output, dry_run: bool, **options: Any) -> None:
+    """Have exactly the operations given, for each resource, principal and host; ACLs with others of them go.
+
+    What --allow sets leaves what is denied alone, and the other way round. Without --host: the ACLs for all hosts. What
+    is missing is added before anything goes.
+    """
+    creations = {tuple(_row_of(one)): one for one in _creations(_complete(options))}
+    found = Wanted.of(options, found=True)
+    with admin(target) as client:
+        present = acl_rows(client, found._replace(operations=[], hosts=found.hosts or (WILDCARD,)))
+        kept = [row for row in present if tuple(row) in creations]
+        adding = {row: one for row, one in creations.items() if list(row) not in present}
+        removing = [row for row in present if tuple(row) not in creations]
+        if not dry_run and adding:
+            _create(client, list(adding.values()))
+        if not dry_run and removing:
+            _delete(client, [_filter_of(row) for row in removing])
+    by_change = {"add": list(map(list, adding)), "remove": removing, "keep": kept}
+    out.rows([CHANGE, *COLUMNS], [[change, *row] for change, rows in by_change.items() for row in rows])
+
+
+def _complete(options: dict[str, Any]) -> Wanted:
+    """The options of what is added; raises UsageError where one is missing."""
     wanted = Wanted.of(options)
     for given, what in (
         (wanted.permission is not Permission.ANY, "--allow or --deny"),
@@ -166,9 +219,13 @@ def add_acls(target: Target, out: Output, **options: Any) -> None:
             raise click.UsageError(f"{what} is missing")
     if options["cluster"] and wanted.pattern is PatternType.PREFIXED:
         raise click.UsageError("--cluster is one resource and has no prefix: add its ACLs by themselves")
-    kind = CreateAclsRequest
+    return wanted
+
+
+def _creations(wanted: Wanted) -> list[Any]:
+    """What CreateAcls takes; raises CliError for what it would refuse, with its words."""
     creations = [
-        kind.AclCreation(
+        CreateAclsRequest.AclCreation(
             resource_type=int(resource.type),
             resource_name=resource.name,
             resource_pattern_type=int(wanted.pattern),
@@ -182,16 +239,52 @@ def add_acls(target: Target, out: Output, **options: Any) -> None:
         for host in wanted.hosts or (WILDCARD,)
         for operation in wanted.operations
     ]
-    with admin(target) as client:
-        answer = client.ask_any(kind(creations=creations))
+    for one in creations:
+        pattern = ResourcePattern(ResourceType(one.resource_type), one.resource_name, wanted.pattern)
+        entry = AccessControlEntry(one.principal, one.host, AclOperation(one.operation), wanted.permission)
+        try:
+            check_binding(AclBinding(pattern, entry))
+        except InvalidAcl as problem:
+            raise CliError(f"acls: {explain(ErrorCode.INVALID_REQUEST, str(problem))}") from None
+    return creations
+
+
+def _create(client: Any, creations: list[Any]) -> list[list[str]]:
+    """Add these; returns their rows. Raises CliError."""
+    answer = client.ask_any(CreateAclsRequest(creations=creations))
     rows = []
     for created, result in zip(creations, answer.results, strict=True):
         raise_for_code("acls", result.error_code, result.error_message)
         if result.error_message:
             warn(result.error_message)
-        pattern = created.resource_type, created.resource_name, created.resource_pattern_type
-        rows.append(_row(*pattern, created))
-    out.rows(COLUMNS, rows, title="added")
+        rows.append(_row_of(created))
+    return rows
+
+
+def _row_of(created: Any) -> list[str]:
+    return _row(created.resource_type, created.resource_name, created.resource_pattern_type, created)
+
+
+def _filter_of(row: list[str]) -> dict[str, Any]:
+    """What DeleteAcls takes for one row and no other."""
+    kind, name, pattern, permission, operation, principal, host = row
+    resource = NamedResource(next(one for one, text in TYPE_NAMES.items() if text == kind), name)
+    allowed = next(one for one, text in PERMISSION_NAMES.items() if text == permission)
+    one = Wanted([resource], _PATTERNS[pattern], (principal,), (host,), [_OPERATIONS[operation]], allowed)
+    return one.filters()[0]
+
+
+def _delete(client: Any, filters: list[dict[str, Any]]) -> list[list[str]]:
+    """Remove what the filters match; returns the rows. Raises CliError."""
+    kind = DeleteAclsRequest
+    answer = client.ask_any(kind(filters=[kind.DeleteAclsFilter(**one) for one in filters]))
+    removed = []
+    for result in answer.filter_results:
+        raise_for_code("acls", result.error_code, result.error_message)
+        for one in result.matching_acls:
+            raise_for_code(f"{TYPE_NAMES[one.resource_type]} {one.resource_name}", one.error_code, one.error_message)
+            removed.append(_row(one.resource_type, one.resource_name, one.pattern_type, one))
+    return _each_once(removed)
 
 
 @acls.command("remove")
@@ -202,21 +295,13 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
     wanted = Wanted.of(options, found=True)
     if not any((wanted.resources, wanted.principals, wanted.hosts, wanted.operations)):
         raise click.UsageError("name a resource, a principal, a host or an operation: without one all ACLs would go")
-    kind = DeleteAclsRequest
     with admin(target) as client:
         rows = acl_rows(client, wanted)
         if not rows:
             raise CliError("no ACL matches; see `fleetlog acls list`")
         confirm(f"Remove {len(rows)} ACLs?", yes)
-        filters = [kind.DeleteAclsFilter(**one) for one in wanted.filters()]
-        answer = client.ask_any(kind(filters=filters))
-    removed = []
-    for result in answer.filter_results:
-        raise_for_code("acls", result.error_code, result.error_message)
-        for one in result.matching_acls:
-            raise_for_code(f"{TYPE_NAMES[one.resource_type]} {one.resource_name}", one.error_code, one.error_message)
-            removed.append(_row(one.resource_type, one.resource_name, one.pattern_type, one))
-    out.rows(COLUMNS, _each_once(removed), title="removed")
+        removed = _delete(client, wanted.filters())
+    out.rows(COLUMNS, removed, title="removed")
 
 
 def acl_rows(client: Any, wanted: Wanted) -> list[list[str]]:

@@ -9,7 +9,7 @@ from fleetlog.brokers.core_dumps import switch_core_dumps_off
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
-    "acls": "Access control lists: list, add, remove.",
+    "acls": "Access control lists: list, add, set, remove.",
     "apply": "Make the fleet what a file says: topics, users, ACLs, quotas.",
     "broker": "Run one broker from a properties file.",
     "brokers": "Single brokers: drain, replace, unregister, levels of their loggers.",

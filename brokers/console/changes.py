@@ -256,15 +256,41 @@ def _mechanisms(form: Form) -> tuple[str, ...]:
 
 
 def _add_acl(form: Form) -> PlannedChange:
-    return PlannedChange("Add an ACL", CommandLine("acls", "add", _acl(form)), "/security")
+    command = CommandLine("acls", "add", _acl(form) + _operations(form))
+    return PlannedChange("Add ACLs", command, "/security", command.also("--dry-run"), _denied(form))
+
+
+def _set_acl(form: Form) -> PlannedChange:
+    """A row of the table with other operations; with none of them the row goes."""
+    operations = _operations(form)
+    if not operations:
+        return _remove_acl(form)
+    command, principal = CommandLine("acls", "set", _acl(form) + operations), form["principal"].strip()
+    return PlannedChange(
+        f"Change the ACLs of {principal}", command, "/security", command.also("--dry-run"), _denied(form)
+    )
 
 
 def _remove_acl(form: Form) -> PlannedChange:
-    options = _acl(form)
+    options = _acl(form) + _option(form, "operation", "operation")
     return PlannedChange(
-        "Remove an ACL", CommandLine("acls", "remove", (*options, "--yes")), "/security",
+        f"Remove ACLs of {form['principal'].strip()}", CommandLine("acls", "remove", (*options, "--yes")), "/security",
         CommandLine("acls", "list", options), destroys=True,
     )  # fmt: skip
+
+
+OPERATION: Final = "op:"
+"""The names of a row's fields, one for each operation that is ticked, begin with it."""
+
+
+def _operations(form: Form) -> tuple[str, ...]:
+    ticked = sorted(name.removeprefix(OPERATION) for name in form if name.startswith(OPERATION))
+    return _option(form, "operation", "operation") + tuple(f"--operation={one}" for one in ticked)
+
+
+def _denied(form: Form) -> str:
+    denied = _needed(form, "permission").lower() == "deny"
+    return "What is denied stays denied, whatever else allows it; super users alone are not meant." if denied else ""
 
 
 _RESOURCES: Final = {"topic": "topic", "group": "group", "transactionalid": "transactional-id"}
@@ -281,8 +307,7 @@ def _acl(form: Form) -> tuple[str, ...]:
     permission = _needed(form, "permission").lower()
     if permission not in {"allow", "deny"}:
         raise PageError(400, "permission must be allow or deny")
-    options += (f"--principal={_needed(form, 'principal')}", f"--operation={_needed(form, 'operation')}")
-    return (*options, *_option(form, "host", "host"), f"--{permission}")
+    return (*options, f"--principal={_needed(form, 'principal')}", *_option(form, "host", "host"), f"--{permission}")
 
 
 def _set_quota(form: Form) -> PlannedChange:
@@ -318,6 +343,7 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "set-password": _set_password,
     "remove-user": _remove_user,
     "add-acl": _add_acl,
+    "set-acl": _set_acl,
     "remove-acl": _remove_acl,
     "set-quota": _set_quota,
     "remove-quota": _remove_quota,

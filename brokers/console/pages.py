@@ -12,6 +12,8 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from markupsafe import Markup, escape
 
+from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.acls.znodes import OPERATION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import PartitionsOf, explain, explained, known_partitions, raise_for_code
 from fleetlog.brokers.cli.cluster import overview_value
 from fleetlog.brokers.cli.cluster_config import DEFAULT, SOURCES, settings_of_brokers
@@ -572,9 +574,42 @@ def security_page(asking: Asking) -> Answer:
     """Users, ACLs and quotas, each as far as the user may see it."""
     return {
         "users": _section(lambda: _users(asking)),
-        "acls": _section(lambda: listed(asking.target, "acls")),
+        "acls": acl_tables(_section(lambda: listed(asking.target, "acls")), asking.text("acls").lower()),
         "quotas": _section(lambda: listed(asking.target, "quotas")),
     }
+
+
+ACL_ROWS: Final = 200
+"""Rows that a page shows; the others are found by a part of their principal or name."""
+_EDITABLE: Final = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER)
+
+
+def acl_tables(section: dict[str, Any], text: str = "") -> dict[str, Any]:
+    """With ``tables``: for each type of resource a row for each principal, name, pattern, host and permission, with its
+    operations. ``text`` is a part of the principals or names that are meant; ``count`` are all rows that match."""
+    by_type: dict[str, dict[tuple[str, ...], set[str]]] = {}
+    for row in section["rows"]:
+        if text in row["principal"].lower() or text in row["name"].lower():
+            key = tuple(row[one] for one in ("principal", "name", "pattern", "host", "permission"))
+            by_type.setdefault(row["resource"], {}).setdefault(key, set()).add(row["operation"])
+    tables, left = [], ACL_ROWS
+    for kind, resource in TYPE_NAMES.items():
+        found = by_type.get(resource, {})
+        if not found and kind not in _EDITABLE:
+            continue
+        usual = [*(OPERATION_NAMES[one] for one in OPERATIONS_OF[kind]), OPERATION_NAMES[AclOperation.ALL]]
+        odd = sorted({one for operations in found.values() for one in operations}.difference(usual))
+        rows = [
+            {"principal": key[0], "name": key[1], "pattern": key[2], "host": key[3], "permission": key[4],
+             "operations": [one for one in usual + odd if one in operations]}
+            for key, operations in sorted(found.items())[:left]
+        ]  # fmt: skip
+        left -= len(rows)
+        tables.append(
+            {"resource": resource, "editable": kind in _EDITABLE, "operations": usual + odd, "rows": rows,
+             "named": kind is not ResourceType.CLUSTER}
+        )  # fmt: skip
+    return {**section, "tables": tables, "count": sum(map(len, by_type.values())), "shown": ACL_ROWS - left}
 
 
 def _section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:

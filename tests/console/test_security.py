@@ -116,3 +116,56 @@ def test_a_user_without_the_right_is_told_which(console: Served) -> None:
         got = posted(alice, "set-password", user="mallory", **confirm)
         assert (got.status, "CLUSTER_AUTHORIZATION_FAILED" in got.value["error"]) == (403, True)
         assert "password" not in got.value
+
+
+def test_a_row_of_the_table_of_acls_is_added_changed_and_removed(admin: Visitor) -> None:
+    def rows() -> list[tuple[str, ...]]:
+        found = admin.json("/security?acls=zoe")["acls"]
+        (table,) = [one for one in found["tables"] if one["resource"] == "Topic"]
+        assert len(table["rows"]) == found["count"]
+        return [
+            (one["name"], one["pattern"], one["host"], one["permission"], *one["operations"]) for one in table["rows"]
+        ]
+
+    row = {"resource": "Topic", "name": "eu-", "pattern": "prefixed", "host": "10.0.0.0/8", "principal": "User:zoe",
+           "permission": "Allow"}  # fmt: skip
+    asked = posted(admin, "add-acl", **row, **{"op:Read": "yes", "op:Write": "yes"})
+    assert [(one["change"], one["operation"]) for one in asked.value["preview"]] == [("add", "Read"), ("add", "Write")]
+    assert rows() == []
+    posted(admin, "add-acl", **asked.value["fields"], confirm="yes")
+    eventually(rows, "it is there", good=lambda found: found == [
+        ("eu-", "prefixed", "10.0.0.0/8", "Allow", "Read", "Write"),
+    ])  # fmt: skip
+    page = admin.page("/security?acls=zoe")
+    assert 'aria-label="Allow Write: User:zoe, eu-" checked' in page
+    assert 'aria-label="Allow Alter: User:zoe, eu-">' in page
+
+    asked = posted(admin, "set-acl", **row, **{"op:Describe": "yes", "op:Read": "yes"})
+    assert {one["operation"]: one["change"] for one in asked.value["preview"]} == {
+        "Describe": "add", "Write": "remove", "Read": "keep",
+    }  # fmt: skip
+    assert "fleetlog acls set" in asked.value["command"]
+    posted(admin, "set-acl", **asked.value["fields"], confirm="yes")
+    eventually(rows, "it is changed", good=lambda found: found == [
+        ("eu-", "prefixed", "10.0.0.0/8", "Allow", "Read", "Describe"),
+    ])  # fmt: skip
+    denied = posted(admin, "add-acl", **{**row, "permission": "deny"}, **{"op:Read": "yes"})
+    assert "stays denied" in denied.value["warning"]
+    asked = posted(admin, "set-acl", **row)
+    assert (asked.value["destroys"], len(asked.value["preview"])) == (True, 2), "a row without operations goes"
+    posted(admin, "set-acl", **row, confirm="yes")
+    eventually(rows, "it is gone", good=lambda found: found == [])
+    for wrong in ({"principal": "zoe"}, {"pattern": "match"}, {"op:Fly": "yes"}, {"host": "10.0.0.0/99"}, {"name": ""}):
+        for confirm in ({}, {"confirm": "yes"}):
+            got = posted(admin, "set-acl", **{**row, "op:Read": "yes", **wrong, **confirm})
+            assert 400 <= got.status < 500, (wrong, got.text)
+
+
+def test_a_refused_change_of_acls_is_named(console: Served) -> None:
+    alice = Visitor(console)
+    assert log_in(alice, USER, PASSWORD).status == 303
+    form = {"resource": "cluster", "permission": "allow", "principal": "User:alice", "op:Alter": "yes"}
+    for kind in ("add-acl", "set-acl", "remove-acl"):
+        for confirm in ({}, {"confirm": "yes"}):
+            got = posted(alice, kind, **form, **confirm)
+            assert (got.status, "CLUSTER_AUTHORIZATION_FAILED" in got.value["error"]) == (403, True)
