@@ -25,7 +25,6 @@ from fleetlog.brokers.acls.image import (
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import Target, admin, client_options, explain, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.options import together
 from fleetlog.brokers.cli.output import CliError, Output, confirm, warn
 from fleetlog.brokers.logins.principals import BadPrincipal, parse_principal
 from fleetlog.wire.errors import ErrorCode
@@ -63,7 +62,7 @@ def _principals(_: click.Context, __: click.Parameter, values: tuple[str, ...]) 
 
 def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _Function]:
     """The options that all commands share; ``patterns`` are those of --pattern."""
-    return together(
+    made = [
         click.option("--topic", multiple=True, metavar="NAME", help="A topic; '*' for all. Repeatable."),
         click.option("--group", multiple=True, metavar="NAME", help="A consumer group; '*' for all. Repeatable."),
         click.option(
@@ -96,7 +95,14 @@ def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _
         click.option("--allow", "permission", flag_value="--allow", help="ACLs that allow."),
         click.option("--deny", "permission", flag_value="--deny", help="ACLs that deny."),
         client_options,
-    )
+    ]
+
+    def add(function: _Function) -> _Function:
+        for one in reversed(made):
+            function = one(function)
+        return function
+
+    return add
 
 
 class Wanted(NamedTuple):

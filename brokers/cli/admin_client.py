@@ -9,7 +9,7 @@ one, until the timeout, as Kafka's own tools do.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
@@ -149,6 +149,26 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         find = FindCoordinatorRequest(key_type=kind, key=key, coordinator_keys=[key], min_version=4)
         answers = self.ask_all([(broker_id, find) for broker_id in brokers], timeout_s)
         return [answer.coordinators[0] for answer in answers if answer is not None and answer.coordinators]
+
+    def ask_coordinator(
+        self, key: str, request: Encodable, timeout_s: float, again: Set[int] = COORDINATOR_MOVES
+    ) -> Any:
+        """The answer of a transactional id's coordinator, once it has no error of ``again``; the last at the deadline.
+
+        None: there is no coordinator, or it did not answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = None
+            rows = self.find_coordinators(key, min(timeout_s, TRY_MS / 1000), TRANSACTION)
+            for broker_id in dict.fromkeys(row.node_id for row in rows if not row.error_code):
+                (answer,) = self.ask_all([(broker_id, request)], timeout_s)
+                if answer is not None:
+                    break
+            done = answer is not None and again.isdisjoint(error_codes(answer))
+            if done or time.monotonic() + PAUSE_S >= deadline:
+                return answer
+            time.sleep(PAUSE_S)
 
     def ask_all(self, requests: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
         """The same for pairs of broker and request; the answers come in their order."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 
 from fleetlog.brokers.acls.image import PatternType
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
@@ -19,6 +20,7 @@ from fleetlog.brokers.cli.client import (
     admin,
     client_options,
     raise_for_code,
+    reworded,
     wait_for_topics,
     warn_of_minimum,
 )
@@ -39,7 +41,6 @@ from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWante
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.overview import own_settings
 from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
-from fleetlog.brokers.cli.topics import add_partitions, alter_settings
 from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
@@ -171,7 +172,9 @@ def _make_one(
         case CreateTopic():
             _create_topic(client, change, target)
         case AddPartitions():
-            add_partitions(client, change.name, change.wanted, target.timeout_ms)
+            answer = client.create_partitions({change.name: change.wanted}, target.timeout_ms, raise_errors=False)
+            for result in answer.results:
+                raise_for_code(f"topic {change.name}", result.error_code, result.error_message)
         case AlterTopic():
             _alter_topic(client, change.name, settings.pop(change.name, []))
         case SetPassword():
@@ -197,10 +200,17 @@ def _create_topic(client: Any, change: CreateTopic, target: Target) -> None:
 
 
 def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
-    """All settings of the topic. Nothing, if they are made already."""
+    """All settings of the topic in one request: some are only allowed together. Nothing, if they are made already."""
     if not changes:
         return
-    alter_settings(client, name, {one.setting: one.wanted for one in changes})
+    configs = {
+        one.setting: (AlterConfigOp.DELETE if one.wanted is None else AlterConfigOp.SET, one.wanted) for one in changes
+    }
+    resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=configs)
+    answer = client.alter_configs([resource], raise_on_unknown=False, incremental=True)
+    result = answer.get("topic", {}).get(name, "no answer")
+    if result != "OK":
+        raise CliError(f"topic {name}: {reworded(result)}")
     wanted = {one.setting: one.wanted for one in changes if one.wanted is not None}
     if "min.insync.replicas" in wanted:
         (topic,) = client.describe_topics([name])

@@ -1,12 +1,25 @@
-"""A group of commands that says which command was perhaps meant."""
+"""Groups: of commands, which says which command was perhaps meant, and of options."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def together(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """One decorator of several, whose options stand in this order."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 class CommandGroup(click.Group):

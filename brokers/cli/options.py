@@ -6,28 +6,16 @@ import importlib.util
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
 from fleetlog import how_to_install
+from fleetlog.brokers.cli.command_group import together
 from fleetlog.brokers.cli.output import CliError
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def together(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
-    """One decorator of several, whose options stand in this order."""
-
-    def add(function: _Function) -> _Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
 
 
 class _Number(click.FloatRange):
@@ -49,8 +37,6 @@ class _BrokerId(click.IntRange):
 BROKER_ID = _BrokerId(0, 2**31 - 1)
 PARTITION_COUNT = click.IntRange(1, 2**31 - 1)
 REPLICA_COUNT = click.IntRange(1, 2**15 - 1)
-FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-"""One that can be read."""
 EXPRESSION_BYTES = 1 << 20
 """What a compiled regular expression may take."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
@@ -163,7 +149,7 @@ def is_loopback(host: str) -> bool:
 partition_option = click.option(
     "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
 )
-config_file_argument = click.argument("config_file", type=FILE)
+config_file_argument = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 """The properties file of what runs brokers."""
 override_option = click.option(
     "--override",

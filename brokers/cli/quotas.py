@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
-from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.options import together
+from fleetlog.brokers.cli.command_group import CommandGroup, together
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.quotas.entities import CLIENT_ID, CLIENT_KEYS, IP, IP_KEYS, USER, MatchType
 from fleetlog.wire.messages import request_class

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
+from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, AdminClient, error_codes
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, iso
@@ -29,7 +29,7 @@ def list_sinks(target: Target, out: Output) -> None:
     with admin(target) as client:
         brokers = sorted(broker.node_id for broker in client._manager.cluster.brokers())
         asked = [(broker_id, messages.DescribeSinksRequest(sink_ids=None)) for broker_id in brokers]
-        answers = _loaded(lambda: client.ask_all(asked, target.timeout_s), target.timeout_s)
+        answers = _loaded(client, asked, target.timeout_s)
     rows = []
     for broker_id, answer in zip(brokers, answers, strict=True):
         if answer is None:
@@ -48,7 +48,6 @@ def describe_sinks(target: Target, out: Output, names: tuple[str, ...]) -> None:
     with admin(target) as client:
         for name in names:
             answer = _ask(client, target, name, messages.DescribeSinksRequest(sink_ids=[name]))
-            _check(name, answer)
             (one,) = answer.sinks
             raise_for_code(f"sink {name}", one.error_code)
             partitions = sum(len(topic.partitions) for topic in one.topics)
@@ -88,42 +87,29 @@ def reset_sink(target: Target, out: Output, name: str, replaces: str, query: str
     )
     with admin(target) as client:
         answer = _ask(client, target, name, request)
-    _check(name, answer)
     out.rows(["sink", "query", "batch", "committed"], [[name, *_fence(answer.fence)]])
 
 
 def _ask(client: AdminClient, target: Target, name: str, request: Encodable) -> Any:
-    """The answer of the sink's coordinator, once it has loaded; the last one at the deadline."""
-    (answer,) = _loaded(lambda: [_asked(client, target, name, request)], target.timeout_s)
+    """The answer of the sink's coordinator. Raises CliError."""
+    answer = client.ask_coordinator(name, request, target.timeout_s)
     if answer is None:
         raise CliError(f"sink {name}: its coordinator does not answer; try again in a moment")
+    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        raise CliError(f"sink {name}: there is no such sink; see `fleetlog sinks list` (TRANSACTIONAL_ID_NOT_FOUND)")
+    raise_for_code(f"sink {name}", answer.error_code, answer.error_message)
     return answer
 
 
-def _loaded(ask: Callable[[], list[Any]], timeout_s: float) -> list[Any]:
+def _loaded(client: AdminClient, asked: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
     """The answers of coordinators that have loaded and do not move; the last ones at the deadline. None: no answer."""
     deadline = time.monotonic() + timeout_s
     while True:
-        answers = ask()
+        answers = client.ask_all(asked, timeout_s)
         moves = [one is not None and COORDINATOR_MOVES.intersection(error_codes(one)) for one in answers]
         if not any(moves) or time.monotonic() + PAUSE_S >= deadline:
             return answers
         time.sleep(PAUSE_S)
-
-
-def _asked(client: AdminClient, target: Target, name: str, request: Encodable) -> Any:
-    for coordinator in client.find_coordinators(name, target.timeout_s, TRANSACTION):
-        if coordinator.error_code == ErrorCode.NONE:
-            (answer,) = client.ask_all([(coordinator.node_id, request)], target.timeout_s)
-            if answer is not None:
-                return answer
-    return None
-
-
-def _check(name: str, answer: Any) -> None:
-    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-        raise CliError(f"sink {name}: there is no such sink; see `fleetlog sinks list` (TRANSACTIONAL_ID_NOT_FOUND)")
-    raise_for_code(f"sink {name}", answer.error_code, answer.error_message)
 
 
 def _fence(fence: Any) -> Sequence[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -268,15 +267,24 @@ def alter_topic(
     """Change settings of a topic, or add partitions."""
     if not (partitions or settings or unset):
         raise click.UsageError("nothing to change: give --set (or --config), --unset or --partitions")
-    changes: dict[str, str | None] = {**settings, **dict.fromkeys(unset)}
+    changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
+    changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     with admin(target, f"topic {name}") as client:
         known = known_partitions(client, [PartitionsOf(name, None)])
         fewest = min(len(one["replica_nodes"]) for one in known[name])
         warn_of_minimum(settings, fewest, name)
         if changes:
-            alter_settings(client, name, changes, dry_run=dry_run)
+            resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
+            answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
+            result = answer.get("topic", {}).get(name, "no answer")
+            if result != "OK":
+                raise CliError(f"topic {name}: {reworded(result)}")
         if partitions:
-            add_partitions(client, name, partitions, target.timeout_ms, dry_run=dry_run)
+            response = client.create_partitions(
+                {name: partitions}, target.timeout_ms, validate_only=dry_run, raise_errors=False
+            )
+            for one in response.results:
+                raise_for_code(f"topic {name}", one.error_code, one.error_message)
     done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
     done += [f"{partitions} partitions"] if partitions else []
     verb = "would have" if dry_run else "has now"
@@ -284,30 +292,6 @@ def alter_topic(
         f"{name} {verb} {', '.join(done)}",
         {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run},
     )
-
-
-def alter_settings(
-    client: AdminClient, topic: str, changes: Mapping[str, str | None], *, dry_run: bool = False
-) -> None:
-    """Change settings of a topic in one request, since some are only allowed together; None: back to the default.
-
-    Raises CliError.
-    """
-    operations = {
-        name: (AlterConfigOp.DELETE if text is None else AlterConfigOp.SET, text) for name, text in changes.items()
-    }
-    resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=operations)
-    answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
-    result = answer.get("topic", {}).get(topic, "no answer")
-    if result != "OK":
-        raise CliError(f"topic {topic}: {reworded(result)}")
-
-
-def add_partitions(client: AdminClient, topic: str, count: int, timeout_ms: int, *, dry_run: bool = False) -> None:
-    """Give a topic so many partitions in all. Raises CliError."""
-    answer = client.create_partitions({topic: count}, timeout_ms, validate_only=dry_run, raise_errors=False)
-    for row in answer.results:
-        raise_for_code(f"topic {topic}", row.error_code, row.error_message)
 
 
 @topics.command("delete")

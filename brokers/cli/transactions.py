@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
+from fleetlog.brokers.cli.admin_client import COORDINATOR_MOVES
 from fleetlog.brokers.cli.client import (
     PartitionsOf,
     Target,
@@ -26,7 +26,7 @@ from fleetlog.wire.messages import request_class
 INIT_PRODUCER_ID = 22
 FENCED_MS = 60_000
 """The transaction timeout of a fenced id, until its next producer says its own."""
-_WAIT = COORDINATOR_MOVES | {ErrorCode.CONCURRENT_TRANSACTIONS}
+_STILL_OPEN = COORDINATOR_MOVES | {ErrorCode.CONCURRENT_TRANSACTIONS}
 
 STATES = ["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"]
 
@@ -130,30 +130,18 @@ def fence_transaction(target: Target, out: Output, name: str, yes: bool) -> None
     with admin(target, f"transactional id {name}") as client:
         before = client.describe_transactions([name])[name]
         confirm(f"{name} is {before.state.value}. Abort what is open and fence its producer?", yes)
-        answer = _init_producer(client, target, name)
+        request = request_class(INIT_PRODUCER_ID)(
+            transactional_id=name, transaction_timeout_ms=FENCED_MS, max_version=4
+        )
+        answer = client.ask_coordinator(name, request, target.timeout_s, again=_STILL_OPEN)
+    if answer is None:
+        raise CliError(f"transactional id {name}: its coordinator does not answer; try again in a moment")
     raise_for_code(f"transactional id {name}", answer.error_code)
     state = before.state.value
     out.done(
         f"{name} was {state}; its producer is fenced",
         {"transactional_id": name, "state_before": state, "epoch": answer.producer_epoch},
     )
-
-
-def _init_producer(client: AdminClient, target: Target, name: str) -> Any:
-    """The answer of the coordinator once nothing is open any more; the last one at the deadline."""
-    deadline = time.monotonic() + target.timeout_s
-    request = request_class(INIT_PRODUCER_ID)(transactional_id=name, transaction_timeout_ms=FENCED_MS, max_version=4)
-    while True:
-        answer = None
-        for coordinator in client.find_coordinators(name, target.timeout_s, TRANSACTION)[:1]:
-            if coordinator.error_code == ErrorCode.NONE:
-                (answer,) = client.ask_all([(coordinator.node_id, request)], target.timeout_s)
-        late = time.monotonic() + PAUSE_S >= deadline
-        if answer is not None and (late or answer.error_code not in _WAIT):
-            return answer
-        if late:
-            raise CliError(f"transactional id {name}: its coordinator does not answer; try again in a moment")
-        time.sleep(PAUSE_S)
 
 
 @transactions.command("producers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,14 +137,15 @@ def test_at_the_deadline_the_last_answer_is_reported(monkeypatch: pytest.MonkeyP
 
 
 def test_sinks_wait_for_their_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(admin_client, "PAUSE_S", 0.0)
     answers = [
         row(error_code=int(E.COORDINATOR_LOAD_IN_PROGRESS), sinks=[]),
         row(error_code=0, sinks=[row(error_code=int(E.NOT_COORDINATOR))]),
-        row(error_code=0, sinks=[row(error_code=0)]),
+        row(error_code=0, error_message=None, sinks=[row(error_code=0)]),
     ]
     last = answers[-1]
     client: Any = SimpleNamespace(
         find_coordinators=lambda *_: [row(error_code=0, node_id=1)], ask_all=lambda *_: [answers.pop(0)]
     )
+    client.ask_coordinator = partial(AdminClient.ask_coordinator, client)
     assert sinks._ask(client, Target("127.0.0.1:1", 60.0), "s", object()) is last
