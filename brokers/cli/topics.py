@@ -247,7 +247,7 @@ def topic_value(
 
 
 @topics.command("alter")
-@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--partitions", "-p", type=PARTITION_COUNT, help="The new number of partitions (it can only grow).")
 @_settings_option
 @click.option("--unset", "-u", multiple=True, metavar="NAME", shell_complete=complete_topic_settings,
@@ -258,40 +258,50 @@ def alter_topic(
     *,
     target: Target,
     out: Output,
-    name: str,
+    names: tuple[str, ...],
     partitions: int | None,
     settings: dict[str, str],
     unset: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Change settings of a topic, or add partitions."""
+    """Change settings of topics, or add partitions.
+
+    Each topic is changed for itself: what is refused for one is done for the others.
+    """
     if not (partitions or settings or unset):
         raise click.UsageError("nothing to change: give --set (or --config), --unset or --partitions")
     changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
-    with admin(target, f"topic {name}") as client:
-        known = known_partitions(client, [PartitionsOf(name, None)])
-        fewest = min(len(one["replica_nodes"]) for one in known[name])
-        warn_of_minimum(settings, fewest, name)
+    names, now = tuple(dict.fromkeys(names)), {}
+    with admin(target, f"topic {', '.join(names)}") as client:
+        known = known_partitions(client, [PartitionsOf(name, None) for name in names])
+        for name in names:
+            warn_of_minimum(settings, min(len(one["replica_nodes"]) for one in known[name]), name)
         if changes:
-            resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
-            answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
-            result = answer.get("topic", {}).get(name, "no answer")
-            if result != "OK":
-                raise CliError(f"topic {name}: {reworded(result)}")
+            resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=changes) for name in names]
+            answer = client.alter_configs(resources, validate_only=dry_run, raise_on_unknown=False, incremental=True)
+            results = {name: answer.get("topic", {}).get(name, "no answer") for name in names}
+            refused = [f"topic {name}: {reworded(one)}" for name, one in results.items() if one != "OK"]
+            if refused:
+                raise CliError("\n".join(refused))
+        if dry_run and changes:
+            described = [ConfigResource(ConfigResourceType.TOPIC, name, configs=list(changes)) for name in names]
+            now = client.describe_configs(described).get("topic", {})
         if partitions:
-            response = client.create_partitions(
-                {name: partitions}, target.timeout_ms, validate_only=dry_run, raise_errors=False
-            )
+            wanted = dict.fromkeys(names, partitions)
+            response = client.create_partitions(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)
             for one in response.results:
-                raise_for_code(f"topic {name}", one.error_code, one.error_message)
+                raise_for_code(f"topic {one.name}", one.error_code, one.error_message)
     done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
     done += [f"{partitions} partitions"] if partitions else []
     verb = "would have" if dry_run else "has now"
-    out.done(
-        f"{name} {verb} {', '.join(done)}",
-        {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run},
-    )
+    rows: list[dict[str, Any]] = [
+        {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run}
+        | ({"now": {key: one["value"] for key, one in now.get(name, {}).items()}} if dry_run else {})
+        for name in names
+    ]
+    text = "\n".join(f"{name} {verb} {', '.join(done)}" for name in names)
+    out.done(text, rows[0] if len(rows) == 1 else rows)
 
 
 @topics.command("delete")

@@ -17,6 +17,7 @@ from fleetlog.brokers.cli.users import MECHANISMS
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
 from fleetlog.brokers.console.commands import CommandLine
 from fleetlog.brokers.console.masking import Masks
+from fleetlog.brokers.setting_kinds import secret
 
 VALUE_CHARS_MAX: Final = 100_000
 """A command line takes no longer argument, and the command that is shown must do the same."""
@@ -71,24 +72,63 @@ def _create_topic(form: Form) -> PlannedChange:
 
 
 def _alter_topic(form: Form) -> PlannedChange:
-    name = _needed(form, "topic")
+    """One, or those that were picked from the list."""
+    names = _topics(form)
     options = _option(form, "partitions", "partitions") + _pairs(form.get("configs", ""), "set")
-    options += _pairs(form.get("unset", ""), "unset")
-    command = CommandLine("topics", "alter", options, (name,))
+    options += _pairs(form.get("unset", ""), "unset") + _setting(form)
+    command = CommandLine("topics", "alter", options, names)
     warning = "More partitions: keys move to other partitions, and partitions cannot be taken away again."
     return PlannedChange(
-        f"Change the topic {name}", command, f"/topics/{quote(name, '')}", command.also("--dry-run"),
-        warning if form.get("partitions", "").strip() else "",
+        f"Change the topic {names[0]}" if len(names) == 1 else f"Change {len(names)} topics", command,
+        f"/topics/{quote(names[0], '')}" if "topic" in form else "/topics", command.also("--dry-run"),
+        warning if form.get("partitions", "").strip() else "", shown=_altered,
     )  # fmt: skip
 
 
-def _delete_topics(form: Form) -> PlannedChange:
-    """One, or those that were picked from the list, each by a field of its own."""
+def _topics(form: Form) -> tuple[str, ...]:
+    """The topic of the form, or those that were picked from the list, each by a field of its own."""
     names = tuple(sorted(name.removeprefix(PICKED) for name in form if name.startswith(PICKED)))
     if "topic" in form:
         names = (_needed(form, "topic"),)
     if not names:
         raise PageError(400, "no topic is picked")
+    return names
+
+
+def _setting(form: Form) -> tuple[str, ...]:
+    """One setting by its name and value; without ``default`` in the form's ``to`` it is set, else unset."""
+    if "setting" not in form:
+        return ()
+    name = _needed(form, "setting")
+    return (f"--unset={name}",) if form.get("to") == "default" else (f"--set={name}={form.get('value', '').strip()}",)
+
+
+def _altered(row: dict[str, Any]) -> dict[str, Any]:
+    now = row.get("now", {})
+    changes = [f"{name}: {now.get(name)} → {value}" for name, value in row["set"].items()]
+    changes += [f"{name}: {now.get(name)} → its default" for name in row["unset"]]
+    changes += [f"{row['partitions']} partitions"] if row["partitions"] else []
+    return {"topic": row["topic"], "changes": changes}
+
+
+def _alter_broker(form: Form) -> PlannedChange:
+    """A setting of one broker, or of all, while they run."""
+    number, setting, everywhere = _needed(form, "broker"), _needed(form, "setting"), form.get("scope") == "all"
+    if secret(setting):
+        raise PageError(400, f"{setting} is a secret: set it by fleetlog cluster config set, which shows it to nobody")
+    where = () if everywhere else (f"--broker={number}",)
+    options = (f"--unset={setting}",) if form.get("to") == "default" else ()
+    names = () if options else (f"{setting}={form.get('value', '').strip()}",)
+    command = CommandLine("cluster", "config set", (*where, *options), names)
+    return PlannedChange(
+        f"Change {setting} of {'all brokers' if everywhere else f'broker {number}'}", command,
+        f"/brokers/{quote(number, '')}", command.also("--dry-run"),
+        "All brokers have the value from now on, but those that have one of their own." if everywhere else "",
+    )  # fmt: skip
+
+
+def _delete_topics(form: Form) -> PlannedChange:
+    names = _topics(form)
     title = f"Delete the topic {names[0]}" if len(names) == 1 else f"Delete {len(names)} topics"
     return PlannedChange(
         title, CommandLine("topics", "delete", ("--yes",), names), "/topics",
@@ -333,6 +373,7 @@ def _entity(form: Form) -> tuple[str, ...]:
 CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "create-topic": _create_topic,
     "alter-topic": _alter_topic,
+    "alter-broker": _alter_broker,
     "delete-topics": _delete_topics,
     "write-record": _write_record,
     "copy-record": _copy_record,

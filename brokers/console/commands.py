@@ -36,7 +36,7 @@ class _Collected(Output):
 
 
 class CommandLine(NamedTuple):
-    """One command: subject and verb, options, and what stands behind ``--``."""
+    """One command: subject and verb (``config set`` below ``cluster``), options, and what stands behind ``--``."""
 
     subject: str
     verb: str
@@ -50,7 +50,7 @@ class CommandLine(NamedTuple):
     def shown(self, target: Target) -> str:
         """As one types it."""
         where = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
-        words: Iterable[str] = ("fleetlog", self.subject, self.verb, *where, *self.options)
+        words: Iterable[str] = ("fleetlog", self.subject, *self.verb.split(), *where, *self.options)
         return shlex.join([*words, *(("--", *self.names) if self.names else ())])
 
     def check(self) -> None:
@@ -70,9 +70,10 @@ class CommandLine(NamedTuple):
         return out.found, out.text
 
     def _command(self) -> click.Command:
-        group = cli.get_command(click.Context(cli), self.subject)
-        assert isinstance(group, click.Group), self.subject
-        command = group.get_command(click.Context(group), self.verb)
+        command = cli.get_command(click.Context(cli), self.subject)
+        for word in self.verb.split():
+            assert isinstance(command, click.Group), self.subject
+            command = command.get_command(click.Context(command), word)
         assert command is not None, self.verb
         return command
 

@@ -26,9 +26,11 @@ from fleetlog.brokers.cli.overview import fetch_overview, read_directories, read
 from fleetlog.brokers.cli.reassign import describe_moves
 from fleetlog.brokers.cli.topics import fetch_ends, topic_value
 from fleetlog.brokers.cli.users import users_at
+from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
 from fleetlog.brokers.console.commands import listed
 from fleetlog.brokers.console.pictures import Pictures
+from fleetlog.brokers.setting_kinds import Setting, SettingType, suggest
 from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
@@ -119,9 +121,7 @@ BROKER_PARTITIONS_SHOWN: Final = 500
 def broker_page(asking: Asking) -> Answer:
     """One broker: state, log directories, replicas, connections by software, and settings with their origin."""
     overview, client = fetch_overview(asking.client), asking.client
-    if re.fullmatch("[0-9]{1,9}", asking.name) is None or int(asking.name) not in overview.brokers:
-        raise PageError(404, f"there is no broker {asking.name[:40]}, and no replica on it")
-    broker_id = int(asking.name)
+    broker_id = _broker_id(asking, overview)
     read_incarnations(client, overview)
     value = overview_value(overview, judged(client, overview)[1])
     (row,) = [one for one in value["brokers"] if one["id"] == broker_id]
@@ -145,9 +145,53 @@ def _broker_settings(asking: Asking, broker_id: int) -> list[dict[str, Any]]:
     rows = {name: by_broker[broker_id] for name, by_broker in settings_of_brokers(asking.client, (), broker_id).items()}
     return [
         {"name": name, "value": None if one.is_sensitive else one.value, "origin": SOURCES.get(one.config_source, "–"),
-         "changed": one.config_source != DEFAULT}
+         "changed": one.config_source != DEFAULT, "fixed": _fixed(one.is_sensitive, one.read_only), "synonyms": [],
+         **_meaning(BROKER_SETTINGS.get(name))}
         for name, one in sorted(rows.items())
     ]  # fmt: skip
+
+
+def _fixed(hidden: Any, read_only: Any) -> str:
+    """Why the console does not change a setting; empty: it does."""
+    if hidden:
+        return "it is a secret, and fleetlog cluster config set changes it"
+    return "it is read at the start alone, from the broker's properties" if read_only else ""
+
+
+def _meaning(row: Setting | None) -> dict[str, Any]:
+    """What a setting means and may be, as ``fleetlog config`` says; nothing of one that this release doesn't know."""
+    if row is None:
+        return {"meaning": "", "allowed": "", "choices": [], "default": None}
+    choices = ["true", "false"] if row.type is SettingType.BOOLEAN else list(row.choices)
+    lists = row.type is SettingType.LIST
+    return {"meaning": row.doc, "allowed": row.allowed(), "choices": [] if lists else choices,
+            "default": row.format(row.default)}  # fmt: skip
+
+
+def topic_setting_page(asking: Asking) -> Answer:
+    """One setting of a topic: meaning, value, origin, what it hides, and a form."""
+    known_partitions(asking.client, [PartitionsOf(asking.name, None)])
+    return {"topic": asking.name, "broker": None, **_one_setting(asking, _topic_settings(asking.client, asking.name))}
+
+
+def broker_setting_page(asking: Asking) -> Answer:
+    """One setting of a broker, which may be set for all of them, too."""
+    broker_id = _broker_id(asking, fetch_overview(asking.client, directories=False))
+    return {"topic": None, "broker": broker_id, **_one_setting(asking, _broker_settings(asking, broker_id))}
+
+
+def _one_setting(asking: Asking, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    name = asking.text("name")
+    found = next((row for row in rows if row["name"] == name), None)
+    if found is None:
+        raise PageError(404, f"there is no setting {name[:100]!r}{suggest(name, [row['name'] for row in rows])}")
+    return found
+
+
+def _broker_id(asking: Asking, overview: Any) -> int:
+    if re.fullmatch("[0-9]{1,9}", asking.name) is None or int(asking.name) not in overview.brokers:
+        raise PageError(404, f"there is no broker {asking.name[:40]}, and no replica on it")
+    return int(asking.name)
 
 
 def _connections_of(client: Any, broker_id: int, brokers: list[int]) -> dict[str, Any]:
@@ -252,6 +296,7 @@ def topics_page(asking: Asking) -> Answer:
         "start": start,
         "next_start": following,
         "sort": order,
+        "settings": sorted(name for name, row in TOPIC_SETTINGS.items() if not row.inert),
     }
 
 
@@ -338,7 +383,9 @@ def _topic_settings(client: Any, name: str) -> list[dict[str, Any]]:
             "value": None if hidden else row["value"],
             "origin": _origin(origin),
             "changed": "TOPIC" in origin,
+            "fixed": _fixed(hidden, row.get("read_only")),
             "synonyms": synonyms,
+            **_meaning(TOPIC_SETTINGS.get(key)),
         })  # fmt: skip
     return rows
 

@@ -147,11 +147,13 @@ NAVIGATION: Final = (
 PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/", "fleet.html", pages.fleet_page),
     ("/brokers/{name}", "broker.html", pages.broker_page),
+    ("/brokers/{name}/setting", "setting.html", pages.broker_setting_page),
     ("/partitions", "partitions.html", pages.partitions_page),
     ("/controller", "controller.html", pages.controller_page),
     ("/doctor", "doctor.html", pages.doctor_page),
     ("/topics", "topics.html", pages.topics_page),
     ("/topics/{name}", "topic.html", pages.topic_page),
+    ("/topics/{name}/setting", "setting.html", pages.topic_setting_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
     ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", pages.clients_page),

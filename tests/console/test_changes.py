@@ -104,6 +104,74 @@ def test_picked_topics_are_deleted_after_one_question(visitor: Visitor, shell: S
         assert visitor.post("/change/delete-topics", token | fields, Accept="application/json").status == status
 
 
+def test_a_setting_has_its_meaning_and_is_set_for_picked_topics_by_one_question(
+    visitor: Visitor, shell: Shell, name: str
+) -> None:
+    names = [f"{name}-{n}" for n in range(2)]
+    shell.run("topics", "create", *names, "-p", "1", "-c", "retention.ms=1000")
+    assert f'href="/topics/{names[0]}/setting?name=retention.ms"' in visitor.page(f"/topics/{names[0]}")
+    one = visitor.json(f"/topics/{names[0]}/setting?name=retention.ms")
+    assert (one["value"], one["origin"], one["default"], one["fixed"]) == ("1000", "this topic", "604800000", "")
+    assert one["meaning"].startswith("How long")
+    assert "<option selected>producer" in visitor.page(f"/topics/{names[0]}/setting?name=compression.type")
+    form = {"setting": "retention.ms", "value": "2000", **{f"topic:{one}": "yes" for one in names}}
+    shown = asked(visitor, "alter-topic", **form)
+    assert shown["preview"] == [{"topic": one, "changes": ["retention.ms: 1000 → 2000"]} for one in names]
+    assert shown["command"].endswith(f"--set=retention.ms=2000 -- {' '.join(names)}")
+    done(visitor, "alter-topic", **shown["fields"])
+
+    def values() -> list[Any]:
+        return [row["configs"].get("retention.ms") for row in shell.json("topics", "describe", *names)]
+
+    eventually(values, "both have it", good=lambda found: found == ["2000", "2000"])
+    shown = asked(visitor, "alter-topic", topic=names[1], setting="retention.ms", to="default")
+    assert shown["preview"][0]["changes"] == ["retention.ms: 2000 → its default"]
+    done(visitor, "alter-topic", **shown["fields"])
+    eventually(values, "one of them has it no more", good=lambda found: found == ["2000", None])
+    token = {"form_token": visitor.token(visitor.page("/topics"))}
+    for wrong in ({"value": "soon"}, {"setting": "retention.m"}, {"setting": ""}, {"topic:no-such": "yes"}):
+        got = visitor.post("/change/alter-topic", {**token, **form, **wrong}, Accept="application/json")
+        assert 400 <= got.status < 500, got.text
+    got = visitor.get(f"/topics/{names[0]}/setting?name=retention.m", Accept="application/json")
+    assert (got.status, "did you mean retention.ms?" in got.text) == (404, True)
+    shell.run("topics", "delete", *names, "--yes")
+
+
+def test_a_setting_of_a_broker_is_set_and_taken_away_while_it_runs(visitor: Visitor) -> None:
+    def value(broker: int) -> tuple[str, str]:
+        one = visitor.json(f"/brokers/{broker}/setting?name=log.cleaner.backoff.ms")
+        return one["value"], one["origin"]
+
+    assert 'href="/brokers/2/setting?name=log.cleaner.backoff.ms"' in visitor.page("/brokers/2")
+    before = value(1)
+    form = {"broker": "2", "setting": "log.cleaner.backoff.ms", "value": "14000"}
+    shown = asked(visitor, "alter-broker", **form)
+    assert (shown["preview"][0]["broker"], shown["preview"][0]["set"]) == (2, {"log.cleaner.backoff.ms": "14000"})
+    assert "fleetlog cluster config set" in shown["command"]
+    assert shown["command"].endswith("--broker=2 -- log.cleaner.backoff.ms=14000")
+    assert value(2) == before
+    done(visitor, "alter-broker", **form)
+    eventually(lambda: value(2), "it has it", good=lambda found: found == ("14000", "this broker, at run time"))
+    assert value(1) == before
+    assert "Take the value away" in visitor.page("/brokers/2/setting?name=log.cleaner.backoff.ms")
+    done(visitor, "alter-broker", broker="2", setting="log.cleaner.backoff.ms", to="default")
+    eventually(lambda: value(2), "it is taken away", good=lambda found: found == before)
+    done(visitor, "alter-broker", **form, scope="all")
+    eventually(lambda: value(3), "all have it", good=lambda found: found == ("14000", "all brokers, at run time"))
+    done(visitor, "alter-broker", broker="3", setting="log.cleaner.backoff.ms", to="default", scope="all")
+    eventually(lambda: value(1), "all have it no more", good=lambda found: found == before)
+    page = visitor.page("/brokers/2/setting?name=broker.id")
+    assert "read at the start alone" in page
+    assert 'action="/change/alter-broker"' not in page
+    token = {"form_token": visitor.token(visitor.page("/topics"))}
+    for wrong, words in (
+        ({"value": "soon"}, "log.cleaner.backoff.ms"), ({"setting": "broker.id", "value": "9"}, "broker.id"),
+        ({"setting": "ssl.key.password", "value": "hush"}, "secret"), ({"broker": "2; rm"}, "2; rm"),
+    ):  # fmt: skip
+        got = visitor.post("/change/alter-broker", {**token, **form, **wrong}, Accept="application/json")
+        assert (got.status // 100, words in got.text, "hush" in got.text) == (4, True, False), got.text
+
+
 def test_a_form_in_a_page_leads_to_a_question_and_back(visitor: Visitor, shell: Shell, name: str) -> None:
     token = visitor.token(visitor.page("/topics"))
     form = {"form_token": token, "topic": name, "partitions": "1"}
