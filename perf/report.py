@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from perf import charts, goals
 from perf.build import ROOT
@@ -20,6 +21,12 @@ from perf.results import DIRECTORY, Results, table
 
 PAGE = ROOT / "docs" / "performance.md"
 CHARTS = ROOT / "docs" / "performance"
+PLANNED = ROOT / "brokers" / "cli" / "plan_figures.json"
+"""What ``fleetlog plan`` reckons with: figures of the page."""
+PLANNED_CASES = {
+    "peers": ("produce 1 KiB", "produce 16 KiB", "produce 128 KiB", "fetch 64 KiB"),
+    "peers-3": ("produce 1 KiB", "produce 16 KiB", "produce 128 KiB"),
+}
 HEADS = {
     "requests_s": "requests/s",
     "records_s": "records/s",
@@ -218,6 +225,25 @@ def _failover() -> list[str]:
     return [f"{HEAD}{FAILOVER}\n\n{head}\n", made + "\n"]
 
 
+def plan_figures(page: str) -> dict[str, dict[str, Any]] | None:
+    """Medians of fleetlog's own lines of a page, with where they were measured; None if one is not there."""
+    sections, figures = _sections(page), {}
+    for suite, cases in PLANNED_CASES.items():
+        lines = sections.get(TITLES[suite], "").split("\n")
+        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+        ours = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows if row[1] == goals.FLEETLOG}
+        if not set(cases) <= ours.keys():
+            return None
+        medians = {
+            key: {case: float(ours[case][head].split(" ")[0].replace(",", "")) for case in cases}
+            for key, head in HEADS.items()
+            if key in ("cpu_s_gb", "mb_s")
+        }
+        about = next(line for line in lines if line.startswith("`python"))
+        figures[suite] = {"about": re.split(r", Linux|, revision", about)[0].replace("`", ""), **medians}
+    return figures
+
+
 def found_results(suites: Sequence[str] = tuple(TITLES)) -> dict[str, Results]:
     """The last results of each suite that has some."""
     loaded = {suite: Results.load(suite) for suite in suites}
@@ -243,6 +269,8 @@ def main() -> int:
     parts += _failover() or ([kept[FAILOVER]] if FAILOVER in kept else [])
     PAGE.write_text("\n".join(parts))
     print(f"written: {_shown(PAGE)}")
+    if figures := plan_figures(PAGE.read_text()):
+        PLANNED.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 

@@ -26,6 +26,7 @@ _SUBJECTS = {
     "host": "All brokers of one machine as one unit: run, restart, status.",
     "log": "Read the files of log directories.",
     "mcp": "Tools for programs that speak the Model Context Protocol.",
+    "plan": "What a fleet needs for a load: brokers, cores, network, disks.",
     "produce": "Write records.",
     "profile": "Fleets by name: create, use, list, show, edit, delete.",
     "quotas": "Client quotas: list, set, remove.",
@@ -45,6 +46,7 @@ _ELSEWHERE = {
     "console": ("fleetlog.brokers.console.command", "console"),
     "log": ("fleetlog.brokers.cli.logs", "log"),
     "mcp": ("fleetlog.brokers.cli.model_context", "serve_tools"),
+    "plan": ("fleetlog.brokers.cli.plan", "plan_fleet"),
     "registry": ("fleetlog.brokers.schemas.command", "registry"),
     "schemas": ("fleetlog.brokers.schemas.client", "schemas"),
 }

@@ -29,6 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(report, "DIRECTORY", tmp_path / "results")
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "performance.md")
     monkeypatch.setattr(report, "CHARTS", tmp_path / "docs" / "performance")
+    monkeypatch.setattr(report, "PLANNED", tmp_path / "plan_figures.json")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     return tmp_path
@@ -161,3 +162,25 @@ def test_a_suite_that_was_not_run_here_keeps_its_section(elsewhere: Path) -> Non
     ]  # fmt: skip
     assert report.main() == 0
     assert page.read_text() == after
+
+
+def test_a_plan_reckons_with_the_figures_of_the_page(elsewhere: Path) -> None:
+    """`fleetlog plan` has them in a file, which the report writes; a page that lacks one leaves the file as it is."""
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    kept = json.loads((Path(__file__).parents[2] / "brokers" / "cli" / "plan_figures.json").read_text())
+    assert report.plan_figures(page) == kept, "python -m perf report writes it"
+    for suite, cases in report.PLANNED_CASES.items():
+        found = Results.begin(suite, kafka="4.1.1", java="17")
+        for number_, case in enumerate(cases):
+            for round_ in range(3):
+                found.add(case, "kafka", {"cpu_s_gb": 9_000, "mb_s": 1}, round_=round_)
+                found.add(case, "fleetlog", {"cpu_s_gb": 1_000 + number_ + round_, "mb_s": 7}, round_=round_)
+        found.save()
+    assert report.main() == 0
+    written = json.loads(report.PLANNED.read_text())
+    assert written["peers"]["cpu_s_gb"] == dict(zip(report.PLANNED_CASES["peers"], range(1_001, 1_005), strict=True))
+    assert written["peers-3"]["about"].startswith("python -m")
+    (elsewhere / "docs" / "performance.md").unlink()
+    (elsewhere / "results" / "peers-3.json").unlink()
+    assert report.main() == 0
+    assert json.loads(report.PLANNED.read_text()) == written
