@@ -17,12 +17,19 @@ from fleetlog.brokers.addresses import TLS_PROTOCOLS, parse_address, parse_liste
 from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.properties import parse_properties
-from fleetlog.brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from fleetlog.brokers.setting_kinds import (
+    ConfigError,
+    Setting,
+    SettingType,
+    attribute,
+    field_of,
+    setting,
+    suggest,
+    table_of,
+)
 from fleetlog.brokers.topic_config import (
-    CODECS,
     DAY_MS,
     FOREVER,
-    GZIP_LEVELS,
     LARGEST_ARRAY,
     MIB,
     TOPIC_SETTINGS,
@@ -44,6 +51,11 @@ FALLBACKS: dict[str, tuple[tuple[str, int], ...]] = {
     "log.flush.interval.ms": (("log.flush.scheduler.interval.ms", 1),),
 }
 """What counts where a setting in milliseconds is unset: the next ones, with their unit in ms, in Kafka's order."""
+
+
+def default_of(name: str) -> Any:
+    """A broker's default of that setting of topics: of the same type and bounds, and what the topic's row has."""
+    return field_of(TOPIC_SETTINGS[name]._replace(doc=f"Default of {name}.", synonym=""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,50 +142,32 @@ class BrokerConfig:
         BOOLEAN, False, "Whether clients may delete __consumer_offsets and __transaction_state, or give them another "
         "cleanup.policy, or a retention: committed offsets and open transactions are lost by it.",
     )  # fmt: skip
-    log_cleanup_policy: tuple[str, ...] = setting(
-        LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True
-    )
-    compression_type: str = setting(STRING, "producer", "Default of compression.type.", choices=CODECS, live=True)
-    compression_gzip_level: int = setting(
-        INT, -1, "Default of a topic's compression.gzip.level.", low=-1, high=9, live=True, pattern=GZIP_LEVELS
-    )
-    compression_lz4_level: int = setting(
-        INT, 9, "Default of a topic's compression.lz4.level.", low=1, high=17, live=True
-    )
-    compression_zstd_level: int = setting(
-        INT, 3, "Default of a topic's compression.zstd.level.", low=-131_072, high=22, live=True
-    )
-    log_cleaner_delete_retention_ms: int = setting(LONG, DAY_MS, "Default of delete.retention.ms.", low=0, live=True)
-    log_segment_delete_delay_ms: int = setting(LONG, 60_000, "Default of file.delete.delay.ms.", low=0, live=True)
-    log_flush_interval_messages: int = setting(LONG, FOREVER, "Default of flush.messages.", low=1, live=True)
+    log_cleanup_policy: tuple[str, ...] = default_of("cleanup.policy")
+    compression_type: str = default_of("compression.type")
+    compression_gzip_level: int = default_of("compression.gzip.level")
+    compression_lz4_level: int = default_of("compression.lz4.level")
+    compression_zstd_level: int = default_of("compression.zstd.level")
+    log_cleaner_delete_retention_ms: int = default_of("delete.retention.ms")
+    log_segment_delete_delay_ms: int = default_of("file.delete.delay.ms")
+    log_flush_interval_messages: int = default_of("flush.messages")
     log_flush_interval_ms: int | None = setting(
         LONG, None, "Default of flush.ms; unset, log.flush.scheduler.interval.ms counts.", low=0, live=True
     )
     log_flush_scheduler_interval_ms: int = setting(
         LONG, FOREVER, "Default of flush.ms where log.flush.interval.ms is not set.", low=0
     )
-    log_index_interval_bytes: int = setting(INT, 4096, "Default of index.interval.bytes.", low=0, live=True)
-    log_cleaner_max_compaction_lag_ms: int = setting(
-        LONG, FOREVER, "Default of max.compaction.lag.ms.", low=1, live=True
-    )
+    log_index_interval_bytes: int = default_of("index.interval.bytes")
+    log_cleaner_max_compaction_lag_ms: int = default_of("max.compaction.lag.ms")
     max_decompressed_message_bytes: int = setting(
         INT, LARGEST_ARRAY, "Largest record accepted in a compressed batch, in bytes, once it is decompressed.",
         low=1, high=LARGEST_ARRAY, live=True,
     )  # fmt: skip
-    message_max_bytes: int = setting(INT, MIB + 12, "Default of max.message.bytes.", low=0, live=True)
-    log_message_timestamp_type: str = setting(
-        STRING, "CreateTime", "Default of message.timestamp.type.", choices=("CreateTime", "LogAppendTime"), live=True
-    )
-    log_message_timestamp_before_max_ms: int = setting(
-        LONG, FOREVER, "Default of message.timestamp.before.max.ms.", low=0, live=True
-    )
-    log_message_timestamp_after_max_ms: int = setting(
-        LONG, 3_600_000, "Default of message.timestamp.after.max.ms.", low=0, live=True
-    )
-    log_cleaner_min_cleanable_ratio: float = setting(
-        DOUBLE, 0.5, "Default of min.cleanable.dirty.ratio.", low=0, high=1, live=True
-    )
-    log_cleaner_min_compaction_lag_ms: int = setting(LONG, 0, "Default of min.compaction.lag.ms.", low=0, live=True)
+    message_max_bytes: int = default_of("max.message.bytes")
+    log_message_timestamp_type: str = default_of("message.timestamp.type")
+    log_message_timestamp_before_max_ms: int = default_of("message.timestamp.before.max.ms")
+    log_message_timestamp_after_max_ms: int = default_of("message.timestamp.after.max.ms")
+    log_cleaner_min_cleanable_ratio: float = default_of("min.cleanable.dirty.ratio")
+    log_cleaner_min_compaction_lag_ms: int = default_of("min.compaction.lag.ms")
     log_cleaner_backoff_ms: int = setting(LONG, 15_000, "Pause before compaction looks again, in ms.", low=0, live=True)
     log_cleaner_dedupe_buffer_size: int = setting(LONG, 32 * MIB, "Bytes of a pass's map of keys.", low=MIB, live=True)
     log_cleaner_io_max_bytes_per_second: float = setting(
@@ -183,9 +177,9 @@ class BrokerConfig:
         LONG, 0, "Bytes of closed segments that are read in a second to check them in the background; 0: none.", low=0,
         live=True,
     )  # fmt: skip
-    min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
-    log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
-    log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)
+    min_insync_replicas: int = default_of("min.insync.replicas")
+    log_preallocate: bool = default_of("preallocate")
+    log_retention_bytes: int = default_of("retention.bytes")
     log_retention_ms: int | None = setting(
         LONG, None, "Default of retention.ms; unset, log.retention.minutes counts, then log.retention.hours.",
         low=-1, live=True,
@@ -197,8 +191,8 @@ class BrokerConfig:
         INT, 168, "Default of retention.ms in hours, where neither log.retention.ms nor .minutes is set; -1 for ever.",
         low=-1,
     )  # fmt: skip
-    log_segment_bytes: int = setting(INT, 1024 * MIB, "Default of segment.bytes.", low=14, live=True)
-    log_index_size_max_bytes: int = setting(INT, 10 * MIB, "Default of segment.index.bytes.", low=4, live=True)
+    log_segment_bytes: int = default_of("segment.bytes")
+    log_index_size_max_bytes: int = default_of("segment.index.bytes")
     log_roll_jitter_ms: int | None = setting(
         LONG, None, "Default of segment.jitter.ms; unset, log.roll.jitter.hours counts.", low=0, live=True
     )
@@ -209,9 +203,7 @@ class BrokerConfig:
         LONG, None, "Default of segment.ms; unset, log.roll.hours counts.", low=1, live=True
     )
     log_roll_hours: int = setting(INT, 168, "Default of segment.ms in hours, where log.roll.ms is not set.", low=1)
-    unclean_leader_election_enable: bool = setting(
-        BOOLEAN, False, "Default of unclean.leader.election.enable.", live=True
-    )
+    unclean_leader_election_enable: bool = default_of("unclean.leader.election.enable")
     log_retention_check_interval_ms: int = setting(LONG, 300_000, "Time between two retention checks, in ms.", low=1)
     log_flush_policy: str = setting(
         STRING, "os", "When appends reach the disk: left to the system, every flush.ms, or before they are answered.",

@@ -396,32 +396,29 @@ _OIDC_ROWS: dict[str, Setting] = {name: row._replace(inert=False) for name, row 
 OIDC_SETTINGS = frozenset(_OIDC_ROWS)
 """What brokers.logins.oidc_settings reads."""
 
+_TLS_DOC = "TLS of the listeners that have it, read at the start: docs/security.md says what is served."
+_TLS_ROWS = _rows(_TLS, _TLS_DOC)
 ADMIN_TLS_PREFIX = "admin."
-_ADMIN_TLS = """
-ssl.cipher.suites list '' -
-ssl.client.auth string none required|requested|none
-ssl.enabled.protocols list TLSv1.2,TLSv1.3 -
-ssl.key.password password null -
-ssl.keystore.certificate.chain password null -
-ssl.keystore.key password null -
-ssl.keystore.location string null -
-ssl.keystore.password password null -
-ssl.keystore.type string null -
-ssl.truststore.certificates password null -
-ssl.truststore.location string null -
-ssl.truststore.password password null -
-ssl.truststore.type string null -
-"""
 _ADMIN_DOC = "TLS of admin.listener, as the setting without admin. is that of listeners; off where none of them is set."
+_OF_ADMIN = re.compile(r"ssl\.(cipher\.suites|client\.auth|enabled\.protocols|key\.password|(key|trust)store\..+)")
 _ADMIN_ROWS = {
-    ADMIN_TLS_PREFIX + name: row._replace(name=ADMIN_TLS_PREFIX + name, inert=False)
-    for name, row in _rows(_ADMIN_TLS, _ADMIN_DOC, retired=True).items()
+    ADMIN_TLS_PREFIX + name: row._replace(
+        name=ADMIN_TLS_PREFIX + name, doc=_ADMIN_DOC, live=False, inert=False, retired=True,
+        default=None if name.endswith("store.type") else row.default,
+    )
+    for name, row in _TLS_ROWS.items()
+    if _OF_ADMIN.fullmatch(name)
+}  # fmt: skip
+_ZOOKEEPER_ROWS = {
+    name: row._replace(inert=False) for name, row in _rows(_ZOOKEEPER, _ZOOKEEPER_DOC, retired=True).items()
 }
+TLS_SETTINGS, ZOOKEEPER_SETTINGS = frozenset(_TLS_ROWS), frozenset(_ZOOKEEPER_ROWS)
+"""What brokers.tls reads, of listeners and of the connection to ZooKeeper."""
 
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **{row.name: row for row in _AUTHORIZATION},
     **_rows(_SECURITY, "Accepted; no effect: of security, this release has TLS, SASL and ACLs."),
-    **_rows(_TLS, "TLS of the listeners that have it, read at the start: docs/security.md says what is served."),
+    **_TLS_ROWS,
     **_OIDC_ROWS,
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),
@@ -432,7 +429,7 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **_rows(_REST, _NOT_HERE),
     **_rows(_RETIRED, _RETIRED_DOC, retired=True),
     **_ADMIN_ROWS,
-    **{name: row._replace(inert=False) for name, row in _rows(_ZOOKEEPER, _ZOOKEEPER_DOC, retired=True).items()},
+    **_ZOOKEEPER_ROWS,
 }
 """Those that are not inert are read from what was given: by brokers.tls, brokers.logins and brokers.acls."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {

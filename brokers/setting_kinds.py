@@ -150,24 +150,17 @@ class Setting(NamedTuple):
         return str(value)
 
 
-def setting(
-    kind: SettingType,
-    default: Any,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    live: bool = False,
-    inert: bool = False,
-    synonym: str = "",
-    pattern: str = "",
-    shown_as: SettingType | None = None,
-    unset: bool = False,
-) -> Any:
-    """A dataclass field that declares a setting; the table is read off the dataclass by :func:`table_of`."""
-    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern, False, shown_as, unset)
-    return dataclasses.field(default=default, metadata={"setting": row})
+def setting(kind: SettingType, default: Any, doc: str, **more: Any) -> Any:
+    """A dataclass field that declares a setting; ``more`` are other fields of its row.
+
+    The table is read off the dataclass by :func:`table_of`.
+    """
+    return field_of(Setting("", kind, default, doc, **more))
+
+
+def field_of(row: Setting) -> Any:
+    """A dataclass field that declares a setting as another row has it, whatever that one is called."""
+    return dataclasses.field(default=row.default, metadata={"setting": row})
 
 
 def table_of(config_class: type) -> dict[str, Setting]:

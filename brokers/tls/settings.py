@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from fleetlog.brokers.inert_settings import TLS_SETTINGS
 from fleetlog.brokers.logins.principals import BadPrincipal, PrincipalMapper
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
 
@@ -30,13 +31,6 @@ _SUITES_OF_1_2: Final = {
     )
 }
 """Java's names of those with forward secrecy and authenticated encryption, and OpenSSL's."""
-_NAMES: Final = (
-    "allow.dn.changes allow.san.changes cipher.suites client.auth enabled.protocols endpoint.identification.algorithm"
-    " engine.factory.class key.password keymanager.algorithm keystore.certificate.chain keystore.key keystore.location"
-    " keystore.password keystore.type principal.mapping.rules protocol provider secure.random.implementation"
-    " trustmanager.algorithm truststore.certificates truststore.location truststore.password truststore.type"
-)
-_KNOWN: Final = frozenset(f"ssl.{name}" for name in _NAMES.split(" "))
 _OWN_CODE: Final = ("ssl.engine.factory.class", "ssl.provider")
 
 
@@ -153,8 +147,8 @@ class _Reader:
 
     def check_names(self) -> None:
         for name in self.given:
-            if name not in _KNOWN:
-                raise self.error(name, self.text(name), f"there is no such setting{suggest(name, _KNOWN)}")
+            if name not in TLS_SETTINGS:
+                raise self.error(name, self.text(name), f"there is no such setting{suggest(name, TLS_SETTINGS)}")
         for name in _OWN_CODE:
             if self.text(name):
                 raise self.error(name, self.text(name), "cannot be loaded here: remove it; OpenSSL serves TLS")

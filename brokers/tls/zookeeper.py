@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from fleetlog.brokers.inert_settings import ZOOKEEPER_SETTINGS
 from fleetlog.brokers.setting_kinds import HIDDEN, ConfigError, suggest
 from fleetlog.brokers.tls.contexts import CertificateFiles, FollowedContexts, TlsContext, client_context
 from fleetlog.brokers.tls.settings import TlsSettings
@@ -29,11 +30,6 @@ _NETTY: Final = "org.apache.zookeeper.ClientCnxnSocketNetty"
 _STORES: Final = ("ssl.keystore", "ssl.truststore")
 _KINDS: Final = {".pem": "PEM", ".p12": "PKCS12", ".pfx": "PKCS12", ".jks": "JKS"}
 _NOT_SERVED: Final = ("zookeeper.ssl.crl.enable", "zookeeper.ssl.ocsp.enable")
-_SSL_NAMES: Final = (
-    "client.enable cipher.suites crl.enable enabled.protocols endpoint.identification.algorithm keystore.location"
-    " keystore.password keystore.type ocsp.enable protocol truststore.location truststore.password truststore.type"
-)
-_KNOWN: Final = frozenset({_SOCKET, _SET_ACL, _DIGEST, *(f"zookeeper.ssl.{name}" for name in _SSL_NAMES.split(" "))})
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +48,11 @@ class ZookeeperSettings:
 
         Raises ConfigError.
         """
-        named = {name: text.strip() for name, text in given.items() if name in _KNOWN or name.startswith(_TLS_PREFIX)}
+        ours = (name for name in given if name in ZOOKEEPER_SETTINGS or name.startswith(_TLS_PREFIX))
+        named = {name: given[name].strip() for name in ours}
         for name, text in named.items():
-            if name not in _KNOWN:
-                raise ConfigError(name, text, f"there is no such setting{suggest(name, _KNOWN)}")
+            if name not in ZOOKEEPER_SETTINGS:
+                raise ConfigError(name, text, f"there is no such setting{suggest(name, ZOOKEEPER_SETTINGS)}")
         tls = _tls(named)
         digest = named.get(_DIGEST, "")
         user, colon, password = digest.partition(":")
