@@ -37,10 +37,10 @@ from fleetlog.brokers.acls.znodes import (
     entries_to_decide_by,
     pattern_at,
 )
-from fleetlog.brokers.documents import BadDocument
 from fleetlog.brokers.metadata.config_writes import ATTEMPTS, RETRY_SECONDS, Contended
 from fleetlog.brokers.metadata.loading import children_or_none, gather_bounded, read_many
 from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.coordination.store import (
     BadVersion,
     Create,
@@ -143,7 +143,7 @@ class AclCache:
                 if node is None:
                     return None
                 patterns.add(changed_pattern(path, node[0]))
-            except BadDocument as problem:
+            except BadZnode as problem:
                 logger.warning("reading all ACLs again: %s", problem)
                 return None
         return patterns
@@ -189,7 +189,7 @@ class AclCache:
         return entries
 
 
-def _complain(problem: BadDocument) -> None:
+def _complain(problem: BadZnode) -> None:
     logger.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)
 
 
@@ -200,7 +200,7 @@ CHANGES_MOST = 1000
 
 Edit = Callable[[Entries], Entries]
 """From a pattern's present entries to the wanted ones. May run more than once."""
-Failure = BadDocument | StoreError | Contended
+Failure = BadZnode | StoreError | Contended
 
 
 class EditedEntries(NamedTuple):
@@ -249,7 +249,7 @@ async def _edit_some(
     """All of them by one multi; one by one if that is too large, or one of them cannot be read."""
     try:
         return dict(await _written(store, edits))
-    except (TooLarge, BadDocument, Contended) as problem:
+    except (TooLarge, BadZnode, Contended) as problem:
         if len(edits) == 1:
             return dict.fromkeys(edits, problem)
     except StoreError as problem:
@@ -261,7 +261,7 @@ async def _edit_some(
 
 
 async def _written(store: Store, edits: Mapping[ResourcePattern, Edit]) -> dict[ResourcePattern, EditedEntries]:
-    """Raises BadDocument, Contended, and the store's exceptions but MultiFailed and UnknownOutcome."""
+    """Raises BadZnode, Contended, and the store's exceptions but MultiFailed and UnknownOutcome."""
     perhaps: dict[ResourcePattern, Entries] = {}
     for _ in range(ATTEMPTS):
         outcomes: dict[ResourcePattern, EditedEntries] = {}

@@ -38,7 +38,7 @@ from fleetlog.brokers.acls.image import (
     ResourceType,
     check_entry,
 )
-from fleetlog.brokers.documents import BadDocument, desanitised, dump_document, load_document, sanitised
+from fleetlog.brokers.metadata.znodes import BadZnode, desanitised, dump_document, load_document, sanitised
 from fleetlog.coordination.tree import may_be_named
 
 LITERAL_ACLS: Final = "/kafka-acl"
@@ -118,27 +118,27 @@ def encode_entries(entries: Entries) -> bytes:
 
 
 def decode_entries(path: str, data: bytes) -> Entries:
-    """The entries in the znode at that path; raises BadDocument where one of them cannot be read."""
+    """The entries in the znode at that path; raises BadZnode where one of them cannot be read."""
     document = load_document(path, data)
     if document.get("version") != 1:
-        raise BadDocument(path, f"ACLs of version {document.get('version')!r}, expected 1")
+        raise BadZnode(path, f"ACLs of version {document.get('version')!r}, expected 1")
     try:
         entries = frozenset(_entry_from(part) for part in document["acls"])
         for entry in entries:
             check_entry(entry)
     except (KeyError, TypeError, AttributeError, InvalidAcl) as problem:
-        raise BadDocument(path, f"not ACLs of version 1 ({problem!r})") from problem
+        raise BadZnode(path, f"not ACLs of version 1 ({problem!r})") from problem
     return entries
 
 
-def entries_to_decide_by(path: str, data: bytes, report: Callable[[BadDocument], None]) -> Entries:
+def entries_to_decide_by(path: str, data: bytes, report: Callable[[BadZnode], None]) -> Entries:
     """The entries in a znode, or, where they cannot be read, a Deny for everybody: super users can repair them.
 
     That Deny is for an image only, and is never written back: a writer reads the znode by :func:`decode_entries`.
     """
     try:
         return decode_entries(path, data)
-    except BadDocument as problem:
+    except BadZnode as problem:
         report(problem)
         return _DENIED_TO_ALL
 
@@ -181,22 +181,22 @@ def change_node(pattern: ResourcePattern) -> tuple[str, bytes]:
 
 
 def changed_pattern(path: str, data: bytes) -> ResourcePattern:
-    """Which pattern a change node tells of; raises BadDocument."""
+    """Which pattern a change node tells of; raises BadZnode."""
     if path.startswith(f"{LITERAL_CHANGES}/"):
         try:
             kind, colon, literal = data.decode().partition(":")
         except UnicodeDecodeError:
-            raise BadDocument(path, "not UTF-8") from None
+            raise BadZnode(path, "not UTF-8") from None
         if not colon or not literal:
-            raise BadDocument(path, "not a type and a name")
+            raise BadZnode(path, "not a type and a name")
         return ResourcePattern(_type_named(path, kind), literal, PatternType.LITERAL)
     document = load_document(path, data)
     kind_name, name = document.get("resourceType"), document.get("name")
     if not isinstance(kind_name, str) or not isinstance(name, str) or not name:
-        raise BadDocument(path, "not a change of ACLs")
+        raise BadZnode(path, "not a change of ACLs")
     shape = _CHANGED_SHAPES.get(str(document.get("patternType")))
     if shape is None:
-        raise BadDocument(path, "not a change of prefixed ACLs")
+        raise BadZnode(path, "not a change of prefixed ACLs")
     return ResourcePattern(_type_named(path, kind_name), name, shape)
 
 
@@ -210,5 +210,5 @@ _CHANGED_SHAPES: Final = {
 def _type_named(path: str, text: str) -> ResourceType:
     kind = _TYPES.get(text.lower())
     if kind is None:
-        raise BadDocument(path, f"unknown resource type {text[:40]!r}")
+        raise BadZnode(path, f"unknown resource type {text[:40]!r}")
     return kind

@@ -35,7 +35,7 @@ from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, in_slices, in_task, unfit
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
-from fleetlog.brokers.documents import BadDocument
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.coordination.store import UNANSWERED, StoreError, TooLarge
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
@@ -195,7 +195,7 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
     match problem:
         case TooLarge():
             return AclRefusal(ErrorCode.INVALID_REQUEST, "That resource would have more ACLs than ZooKeeper can store.")
-        case BadDocument():
+        case BadZnode():
             return AclRefusal(ErrorCode.UNKNOWN_SERVER_ERROR, f"The ACLs in ZooKeeper cannot be read: {problem}.")
         case _:
             return _UNWRITTEN

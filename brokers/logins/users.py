@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from fleetlog.brokers.documents import desanitised, sanitised
 from fleetlog.brokers.logins.scram import (
     ITERATIONS_MIN,
     CredentialForm,
@@ -35,11 +34,10 @@ from fleetlog.brokers.logins.scram_users import (
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.client_configs import USERS as CONFIG_USERS
 from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
-from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
+from fleetlog.brokers.metadata.config_writes import RETRY_SECONDS, Contended, alter_entity
 from fleetlog.brokers.metadata.loading import children_or_none, read_many, read_or_none
-from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.coordination.store import Create, MultiFailed, NodeExists, Operation, SetData, Store, UnknownOutcome
-from fleetlog.coordination.tree import ensure
+from fleetlog.brokers.metadata.znodes import BadZnode, desanitised, sanitised
+from fleetlog.coordination.store import NodeExists, Store, UnknownOutcome
 from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -66,13 +64,11 @@ async def login_secret(store: Store, new_secret: Callable[[int], bytes]) -> byte
         except NodeExists:
             continue
         except UnknownOutcome:  # the next read decides
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 USERS: Final = "/config/users"
 
-_ATTEMPTS: Final = 20
-_RETRY_S: Final = 0.05
 _FORMS_MAX: Final = 16
 
 
@@ -116,8 +112,6 @@ async def write_users(
     Raises the store's exceptions, BadZnode.
     """
     results = {}
-    await ensure(store, USERS)
-    await ensure(store, CHANGES)
     for user in users_to_read(deletions, upsertions):
         gone = [one for one in deletions if one.user == user]
         new = [one for one in upsertions if one.user == user]
@@ -128,27 +122,20 @@ async def write_users(
 async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Sequence[Upsertion]) -> AlteredUser:
     if user in UNSTORABLE:
         return alter_users({}, gone, new)[user]
-    path = user_path(user)
-    notice = change_notice(f"{CONFIG_USERS}/{sanitised(user)}")
-    unknown = False
-    for _ in range(_ATTEMPTS):
-        row = await read_or_none(store, path)
-        present = {} if row is None else decode_entity(path, row[0])
+    result = AlteredUser(ErrorCode.NONE, None, None)
+
+    def altered(present: dict[str, str], perhaps: bool) -> Mapping[str, str] | None:
+        nonlocal result
         result = alter_users({user: present}, gone, new)[user]
-        if unknown and result.error is ErrorCode.RESOURCE_NOT_FOUND:
-            return AlteredUser(ErrorCode.NONE, None, None)  # the attempt whose answer was lost did it
-        if result.config is None:
-            return result
-        data = znodes.encode_config(result.config)
-        write: Operation = Create(path, data) if row is None else SetData(path, data, row[1])
-        try:
-            await store.multi([write, notice])
-        except (MultiFailed, UnknownOutcome) as error:  # another writer was first, or the next read decides
-            unknown = unknown or isinstance(error, UnknownOutcome)
-            await asyncio.sleep(_RETRY_S)
-            continue
-        return result
-    return AlteredUser(ErrorCode.REQUEST_TIMED_OUT, "The user's configuration kept changing; try again", None)
+        if perhaps and result.error is ErrorCode.RESOURCE_NOT_FOUND:
+            result = AlteredUser(ErrorCode.NONE, None, None)  # the attempt whose answer was lost did it
+        return result.config
+
+    try:
+        await alter_entity(store, f"{CONFIG_USERS}/{sanitised(user)}", altered)
+    except Contended:
+        return AlteredUser(ErrorCode.REQUEST_TIMED_OUT, "The user's configuration kept changing; try again", None)
+    return result
 
 
 class ScramUsers:

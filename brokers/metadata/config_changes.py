@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-from fleetlog.brokers.documents import BadDocument, dump_document, load_document
 from fleetlog.brokers.metadata.loading import read_many
 from fleetlog.brokers.metadata.watcher import ZnodeWatcher
+from fleetlog.brokers.metadata.znodes import BadZnode, dump_document, load_document
 from fleetlog.coordination.store import Create, Delete, MultiFailed, NoNode, Store
 
 CHANGES: Final = "/config/changes"
@@ -84,7 +84,7 @@ class ConfigChanges:
             try:
                 document: dict[str, Any] = load_document(name, row[0]) if row is not None else {}
                 changed.add(str(document["entity_path"]))
-            except (BadDocument, KeyError):
+            except (BadZnode, KeyError):
                 return None
         return frozenset(changed)
 

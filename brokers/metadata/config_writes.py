@@ -11,11 +11,17 @@ from collections.abc import Callable, Mapping
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.client_configs import decode_entity
+from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
 from fleetlog.brokers.metadata.loading import read_or_none
 from fleetlog.brokers.metadata.znodes import ConfigChanged
 from fleetlog.coordination.changes import entry
 from fleetlog.coordination.store import Check, Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
+from fleetlog.coordination.tree import ensure
 
+AlteredEntity = Callable[[dict[str, str], bool], Mapping[str, str] | None]
+"""From the present ``config`` map to the wanted one, None where nothing is to be written; True: the attempt before may
+have been written, its answer was lost."""
 ATTEMPTS = 20
 RETRY_SECONDS = 0.05
 METADATA_WAIT_MS = 2_000
@@ -61,6 +67,32 @@ async def alter_config(store: Store, metadata: MetadataCache, kind: str, entity:
         await _shown(metadata, kind, entity, version)
         return
     raise Contended(f"the configuration of {entity} kept changing; try again")
+
+
+async def alter_entity(store: Store, entity_path: str, altered: AlteredEntity) -> None:
+    """The same for a user, a client or an address, by its path below ``/config``: with an entry of the list of changes.
+
+    Raises Contended, BadZnode, the store's exceptions, and whatever ``altered`` raises.
+    """
+    path, perhaps = f"{znodes.CONFIG}/{entity_path}", False
+    await ensure(store, CHANGES)
+    for _ in range(ATTEMPTS):
+        row = await read_or_none(store, path)
+        config = altered({} if row is None else decode_entity(path, row[0]), perhaps)
+        if config is None:
+            return
+        if row is None:
+            await ensure(store, path.rpartition("/")[0])
+        data = znodes.encode_config(config)
+        write: Operation = Create(path, data) if row is None else SetData(path, data, row[1])
+        try:
+            await store.multi([write, change_notice(entity_path)])
+        except (MultiFailed, UnknownOutcome) as error:  # another writer was first, or the next read decides
+            perhaps = perhaps or isinstance(error, UnknownOutcome)
+            await asyncio.sleep(RETRY_SECONDS)
+            continue
+        return
+    raise Contended(f"the configuration of {entity_path} kept changing; try again")
 
 
 async def _guard(store: Store, kind: str, entity: str) -> list[Operation]:

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote, unquote_to_bytes
 
 from fleetlog.brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition, id_text
 from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS
@@ -70,7 +71,7 @@ PERSISTENT_PATHS: Final = (
 
 
 class BadZnode(Exception):
-    """A znode's content is invalid for its path: another program or a newer fleetlog wrote it."""
+    """A znode's content is invalid for its path: another program or a newer fleetlog wrote it. Holds no secret."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -134,7 +135,7 @@ def inventory_path(broker_id: int, generation: int, part: int, *, proven: bool) 
     return f"{INVENTORIES}/{broker_id}-{generation}-{part}-{PROVEN if proven else 'heard'}"
 
 
-# ---------------------------------------------------------------- ids
+# ---------------------------------------------------------------- ids and names
 
 
 def topic_id_from(text: str) -> uuid.UUID:
@@ -143,17 +144,29 @@ def topic_id_from(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
 
+def sanitised(name: str) -> str:
+    """A principal's or client's name as Kafka writes it in a path: URL-encoded UTF-8, ``*`` and space as well."""
+    return quote(name, safe="-_.").replace("~", "%7E")
+
+
+def desanitised(text: str) -> str:
+    """Inverse of :func:`sanitised`; raises ValueError where the bytes are no UTF-8."""
+    return unquote_to_bytes(text).decode()
+
+
 # ---------------------------------------------------------------- documents
 
 
-def _dump(document: Mapping[str, Any]) -> bytes:
+def dump_document(document: Mapping[str, Any]) -> bytes:
+    """Compact JSON."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _load(path: str, data: bytes) -> dict[str, Any]:
+def load_document(path: str, data: bytes) -> dict[str, Any]:
+    """Raises BadZnode where the bytes are no JSON object."""
     try:
         document = json.loads(data)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadZnode(path, f"not JSON ({problem})") from problem
     if not isinstance(document, dict):
         raise BadZnode(path, "not a JSON object")
@@ -176,7 +189,7 @@ class TopicZnode:
 
 def encode_topic(topic: TopicZnode) -> bytes:
     """JSON version 3."""
-    return _dump(
+    return dump_document(
         {
             "version": 3,
             "topic_id": id_text(topic.id),
@@ -197,7 +210,7 @@ def _replica_lists(document: Mapping[str, Any] | None) -> dict[int, tuple[Broker
 
 def decode_topic(path: str, data: bytes) -> TopicZnode:
     """Raises BadZnode, also where partitions aren't numbered from 0 without gaps."""
-    document = _load(path, data)
+    document = load_document(path, data)
     try:
         partitions = {int(index): replicas for index, replicas in document["partitions"].items()}
         assignment = tuple(tuple(BrokerId(int(b)) for b in partitions[i]) for i in range(len(partitions)))
@@ -234,7 +247,7 @@ def _state_document(state: PartitionState) -> dict[str, Any]:
 
 def encode_state(state: PartitionState) -> bytes:
     """JSON version 1; replicas and partition epoch are elsewhere (assignment, znode version)."""
-    return _dump(_state_document(state))
+    return dump_document(_state_document(state))
 
 
 def _state_from(document: Mapping[str, Any], replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
@@ -266,7 +279,7 @@ def _members(document: Mapping[str, Any], name: str) -> tuple[tuple[BrokerId, ..
 
 def decode_state(path: str, data: bytes, replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
     """Raises BadZnode."""
-    document = _load(path, data)
+    document = load_document(path, data)
     try:
         return _state_from(document, replicas, partition_epoch)
     except (KeyError, TypeError, ValueError) as problem:
@@ -275,12 +288,12 @@ def decode_state(path: str, data: bytes, replicas: tuple[BrokerId, ...], partiti
 
 def encode_config(config: Mapping[str, str]) -> bytes:
     """JSON version 1; names sorted so that equal configurations are equal bytes."""
-    return _dump({"version": 1, "config": dict(sorted(config.items()))})
+    return dump_document({"version": 1, "config": dict(sorted(config.items()))})
 
 
 def decode_config(path: str, data: bytes) -> dict[str, str]:
     """Raises BadZnode."""
-    config = _load(path, data).get("config")
+    config = load_document(path, data).get("config")
     if not isinstance(config, dict):
         raise BadZnode(path, "no config object")
     return {str(name): str(value) for name, value in config.items()}
@@ -288,20 +301,20 @@ def decode_config(path: str, data: bytes) -> dict[str, str]:
 
 def encode_delete_mark(topic_id: uuid.UUID) -> bytes:
     """Contains the topic id, so that a mark cannot delete a later topic of the same name (Kafka writes no data)."""
-    return _dump({"version": 1, "topic_id": id_text(topic_id)})
+    return dump_document({"version": 1, "topic_id": id_text(topic_id)})
 
 
 def decode_delete_mark(path: str, data: bytes) -> uuid.UUID:
     """The deleted topic's id; raises BadZnode."""
     try:
-        return topic_id_from(str(_load(path, data).get("topic_id")))
+        return topic_id_from(str(load_document(path, data).get("topic_id")))
     except ValueError as problem:
         raise BadZnode(path, f"no topic id: {problem}") from problem
 
 
 def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> BrokerInfo:
     """A registration (JSON version 5); raises BadZnode. ``incarnation`` in the document overrides the argument."""
-    document = _load(path, data)
+    document = load_document(path, data)
     try:
         protocols: Mapping[str, str] = document.get("listener_security_protocol_map") or {}
         endpoints = tuple(_endpoint(text, protocols) for text in document["endpoints"])
@@ -334,13 +347,13 @@ def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:
 
 def encode_topic_ids(ids: Mapping[str, uuid.UUID]) -> bytes:
     """The content of :data:`REPAIR`, by the names of the topics."""
-    return _dump({"version": 1, "topics": {name: id_text(topic_id) for name, topic_id in ids.items()}})
+    return dump_document({"version": 1, "topics": {name: id_text(topic_id) for name, topic_id in ids.items()}})
 
 
 def decode_topic_ids(path: str, data: bytes) -> dict[str, uuid.UUID]:
     """Inverse of :func:`encode_topic_ids`; raises BadZnode."""
     try:
-        return {str(name): topic_id_from(text) for name, text in _load(path, data)["topics"].items()}
+        return {str(name): topic_id_from(text) for name, text in load_document(path, data)["topics"].items()}
     except (KeyError, ValueError, TypeError, AttributeError) as problem:
         raise BadZnode(path, f"not topic ids by name ({problem!r})") from problem
 
@@ -355,7 +368,7 @@ def decode_number(path: str, data: bytes) -> int:
 
 def decode_cluster_id(data: bytes) -> str:
     """The id in ``/cluster/id``; raises BadZnode."""
-    value = _load(CLUSTER_ID, data).get("id")
+    value = load_document(CLUSTER_ID, data).get("id")
     if not isinstance(value, str) or not value:
         raise BadZnode(CLUSTER_ID, "no id")
     return value
@@ -364,12 +377,12 @@ def decode_cluster_id(data: bytes) -> str:
 def encode_features(levels: Mapping[str, int]) -> bytes:
     """The znode of finalized features, Kafka's JSON version 2."""
     features = {name: {"max_version_level": level} for name, level in levels.items()}
-    return json.dumps({"version": 2, "status": 1, "features": features}, separators=(",", ":")).encode()
+    return dump_document({"version": 2, "status": 1, "features": features})
 
 
 def decode_features(data: bytes) -> dict[str, int]:
     """Finalized features: name to level; raises BadZnode."""
-    features = _load(FEATURE, data).get("features", {})
+    features = load_document(FEATURE, data).get("features", {})
     try:
         return {str(name): int(levels["max_version_level"]) for name, levels in features.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -379,7 +392,7 @@ def decode_features(data: bytes) -> dict[str, int]:
 def decode_controller(data: bytes) -> int:
     """The broker id in ``/controller``; raises BadZnode."""
     try:
-        return int(_load(CONTROLLER, data)["brokerid"])
+        return int(load_document(CONTROLLER, data)["brokerid"])
     except (KeyError, TypeError, ValueError) as problem:
         raise BadZnode(CONTROLLER, "no brokerid") from problem
 
@@ -436,7 +449,7 @@ Change = TopicChanged | TopicDeleted | StatesChanged | ConfigChanged | FeaturesC
 
 def encode_changes(changes: Sequence[Change], origin: str = "") -> bytes:
     """One entry of the change log. ``origin`` names the writer."""
-    return _dump({"version": 1, "origin": origin, "changes": [_change_document(change) for change in changes]})
+    return dump_document({"version": 1, "origin": origin, "changes": [_change_document(change) for change in changes]})
 
 
 def _change_document(change: Change) -> dict[str, Any]:
@@ -469,7 +482,7 @@ def _change_document(change: Change) -> dict[str, Any]:
 
 def decode_changes(path: str, data: bytes) -> list[Change]:
     """Raises BadZnode, also for unknown kinds of changes; the reader then reloads everything."""
-    document = _load(path, data)
+    document = load_document(path, data)
     try:
         return [_change_from(part) for part in document["changes"]]
     except (KeyError, TypeError, ValueError, AttributeError) as problem:

@@ -6,16 +6,12 @@ credentials, which stay as they are.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
-from fleetlog.brokers.documents import BadDocument
-from fleetlog.brokers.metadata import znodes
-from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
-from fleetlog.brokers.metadata.config_changes import CHANGES, change_notice
-from fleetlog.brokers.metadata.loading import read_or_none
+from fleetlog.brokers.metadata.client_configs import Configs
+from fleetlog.brokers.metadata.config_writes import Contended, alter_entity
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.quotas.entities import (
     QuotaAlteration,
     QuotaRequestRefused,
@@ -25,12 +21,8 @@ from fleetlog.brokers.quotas.entities import (
     quotas_from,
 )
 from fleetlog.brokers.quotas.image import Entity, QuotaImage
-from fleetlog.coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
-from fleetlog.coordination.tree import ensure
+from fleetlog.coordination.store import Store
 from fleetlog.wire.errors import ErrorCode
-
-_ATTEMPTS: Final = 20
-_RETRY_S: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +46,13 @@ class QuotaCache:
         for path, config in configs.items():
             try:
                 entity = entity_at(path)
-            except BadDocument as problem:
+            except BadZnode as problem:
                 logger.warning("a quota is left out: %s", problem)
                 continue
             try:
                 quotas: Mapping[str, int] = quotas_from(path, config)
                 known = {name: float(config[name]) for name in quotas}
-            except BadDocument as problem:
+            except BadZnode as problem:
                 logger.warning("quotas stay as they were: %s", problem)
                 quotas, known = before.get(entity, {}), self.values.get(entity, {})
             entities.pop(entity, None)
@@ -81,23 +73,13 @@ async def write_quotas(
     if validate_only:
         altered_config(entity, {}, alterations)
         return
-    entity_name = entity_path(entity)
-    path = f"{znodes.CONFIG}/{entity_name}"
-    await ensure(store, CHANGES)
-    for _ in range(_ATTEMPTS):
-        row = await read_or_none(store, path)
-        present = {} if row is None else decode_entity(path, row[0])
+
+    def altered(present: dict[str, str], _: bool) -> dict[str, str] | None:
         config = altered_config(entity, present, alterations)
-        if config == present:
-            return
-        if row is None:
-            await ensure(store, path.rpartition("/")[0])
-        data = znodes.encode_config(config)
-        write: Operation = Create(path, data) if row is None else SetData(path, data, row[1])
-        try:
-            await store.multi([write, change_notice(entity_name)])
-        except (MultiFailed, UnknownOutcome):  # another writer was first, or the next read decides
-            await asyncio.sleep(_RETRY_S)
-            continue
-        return
-    raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, "The configuration kept changing; try again")
+        return None if config == present else config
+
+    try:
+        await alter_entity(store, entity_path(entity), altered)
+    except Contended:
+        text = "The configuration kept changing; try again"
+        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, text) from None

@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from fleetlog.brokers.documents import BadDocument, desanitised, sanitised
+from fleetlog.brokers.metadata.znodes import BadZnode, desanitised, sanitised
 from fleetlog.brokers.quotas.image import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -74,7 +74,7 @@ def entity_path(entity: Entity) -> str:
 
 
 def entity_at(path: str) -> Entity:
-    """Inverse of :func:`entity_path`; raises BadDocument."""
+    """Inverse of :func:`entity_path`; raises BadZnode."""
     try:
         match path.split("/"):
             case ["users", user]:
@@ -86,16 +86,16 @@ def entity_at(path: str) -> Entity:
             case ["ips", ip]:
                 entity = Entity(ip=DEFAULT if ip == DEFAULT.value else ip)
             case _:
-                raise BadDocument(path, "not the path of an entity with quotas")
+                raise BadZnode(path, "not the path of an entity with quotas")
     except UnicodeDecodeError:
-        raise BadDocument(path, "not a sanitised name") from None
+        raise BadZnode(path, "not a sanitised name") from None
     if "" in entity:
-        raise BadDocument(path, "an empty name")
+        raise BadZnode(path, "an empty name")
     return entity
 
 
 def quotas_from(path: str, config: Mapping[str, str]) -> dict[str, int]:
-    """The rates, in thousandths, in the ``config`` map of an entity's znode; raises BadDocument.
+    """The rates, in thousandths, in the ``config`` map of an entity's znode; raises BadZnode.
 
     At least a thousandth: 0 would never let a client go on.
     """
@@ -108,7 +108,7 @@ def quotas_from(path: str, config: Mapping[str, str]) -> dict[str, int]:
                     raise ValueError(name)
                 quotas[name] = math.ceil(max(rate, Decimal("0.001")) * 1000)
             except (InvalidOperation, ValueError):
-                raise BadDocument(path, f"{name} is not a number") from None
+                raise BadZnode(path, f"{name} is not a number") from None
     return quotas
 
 

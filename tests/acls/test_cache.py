@@ -29,8 +29,8 @@ from fleetlog.brokers.acls.znodes import (
     change_node,
     encode_entries,
 )
-from fleetlog.brokers.documents import BadDocument
 from fleetlog.brokers.metadata.config_writes import Contended
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.coordination.store import Create, SessionExpired, Store, TooLarge
 from tests.support.nodes import Meddled, lose_the_answer
 from tests.support.stores import Proxy, Stores, on_loop
@@ -181,7 +181,7 @@ async def test_one_bad_pattern_does_not_stop_the_others(connect: str) -> None:
             done = await edit_acls(
                 port, broker, {broken: adding(entry()), ORDERS: adding(entry()), large: adding(*many)}
             )
-            assert isinstance(done[broken], BadDocument)
+            assert isinstance(done[broken], BadZnode)
             assert isinstance(done[large], TooLarge)
             assert isinstance(done[ORDERS], EditedEntries)
             assert set(broker.image.entries) == {ORDERS}

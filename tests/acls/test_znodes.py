@@ -32,7 +32,7 @@ from fleetlog.brokers.acls.znodes import (
     entries_to_decide_by,
     pattern_at,
 )
-from fleetlog.brokers.documents import BadDocument, desanitised, sanitised
+from fleetlog.brokers.metadata.znodes import BadZnode, desanitised, sanitised
 from fleetlog.coordination.tree import may_be_named
 
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -143,12 +143,12 @@ def test_the_permission_is_read_without_regard_to_case() -> None:
     ],
 )
 def test_what_cannot_be_read_is_never_left_out(data: bytes) -> None:
-    with pytest.raises(BadDocument):
+    with pytest.raises(BadZnode):
         decode_entries("/kafka-acl/Topic/t", data)
 
 
 def test_what_cannot_be_read_is_denied_to_all_but_super_users() -> None:
-    reported: list[BadDocument] = []
+    reported: list[BadZnode] = []
     path = acl_path(ORDERS)
     good = decode_entries(path, document())
     assert entries_to_decide_by(path, document(), reported.append) == good
@@ -197,7 +197,7 @@ def test_change_nodes_are_kafkas() -> None:
     ],
 )
 def test_change_nodes_that_cannot_be_read(path: str, data: bytes) -> None:
-    with pytest.raises(BadDocument):
+    with pytest.raises(BadZnode):
         changed_pattern(path, data)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlog.brokers.documents import BadDocument
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.quotas.entities import (
     Component,
     QuotaAlteration,
@@ -52,7 +52,7 @@ def test_each_entity_has_a_path(entity: Entity, path: str) -> None:
     "path", ["", "users", "users/", "users/a/b", "users/a/clients/", "topics/a", "clients/a/users/b", "users/%ff"]
 )
 def test_paths_of_no_entity(path: str) -> None:
-    with pytest.raises(BadDocument):
+    with pytest.raises(BadZnode):
         entity_at(path)
 
 
@@ -70,7 +70,7 @@ def test_quotas_are_read_in_thousandths() -> None:
 
 @pytest.mark.parametrize("value", ["", "many", "NaN", "Infinity", "1E99999999", "0x10"])
 def test_values_that_cannot_be_read(value: str) -> None:
-    with pytest.raises(BadDocument):
+    with pytest.raises(BadZnode):
         quotas_from("users/a", {"producer_byte_rate": value})
 
 
