@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from fleetlog.brokers.acls.decisions import AclRules, Question
 from fleetlog.brokers.acls.hosts import host_as_acls_have_it
-from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.wire.errors import ErrorCode
 
 
@@ -33,6 +33,15 @@ IDEMPOTENT_WRITE = AclOperation.IDEMPOTENT_WRITE
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
 
+OPERATIONS_OF: Mapping[ResourceType, tuple[AclOperation, ...]] = {
+    TOPIC: (READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS),
+    GROUP: (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS),
+    CLUSTER: (CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE),
+    TRANSACTIONAL_ID: (WRITE, DESCRIBE, AclOperation.TWO_PHASE_COMMIT),
+    ResourceType.DELEGATION_TOKEN: (DESCRIBE,),
+    ResourceType.USER: (AclOperation.CREATE_TOKENS, AclOperation.DESCRIBE_TOKENS),
+}
+"""The operations that a resource has; AuthorizedOperations fields (KIP-430) tell which of them are allowed."""
 NOT_ASKED = -(2**31)
 """The bit field of operations of a client that did not ask for it."""
 
@@ -162,9 +171,10 @@ class Access:
 
     def operations(self, client: AskingClient, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         """All that the client may do on that resource."""
+        return OPERATIONS_OF[resource] if self.authorizer is None else self._allowed_of(client, resource, name)
+
+    def _allowed_of(self, client: AskingClient, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         every = OPERATIONS_OF[resource]
-        if self.authorizer is None:
-            return every
         return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))
 
 
@@ -197,8 +207,7 @@ class OpenAccess(Access):
 
     def operations(self, client: AskingClient, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         """All that the client may do on that resource."""
-        every = OPERATIONS_OF[resource]
-        return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))
+        return self._allowed_of(client, resource, name)
 
 
 def bits(operations: tuple[AclOperation, ...]) -> set[int]:

@@ -25,6 +25,7 @@ from fleetlog.brokers.acls.znodes import (
     ACL_PARENTS,
     ACL_ROOTS,
     CHANGE_NAME,
+    DENIED_TO_ALL,
     EXTENDED_CHANGES,
     LITERAL_ACLS,
     LITERAL_CHANGES,
@@ -34,7 +35,6 @@ from fleetlog.brokers.acls.znodes import (
     changed_pattern,
     decode_entries,
     encode_entries,
-    entries_to_decide_by,
     pattern_at,
 )
 from fleetlog.brokers.metadata.config_writes import ATTEMPTS, RETRY_SECONDS, Contended
@@ -185,12 +185,12 @@ class AclCache:
         entries: dict[ResourcePattern, Entries] = {}
         nodes = await read_many(self._store, paths, ACLS_PER_READ)
         for pattern, path, node in zip(patterns, paths, nodes, strict=True):
-            entries[pattern] = frozenset() if node is None else entries_to_decide_by(path, node[0], _complain)
+            try:
+                entries[pattern] = frozenset() if node is None else decode_entries(path, node[0])
+            except BadZnode as problem:
+                logger.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)
+                entries[pattern] = DENIED_TO_ALL
         return entries
-
-
-def _complain(problem: BadZnode) -> None:
-    logger.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)
 
 
 PATTERNS_PER_MULTI = 50

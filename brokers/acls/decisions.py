@@ -23,7 +23,7 @@ class AclRules:
     """Decides from one :class:`AclImage`; :meth:`replace` gives it the next one.
 
     ``super_users`` (principals as ``Type:name``) may do everything. ``allow_if_no_acl`` decides where no ACL applies to
-    a resource (``allow.everyone.if.no.acl.found``). A caller may keep a verdict as long as :attr:`version` stands.
+    a resource (``allow.everyone.if.no.acl.found``). A caller may keep a verdict as long as the image stands.
     With ``audited`` no principal, super users included, may create, write or delete the audit topic.
     """
 
@@ -46,11 +46,6 @@ class AclRules:
     def image(self) -> AclImage:
         """The ACLs that decide now."""
         return self._image
-
-    @property
-    def version(self) -> int:
-        """The version of the rules; another one means that no kept verdict counts."""
-        return self._image.version
 
     def replace(self, image: AclImage) -> None:
         """Decides by other ACLs from now on; the version must rise."""

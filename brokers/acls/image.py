@@ -398,16 +398,8 @@ class AclImage:
                 return Verdict.ALLOWED
         return Verdict.DENIED if WILDCARD in index.literals else Verdict.NO_ACL
 
-    # --- what the ACL requests read and write -------------------------------------------------------------------
 
-    def matching(self, asked: AclFilter) -> dict[ResourcePattern, list[AccessControlEntry]]:
-        """The ACLs that a filter asks for, sorted."""
-        entries_by_pattern = {}
-        for pattern in sorted(p for p in self.entries if asked.matches_pattern(p)):
-            entries = sorted(entry for entry in self.entries[pattern] if asked.matches_entry(entry))
-            if entries:
-                entries_by_pattern[pattern] = entries
-        return entries_by_pattern
+# ---------------------------------------------------------------- what the ACL requests write
 
 
 def entries_with(entries: Entries, created: Iterable[AccessControlEntry]) -> Entries:
@@ -419,40 +411,3 @@ def entries_without(pattern: ResourcePattern, entries: Entries, filters: Iterabl
     """A pattern's entries after DeleteAcls: those that no filter matches."""
     meant = [asked for asked in filters if asked.matches_pattern(pattern)]
     return frozenset(entry for entry in entries if not any(asked.matches_entry(entry) for asked in meant))
-
-
-# ---------------------------------------------------------------- KIP-430
-
-
-OPERATIONS_OF: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
-    ResourceType.TOPIC: (
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (
-        AclOperation.READ,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.CLUSTER: (
-        AclOperation.CREATE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-    ),
-    ResourceType.TRANSACTIONAL_ID: (AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.TWO_PHASE_COMMIT),
-    ResourceType.DELEGATION_TOKEN: (AclOperation.DESCRIBE,),
-    ResourceType.USER: (AclOperation.CREATE_TOKENS, AclOperation.DESCRIBE_TOKENS),
-}
-"""The operations that a resource of a type has; AuthorizedOperations fields tell which of them are allowed."""

@@ -20,7 +20,6 @@ What cannot be read raises: an entry that were left out could be a Deny.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from fleetlog.brokers.acls.image import (
@@ -131,19 +130,8 @@ def decode_entries(path: str, data: bytes) -> Entries:
     return entries
 
 
-def entries_to_decide_by(path: str, data: bytes, report: Callable[[BadZnode], None]) -> Entries:
-    """The entries in a znode, or, where they cannot be read, a Deny for everybody: super users can repair them.
-
-    That Deny is for an image only, and is never written back: a writer reads the znode by :func:`decode_entries`.
-    """
-    try:
-        return decode_entries(path, data)
-    except BadZnode as problem:
-        report(problem)
-        return _DENIED_TO_ALL
-
-
-_DENIED_TO_ALL: Final = frozenset({AccessControlEntry(EVERYBODY, WILDCARD, AclOperation.ALL, Permission.DENY)})
+DENIED_TO_ALL: Final = frozenset({AccessControlEntry(EVERYBODY, WILDCARD, AclOperation.ALL, Permission.DENY)})
+"""What decides, and is never written, where entries cannot be read: super users can repair them."""
 
 
 def _entry_from(part: dict[str, Any]) -> AccessControlEntry:

@@ -68,8 +68,7 @@ _UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED)
 
 def _cache(context: Context, need: Need) -> AclCache | AclRefusal:
     """The ACLs, or why the client may not ask for them."""
-    denied = context.refusal(*need)
-    if denied is not ErrorCode.NONE:
+    if (denied := context.refusal(*need)) is not ErrorCode.NONE:
         return AclRefusal(denied, None)
     return context.services.acls or AclRefusal(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
 
@@ -82,8 +81,7 @@ def _code(kind: type[_Code], number: int) -> _Code:
         return kind(0)
 
 
-def _filter(asked: DescribeAclsRequest | DeleteAclsFilters) -> AclFilter:
-    """Raises InvalidAcl."""
+def _filter(asked: DescribeAclsRequest | DeleteAclsFilters) -> AclFilter | AclRefusal:
     meant = AclFilter(
         type=_code(ResourceType, asked.resource_type_filter),
         name=asked.resource_name_filter,
@@ -93,12 +91,14 @@ def _filter(asked: DescribeAclsRequest | DeleteAclsFilters) -> AclFilter:
         operation=_code(AclOperation, asked.operation),
         permission=_code(Permission, asked.permission_type),
     )
-    check_filter(meant)
+    try:
+        check_filter(meant)
+    except InvalidAcl as problem:
+        return AclRefusal(ErrorCode.INVALID_REQUEST, str(problem))
     return meant
 
 
-def _binding(asked: CreateAclsCreations) -> AclBinding:
-    """Raises InvalidAcl."""
+def _binding(asked: CreateAclsCreations, context: Context) -> AclBinding | AclRefusal:
     binding = AclBinding(
         ResourcePattern(
             _code(ResourceType, asked.resource_type),
@@ -112,9 +112,15 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
             _code(Permission, asked.permission_type),
         ),
     )
-    check_binding(binding)
-    if unfit(asked.principal, asked.host):
-        raise InvalidAcl("A principal or host whose bytes are not UTF-8 cannot be given in an ACL.")
+    try:
+        check_binding(binding)
+        if unfit(asked.principal, asked.host):
+            raise InvalidAcl("A principal or host whose bytes are not UTF-8 cannot be given in an ACL.")
+    except InvalidAcl as problem:
+        return AclRefusal(ErrorCode.INVALID_REQUEST, str(problem))
+    brokers = context.services.metadata.brokers.values()
+    if "/" in asked.host and (old := sorted(one.id for one in brokers if not one.matches_ranges)):
+        return AclRefusal(ErrorCode.UNSUPPORTED_VERSION, _OLD_BROKERS.format(", ".join(map(str, old))))
     return binding
 
 
@@ -136,10 +142,9 @@ def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Pace
     cache = _cache(context, DESCRIBE_CLUSTER)
     if isinstance(cache, AclRefusal):
         return answer(*cache, [])
-    try:
-        asked = _filter(request)
-    except InvalidAcl as problem:
-        return answer(ErrorCode.INVALID_REQUEST, str(problem), [])
+    asked = _filter(request)
+    if isinstance(asked, AclRefusal):
+        return answer(*asked, [])
     resource = response.DescribeAclsResource
     rows = []
     for pattern, entries in cache.image.entries.items():
@@ -221,16 +226,10 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     wanted: dict[ResourcePattern, set[AccessControlEntry]] = {}
     for creation in request.creations:
         await context.yield_now()
-        try:
-            binding = _binding(creation)
-        except InvalidAcl as problem:
-            asked.append(AclRefusal(ErrorCode.INVALID_REQUEST, str(problem)))
-            continue
-        if "/" in binding.entry.host and (old := _brokers_without_ranges(context)):
-            asked.append(AclRefusal(ErrorCode.UNSUPPORTED_VERSION, _OLD_BROKERS.format(", ".join(map(str, old)))))
-            continue
+        binding = _binding(creation, context)
         asked.append(binding)
-        wanted.setdefault(binding.pattern, set()).add(binding.entry)
+        if isinstance(binding, AclBinding):
+            wanted.setdefault(binding.pattern, set()).add(binding.entry)
     edits: dict[ResourcePattern, Edit] = {
         pattern: partial(entries_with, created=entries) for pattern, entries in wanted.items()
     }
@@ -257,10 +256,6 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     return Done(response(version=version, results=rows))
 
 
-def _brokers_without_ranges(context: Context) -> list[int]:
-    return sorted(one.id for one in context.services.metadata.brokers.values() if not one.matches_ranges)
-
-
 @in_task
 async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
     """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
@@ -281,10 +276,7 @@ async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Do
     filters: list[AclFilter | AclRefusal] = []
     for one in request.filters:
         await context.yield_now()
-        try:
-            filters.append(_filter(one))
-        except InvalidAcl as problem:
-            filters.append(AclRefusal(ErrorCode.INVALID_REQUEST, str(problem)))
+        filters.append(_filter(one))
     valid = [one for one in filters if isinstance(one, AclFilter)]
     outcomes: Mapping[ResourcePattern, Outcome] = {}
     if valid:

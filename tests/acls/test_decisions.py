@@ -57,11 +57,11 @@ def test_an_acl_of_all_topics_stands_above_the_default() -> None:
 
 def test_a_change_counts_at_once() -> None:
     rules = AclRules(AclImage({ORDERS: frozenset({entry()})}))
-    version = rules.version
+    version = rules.image.version
     assert reads(rules)
     rules.replace(rules.image.updated({ORDERS: frozenset({entry(permission=Permission.DENY), entry()})}))
     assert not reads(rules)
-    assert rules.version > version
+    assert rules.image.version > version
     rules.replace(rules.image.updated({ORDERS: frozenset({entry()})}))
     assert reads(rules)
 

@@ -21,6 +21,7 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE_CONFIGS,
     GROUP,
     IDEMPOTENT_WRITE,
+    OPERATIONS_OF,
     READ,
     TOPIC,
     TRANSACTIONAL_ID,
@@ -29,7 +30,7 @@ from fleetlog.brokers.acls.access import (
     Need,
 )
 from fleetlog.brokers.acls.decisions import Question
-from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.api.base import Context, InSlices, InTask
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.rows import api_table
