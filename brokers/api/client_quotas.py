@@ -49,8 +49,7 @@ R = TypeVar("R")
 @in_task
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
     """DescribeClientQuotas v0-v1: the quotas of the entities that all components of the filter match."""
-    denied = context.refusal(*DESCRIBE_CONFIGS_CLUSTER)
-    if denied is not ErrorCode.NONE:
+    if (denied := context.refusal(*DESCRIBE_CONFIGS_CLUSTER)) is not ErrorCode.NONE:
         return _described(context, denied, None, None)
     components = [Component(one.entity_type, one.match_type, one.match) for one in request.components]
     try:

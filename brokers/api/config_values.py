@@ -169,12 +169,9 @@ def broker_synonyms(row: Setting, metadata: MetadataCache) -> list[Synonym]:
     shared = metadata.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY)
     given = dict(metadata.static.given)
     rows = [BROKER_SETTINGS[name] for name in names]
-    synonyms = [Synonym(r.name, own[r.name], Source.DYNAMIC_BROKER_CONFIG) for r in rows if r.live and r.name in own]
-    synonyms += [
-        Synonym(r.name, shared[r.name], Source.DYNAMIC_DEFAULT_BROKER_CONFIG)
-        for r in rows
-        if r.live and r.name in shared
-    ]
+    dynamic = ((own, Source.DYNAMIC_BROKER_CONFIG), (shared, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+    live = [r.name for r in rows if r.live]
+    synonyms = [Synonym(name, of[name], source) for of, source in dynamic for name in live if name in of]
     for r in rows:
         value = static_value(r, metadata.static)
         if value is not None and (r.name in given or value != r.format(r.default)):

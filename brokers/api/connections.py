@@ -20,8 +20,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
     Bytes and the round trip are the kernel's, with the overhead of TLS; -1 where it does not count them.
     """
     kind, services = m.DescribeConnectionsResponse, context.services
-    refusal = context.refusal(*DESCRIBE_CLUSTER)
-    if refusal is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal, connections=[]))
     limit, now_ms = min(max(request.limit, 1), ROWS_MAX), services.clock.mono_ms()
     rows = []

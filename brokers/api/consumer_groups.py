@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, READ_GROUP, mask
+from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, NOT_ASKED, READ_GROUP, mask
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, topics_of
 from fleetlog.brokers.api.rows import Cost, Row
@@ -47,8 +47,6 @@ LOOK_UP_MS = 10_000
 """How often a pattern is matched against the topics again at most, when they have changed."""
 MAX_LOOK_UP_STEPS = 200_000_000
 """What matching a pattern against all topics may need, as ``txn.patterns`` counts: two seconds, in slices."""
-NOT_ASKED = -(2**31)
-"""Authorized operations that nobody asked for."""
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 """Types of members: by the protocol that they use (KIP-1099)."""
 

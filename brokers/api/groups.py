@@ -311,8 +311,7 @@ def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Con
 
 
 def _describe_one(context: Context, group_id: str) -> Description:
-    refusal = context.refusal(*DESCRIBE_GROUP, group_id)
-    if refusal is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_GROUP, group_id)) is not ErrorCode.NONE:
         return Description(refusal, group_id, "")
     error, shard = context.services.groups.shard_for(group_id)
     return Description(error, group_id, "") if shard is None else shard.describe(group_id)

@@ -29,8 +29,7 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
     ``read_store`` is not set.
     """
     kind, services = m.DescribeHealthResponse, context.services
-    refusal = context.refusal(*DESCRIBE_CLUSTER)
-    if refusal is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal, certificates=[]))
     wall_ms, lease_ms = services.clock.wall_ms(), services.store.lease.remaining_ms()
     health, micros = services.process_health(), await _read_micros(context) if request.read_store else -1

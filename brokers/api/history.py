@@ -20,8 +20,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     The fields of the controller are those of the active controller, and -1 or 0 on other brokers.
     """
     kind, services = m.DescribeElectionsResponse, context.services
-    refusal = context.refusal(*DESCRIBE_CLUSTER)
-    if refusal is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal, elections=[], controllers=[], brokers=[], silent_brokers=[]))
     history = services.history
     assert history is not None, "a broker has one before it serves"
