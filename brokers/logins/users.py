@@ -33,7 +33,7 @@ from fleetlog.brokers.logins.scram_users import (
 )
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.client_configs import USERS as CONFIG_USERS
-from fleetlog.brokers.metadata.client_configs import Configs, decode_entity
+from fleetlog.brokers.metadata.client_configs import Configs, config_of
 from fleetlog.brokers.metadata.config_writes import RETRY_SECONDS, Contended, alter_entity
 from fleetlog.brokers.metadata.loading import children_or_none, read_many, read_or_none
 from fleetlog.brokers.metadata.znodes import BadZnode, desanitised, sanitised
@@ -72,19 +72,15 @@ USERS: Final = "/config/users"
 _FORMS_MAX: Final = 16
 
 
-def user_path(user: str) -> str:
-    """The znode of a user's credentials and quotas."""
-    return f"{USERS}/{sanitised(user)}"
-
-
 async def read_users(store: Store, users: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
     """The ``config`` maps of users, None for all; those without a znode are left out, unreadable ones are empty."""
     if users is None:
         names = await children_or_none(store, USERS)
         users = [name for name in map(_user_of, names) if name is not None]
     users = [user for user in users if user not in UNSTORABLE]
-    rows = await read_many(store, [user_path(user) for user in users])
-    return {user: _config_of(user, row[0]) for user, row in zip(users, rows, strict=True) if row is not None}
+    paths = [f"{CONFIG_USERS}/{sanitised(user)}" for user in users]
+    rows = zip(users, paths, await read_many(store, [f"{znodes.CONFIG}/{path}" for path in paths]), strict=True)
+    return {user: config_of(path, row[0]) for user, path, row in rows if row is not None}
 
 
 def _user_of(child: str) -> str | None:
@@ -94,14 +90,6 @@ def _user_of(child: str) -> str | None:
         return desanitised(child)
     except ValueError:
         return None
-
-
-def _config_of(user: str, data: bytes) -> dict[str, str]:
-    try:
-        return decode_entity(user_path(user), data)
-    except BadZnode as error:
-        logger.warning("the credentials of a user cannot be read: %s", error)
-        return {}
 
 
 async def write_users(

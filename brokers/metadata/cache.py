@@ -35,6 +35,7 @@ from fleetlog.brokers.metadata.loading import (
     list_changes,
     load_metadata,
     read_changes,
+    read_or_none,
 )
 from fleetlog.brokers.metadata.tree_guard import TreeGuard
 from fleetlog.brokers.metadata.watcher import ZnodeWatcher
@@ -401,19 +402,12 @@ class MetadataCache:
         return znodes.decode_controller(data)
 
     async def _read_cluster_id(self) -> str:
-        try:
-            data, _stat = await self._store.get(znodes.CLUSTER_ID)
-        except NoNode:
-            return ""
-        return znodes.decode_cluster_id(data)
+        row = await read_or_none(self._store, znodes.CLUSTER_ID)
+        return "" if row is None else znodes.decode_cluster_id(row[0])
 
     async def _read_features(self) -> None:
-        try:
-            data, stat = await self._store.get(znodes.FEATURE)
-        except NoNode:
-            self.features, self.features_epoch = {}, -1
-            return
-        self.features, self.features_epoch = znodes.decode_features(data), stat.version
+        row = await read_or_none(self._store, znodes.FEATURE)
+        self.features, self.features_epoch = ({}, -1) if row is None else (znodes.decode_features(row[0]), row[1])
 
 
 def _change_of(delta: MetadataDelta, reloaded: bool, brokers_changed: bool, controller_changed: bool) -> MetadataChange:

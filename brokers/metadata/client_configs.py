@@ -67,7 +67,7 @@ class ClientConfigs(ConfigChanges):
             parents = []
             for path, row in zip(paths, rows, strict=True):
                 if row is not None:
-                    configs[path] = _config_of(path, row[0])
+                    configs[path] = config_of(path, row[0])
                     if kind == USERS and row[1].child_count:
                         parents.append(f"{path}/{CLIENTS}")
             configs |= await self._configs_at([one for some in await self._listed(parents) for one in some])
@@ -83,7 +83,7 @@ class ClientConfigs(ConfigChanges):
     async def _configs_at(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
         rows = await read_many(self._store, [f"{znodes.CONFIG}/{path}" for path in paths])
         return {
-            path: {} if row is None else _config_of(path, row[0]) for path, row in zip(paths, rows, strict=True)
+            path: {} if row is None else config_of(path, row[0]) for path, row in zip(paths, rows, strict=True)
         }  # fmt: skip
 
 
@@ -94,7 +94,8 @@ def _is_entity(entity_path: str) -> bool:
     return known and not {"", ".", ".."}.intersection(parts)
 
 
-def _config_of(path: str, data: bytes) -> dict[str, str]:
+def config_of(path: str, data: bytes) -> dict[str, str]:
+    """The map in an entity's znode, by its path below ``/config``; empty where it cannot be read, which is logged."""
     try:
         return decode_entity(f"{znodes.CONFIG}/{path}", data)
     except BadZnode as error:

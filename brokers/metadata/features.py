@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.config_writes import ATTEMPTS, METADATA_WAIT_MS, RETRY_SECONDS
 from fleetlog.brokers.metadata.loading import children_or_none, read_many
 from fleetlog.brokers.metadata.znodes import FeaturesChanged
 from fleetlog.coordination.changes import entry
@@ -32,9 +33,6 @@ NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items()}
 REGISTRATIONS: Final = "/fleetlog/registrations"
 """Its version counts the registrations of all brokers; without data."""
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
-ATTEMPTS = 20
-RETRY_SECONDS = 0.05
-METADATA_WAIT_MS = 2_000
 
 
 class LacksFeature(Exception):
