@@ -56,18 +56,18 @@ _PARTITION_FAMILIES = tuple(
     )
 )
 
+_COUNTED = (
+    r"(kafka_server_brokertopicmetrics_\w+|kafka_server_replicamanager_isr(?:shrinks|expands)"
+    r"|kafka_controller_controllerstats_uncleanleaderelections)_total"
+)
 RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
     "confluent": (
-        (r"(kafka_server_brokertopicmetrics_\w+)_total", r"\1persec"),
-        (r"(kafka_server_replicamanager_isr(?:shrinks|expands))_total", r"\1persec"),
-        (r"(kafka_controller_controllerstats_uncleanleaderelections)_total", r"\1persec"),
+        (_COUNTED, r"\1persec"),
         (r"(kafka_network_socketserver_networkprocessoravgidle)_percent", r"\1percent"),
         (r"(kafka_server_kafkarequesthandlerpool_requesthandleravgidle)_percent", r"\1percent"),
     ),
     "bitnami": (
-        (r"(kafka_server_brokertopicmetrics_\w+)_total", r"\1persec_count"),
-        (r"(kafka_server_replicamanager_isr(?:shrinks|expands))_total", r"\1persec_count"),
-        (r"(kafka_controller_controllerstats_uncleanleaderelections)_total", r"\1persec_count"),
+        (_COUNTED, r"\1persec_count"),
         (r"(kafka_network_socketserver_networkprocessoravgidle)_percent", r"\1percent_value"),
         (r"(kafka_server_kafkarequesthandlerpool_requesthandleravgidle)_percent", r"\1percent_count"),
         (r"(kafka_server_replicamanager_\w+(?:count|partitions))", r"\1_value"),

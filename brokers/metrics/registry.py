@@ -204,70 +204,51 @@ class Metrics:
         self.errors: dict[tuple[str, str], int] = {}
         """Answers with an error, by API and the error's name: see :meth:`failed`."""
         self.start = StartFigures()
-        self.request_seconds = Labelled(Histogram)
+        self.request_seconds = self._histograms(
+            "fleetlog_request_seconds",
+            "From a request's last byte to its answer in the outbox, delays included.",
+            "api",
+        )
+        self._numbers.counters.append(("fleetlog_requests", "Requests answered.", "api", self.request_seconds.children))
         self.delayed = Labelled(DelayedTimes)
         """Of requests whose answer waited."""
         self.follower_fetches = FollowerFetches()
+        self.watch_histogram(
+            "fleetlog_follower_fetch_seconds", "The same of followers' fetches: a part of those with api=Fetch.",
+            self.follower_fetches.total,
+        )  # fmt: skip
         self.throttle_seconds = Labelled(Histogram)
         """For how long answers said that their connection is muted, where it is."""
-        self.queue_seconds, self.send_seconds = Labelled(Histogram), Labelled(Histogram)
-        """By API, of requests that were not executed at once, and of answers that could not leave at once."""
-        self.created_connections = Labelled(Counter)
-        """By listener."""
+        self.queue_seconds = self._histograms(
+            "fleetlog_queue_seconds", "How long requests that were not executed at once waited.", "api"
+        )
+        self.send_seconds = self._histograms(
+            "fleetlog_send_seconds", "How long answers that could not leave at once took.", "api"
+        )
+        self.created_connections = self._counters(
+            "fleetlog_created_connections", "Connections that were accepted, by listener.", "listener"
+        )
         self.authentications: dict[tuple[str, str, str], int] = {}
         """By listener, mechanism and result: see :meth:`authenticated`."""
-        self.refused = Labelled(Counter)
-        self.bytes_in, self.bytes_out = Counter(), Counter()
-        self.throttled, self.throttle_ms = Labelled(Counter), Labelled(Counter)
-        self.throttle_ms_by_client = Labelled(Counter)
+        self.refused = self._counters(
+            "fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason"
+        )
+        received = self._counters("fleetlog_received_bytes", "Bytes received from clients and brokers.")
+        sent = self._counters("fleetlog_sent_bytes", "Bytes sent to clients and brokers.")
+        self.bytes_in, self.bytes_out = received.labels(""), sent.labels("")
+        self.throttled = self._counters("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota")
+        self.throttle_ms = self._counters("fleetlog_throttle_ms", "Milliseconds of these.", "quota")
+        self.throttle_ms_by_client = self._counters(
+            "fleetlog_client_throttle_ms", "Milliseconds of these by USER/CLIENT-ID; the rest as others.", "client"
+        )
         """Its labels are bounded by what counts them."""
         self.loop_lag_seconds = Histogram()
+        self.watch_histogram(
+            "fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", self.loop_lag_seconds
+        )
         self.connections = Gauge("fleetlog_connections", "Open connections.", registry=self.registry)
         self.group_families: Callable[[], Sequence[bytes]] = tuple
         """More families as text, made elsewhere: groups and their partitions."""
-        self._show()
-
-    def _show(self) -> None:
-        """Put what is counted here on the broker's page."""
-        self._numbers.counters += [
-            ("fleetlog_requests", "Requests answered.", "api", self.request_seconds.children),
-            ("fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason", self.refused.children),
-            ("fleetlog_received_bytes", "Bytes received from clients and brokers.", "", {"": self.bytes_in}),
-            ("fleetlog_sent_bytes", "Bytes sent to clients and brokers.", "", {"": self.bytes_out}),
-            (
-                "fleetlog_created_connections",
-                "Connections that were accepted, by listener.",
-                "listener",
-                self.created_connections.children,
-            ),
-        ]
-        self._numbers.counters += [
-            ("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota", self.throttled.children),
-            ("fleetlog_throttle_ms", "Milliseconds of these.", "quota", self.throttle_ms.children),
-            (
-                "fleetlog_client_throttle_ms", "Milliseconds of these by USER/CLIENT-ID; the rest as others.",
-                "client", self.throttle_ms_by_client.children,
-            ),
-        ]  # fmt: skip
-        self._numbers.histograms += [
-            (
-                "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, delays included.",
-                "api", self.request_seconds.children,
-            ),
-            (
-                "fleetlog_follower_fetch_seconds", "The same of followers' fetches: a part of those with api=Fetch.",
-                "", {"": self.follower_fetches.total},
-            ),
-            (
-                "fleetlog_queue_seconds", "How long requests that were not executed at once waited.", "api",
-                self.queue_seconds.children,
-            ),
-            (
-                "fleetlog_send_seconds", "How long answers that could not leave at once took.", "api",
-                self.send_seconds.children,
-            ),
-            ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
-        ]  # fmt: skip
         self.register(BROKER_PAGE, self._numbers.collect)
         self.register(BROKER_PAGE, lambda: self.group_families())  # noqa: PLW0108 (it is set later)
         self.watch_counters(
@@ -282,6 +263,18 @@ class Metrics:
         self.register(BROKER_PAGE, self._parts)
         for attribute, (name, doc) in START_GAUGES.items():
             self.watch(name, doc, partial(getattr, self.start, attribute))
+
+    def _counters(self, name: str, doc: str, label: str = "") -> Labelled[Counter]:
+        """Counters on the broker's page by the label's value; without a label there is one, of the value ""."""
+        counters = Labelled(Counter)
+        self._numbers.counters.append((name, doc, label, counters.children))
+        return counters
+
+    def _histograms(self, name: str, doc: str, label: str) -> Labelled[Histogram]:
+        """The same of histograms."""
+        histograms = Labelled(Histogram)
+        self._numbers.histograms.append((name, doc, label, histograms.children))
+        return histograms
 
     def failed(self, api: str, error: int, count: int = 1) -> None:
         """Count errors that answers have; NONE is none."""
