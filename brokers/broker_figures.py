@@ -10,10 +10,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.kafka_names import KafkaPage
 from fleetlog.brokers.log.disk.sync_times import SYNC_SECONDS
 from fleetlog.brokers.metrics.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, by_slices
+from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.brokers.metrics.topics import OTHER_TOPICS, TopicTable
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import (
@@ -92,10 +92,10 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
     watch("fleetlog_lease_seconds", "Time left on the lease.", lambda: lease_ms() / 1000)
 
 
-def watch_rebalances(services: Services, times: RebalanceTimes) -> None:
+def watch_rebalances(services: Services, seconds: Histogram) -> None:
     """How long the rebalances of this coordinator's groups take, and the one under way that began first."""
     services.metrics.watch_histogram(
-        "fleetlog_group_rebalance_seconds", "How long rebalances of groups took that ended.", times.seconds
+        "fleetlog_group_rebalance_seconds", "How long rebalances of groups took that ended.", seconds
     )
 
     def longest() -> Iterator[Metric | None]:

@@ -29,7 +29,6 @@ from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom
-from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.groups.requests import GroupSettings
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
@@ -39,7 +38,7 @@ from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.metrics.registry import Histogram, Metrics
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from fleetlog.brokers.peers.calls import PeersPort
 from fleetlog.brokers.quotas.metering import Metering
@@ -250,7 +249,7 @@ class Node:
             isr_writer=self._isr_writer, call_soon=ports.loop.call_soon, topic_figures=counted_topics(config),
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
-        rebalances = RebalanceTimes()
+        rebalances = Histogram()  # of all shards, so that what it has counted stays when one moves to another broker
         groups, transactions = self._coordinators(metadata, replicas, peers, rebalances)
         controller = Controller(
             store, metadata, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
@@ -307,7 +306,7 @@ class Node:
         return self.services
 
     def _coordinators(
-        self, metadata: MetadataCache, replicas: ReplicaManager, peers: PeersPort, rebalances: RebalanceTimes
+        self, metadata: MetadataCache, replicas: ReplicaManager, peers: PeersPort, rebalances: Histogram
     ) -> tuple[CoordinatorRuntime[GroupShard], TransactionCoordinator]:
         """The coordinators of groups and of transactions."""
         config, ports = self.config, self._ports

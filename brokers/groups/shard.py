@@ -30,7 +30,6 @@ from fleetlog.brokers.groups.members import (
     parse_timer,
     timer_name,
 )
-from fleetlog.brokers.groups.rebalances import RebalanceTimes
 from fleetlog.brokers.groups.requests import (
     ConsumerSettings,
     Description,
@@ -47,6 +46,7 @@ from fleetlog.brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
+from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
@@ -67,13 +67,14 @@ class GroupShard:
         partition: int,
         settings: GroupSettings,
         room: MemberRoom | None = None,
-        rebalances: RebalanceTimes | None = None,
+        rebalances: Histogram | None = None,
     ) -> None:
         self.partition = partition
         self.settings = settings
         self.room = MemberRoom(settings.members_max_bytes) if room is None else room
         self.room.share(self)
-        self.rebalances = RebalanceTimes() if rebalances is None else rebalances
+        self.rebalances = Histogram() if rebalances is None else rebalances
+        """Their seconds: from the first member that has to join again until the new generation is in the log."""
         self.groups: dict[str, Group] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
         self.skipped: Counter[str] = Counter()
@@ -130,16 +131,12 @@ class GroupShard:
 
     def disconnected(self, group_id: str, member_id: str, now: Now, ticket: Ticket) -> Result:
         """The connection of a joined member has closed; answers an error code."""
-        group = self.groups.get(group_id)
-        if group is None:
-            return Result(response=ErrorCode.NONE)
+        group = self.groups.get(group_id) or Group(group_id)
         return classic.disconnected(group, member_id, Turn(now, ticket))
 
     def abandoned(self, group_id: str, join_ticket: Ticket, now: Now, ticket: Ticket) -> Result:
         """The connection of a waiting JoinGroup has closed; answers an error code."""
-        group = self.groups.get(group_id)
-        if group is None:
-            return Result(response=ErrorCode.NONE)
+        group = self.groups.get(group_id) or Group(group_id)
         return classic.abandoned(group, join_ticket, Turn(now, ticket))
 
     def member_bytes(self) -> int:
@@ -357,7 +354,7 @@ class GroupShard:
         group.was_consumer = bool(stored.members) and self._ended == group.id
         self._ended = None
         if group.rebalancing_since_ms is not None:
-            self.rebalances.ended(now.mono_ms - group.rebalancing_since_ms)
+            self.rebalances.observe(max(0, now.mono_ms - group.rebalancing_since_ms) / 1000)
             group.rebalancing_since_ms = None
 
     def _apply_consumer(self, key: records.ConsumerKey, value: bytes | None) -> None:
