@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -486,6 +486,22 @@ class BrokerConfig:
             wanted = self.security_inter_broker_protocol
             return next((endpoint.listener for endpoint in endpoints if endpoint.security_protocol == wanted), "")
         return endpoints[0].listener
+
+    def check_of_listener(self, name: str, text: str, protocols: Sequence[str], what: str) -> None:
+        """Raises ConfigError where a setting ``listener.name.X.`` is of no listener, or of one of another protocol.
+
+        It would look like protection, and be none. ``what`` those with one of the ``protocols`` have.
+        """
+        listener = name.removeprefix(LISTENER_PREFIX).partition(".")[0]
+        known = {end.listener.lower(): end.security_protocol for end in self.listener_endpoints()}
+        if listener not in known:
+            listed = ", ".join(sorted(known))
+            raise ConfigError(name, text, f"there is no listener {listener!r}; in lower case, there are {listed}")
+        if known[listener] not in protocols:
+            raise ConfigError(
+                name, text, f"listener {listener} has security protocol {known[listener]}, which has no {what}: set "
+                f"{' or '.join(protocols)} in listener.security.protocol.map, or remove this setting",
+            )  # fmt: skip
 
     def of_listener(self, listener: str) -> dict[str, str]:
         """What ``listener.name.X.`` sets for that listener, by the rest of the name, as text."""

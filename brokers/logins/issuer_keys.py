@@ -26,7 +26,7 @@ from fleetlog.brokers.logins.oauthbearer import BadToken, TokenOutcome
 
 if TYPE_CHECKING:
     from fleetlog.brokers.logins.oidc_settings import OidcSettings
-    from fleetlog.brokers.logins.token_signatures import SigningKey, SigningKeys, TokenHeader
+    from fleetlog.brokers.logins.token_signatures import SigningKeys, TokenHeader
     from fleetlog.brokers.model import Clock
 
 logger = logging.getLogger(__name__)
@@ -212,13 +212,10 @@ class IssuerKeys:
         except BadToken as refusal:
             done(refusal)
             return
-        key = self._keys.find(header)
-        if key is not None:
-            self._check(token, header, key, done)
-        elif self._fetches_early():
-            self._waiting.append(partial(self._check_again, token, header, done))
+        if self._keys.find(header) is None and self._fetches_early():
+            self._waiting.append(partial(self._check, token, header, done))
         else:
-            done(_unknown(header))
+            self._check(token, header, done)
 
     def _fetches_early(self) -> bool:
         """Whether a fetch is under way, or begins now, whose outcome a token can wait for."""
@@ -230,14 +227,12 @@ class IssuerKeys:
             self._wanted.set()
         return True
 
-    def _check_again(self, token: bytes, header: TokenHeader, done: Callable[[TokenOutcome], None]) -> None:
+    def _check(self, token: bytes, header: TokenHeader, done: Callable[[TokenOutcome], None]) -> None:
         key = self._keys.find(header)
         if key is None:
-            done(_unknown(header))
-        else:
-            self._check(token, header, key, done)
-
-    def _check(self, token: bytes, header: TokenHeader, key: SigningKey, done: Callable[[TokenOutcome], None]) -> None:
+            named = "no key id" if header.key_id is None else f"the key id {header.key_id[:100]!r}"
+            done(BadToken(f"it has {named}, and the issuer has no such key for {header.algorithm}"))
+            return
         check = partial(
             self._signatures.checked_token, token, header, key, self._settings.rules, self._clock.wall_ms()
         )  # fmt: skip
@@ -248,11 +243,6 @@ class IssuerKeys:
             self._worker = ThreadPoolExecutor(1, "tokens")
         future = asyncio.get_running_loop().run_in_executor(self._worker, check)
         future.add_done_callback(lambda found: done(_outcome(found)))
-
-
-def _unknown(header: TokenHeader) -> BadToken:
-    named = "no key id" if header.key_id is None else f"the key id {header.key_id[:100]!r}"
-    return BadToken(f"it has {named}, and the issuer has no such key for {header.algorithm}")
 
 
 def _outcome(future: asyncio.Future[TokenOutcome]) -> TokenOutcome:

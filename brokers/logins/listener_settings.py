@@ -94,8 +94,6 @@ def login_settings(config: BrokerConfig) -> LoginSettings:
 
 def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
     """Settings of logins for a listener that has none would look like protection, and be none."""
-    known = {end.listener.lower(): end.security_protocol for end in config.listener_endpoints()}
-    logging_in = {name.lower() for name in secured}
     for name, text in config.given:
         own_code = name.endswith(_OWN_CODE) and ("sasl" in name or "principal.builder" in name)
         if secured and own_code and text.strip() not in {"", _DEFAULT_BUILDER, *VALIDATOR_HANDLERS}:
@@ -107,14 +105,7 @@ def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
         listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
         if not rest.endswith((_ENABLED, _JAAS, _REAUTH)) and _OF_OIDC not in rest:
             continue
-        if listener not in known:
-            listed = ", ".join(sorted(known))
-            raise ConfigError(name, text, f"there is no listener {listener!r}; in lower case, there are {listed}")
-        if listener not in logging_in:
-            raise ConfigError(
-                name, text, f"listener {listener} has security protocol {known[listener]}, which has no login: set "
-                f"{' or '.join(SASL_PROTOCOLS)} in listener.security.protocol.map, or remove this setting",
-            )  # fmt: skip
+        config.check_of_listener(name, text, SASL_PROTOCOLS, "login")
         if rest == _JAAS:
             raise ConfigError(
                 name, HIDDEN, f"must name the mechanism: {LISTENER_PREFIX}{listener}.plain.{_JAAS}, or scram-sha-256"

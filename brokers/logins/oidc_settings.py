@@ -24,7 +24,6 @@ VALIDATOR_HANDLERS: Final = (
 """Kafka's names of the class that checks tokens by an issuer's keys: accepted, because the broker does the same."""
 
 _PREFIX: Final = "sasl.oauthbearer."
-_URL: Final = _PREFIX + "jwks.endpoint.url"
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _SKEW_S_MAX: Final = 3600
 _REFRESH_MS_MIN: Final = 1000

@@ -235,18 +235,9 @@ class SaslLogin:
 
     def raw_authenticated(self, step: LoginStep | AuthenticationFailed, mono_ms: int, wall_ms: int) -> RawAnswer:
         """The answer to a raw token. A failure has none: the connection is closed after the delay."""
-        if isinstance(step, AuthenticationFailed):
-            return self._refused_raw(step)
-        try:
-            if step.authenticated:
-                self._complete(step.authenticated, mono_ms, wall_ms)
-        except AuthenticationFailed as failure:
-            return self._refused_raw(failure)
-        return RawAnswer(step.response, Then.CONTINUE)
-
-    def _refused_raw(self, failure: AuthenticationFailed) -> RawAnswer:
-        self._fail()
-        return RawAnswer(None, Then.CLOSE_AFTER_DELAY, failure.detail)
+        answer = self.authenticated(step, mono_ms, wall_ms)
+        token = answer.auth_bytes if answer.error is ErrorCode.NONE else None
+        return RawAnswer(token, answer.then, answer.detail)
 
     def _step(self, token: bytes) -> LoginStep | Deferred | AuthenticationFailed:
         if self.state is not LoginState.AUTHENTICATE:

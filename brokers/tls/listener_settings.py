@@ -6,12 +6,10 @@ look like protection. Files are not read here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from fleetlog.brokers.addresses import TLS_PROTOCOLS
 from fleetlog.brokers.config import LISTENER_PREFIX, BrokerConfig
-from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.brokers.tls.settings import TlsSettings
 
 _OF_TLS: Final = "ssl."
@@ -25,7 +23,10 @@ def listener_tls(config: BrokerConfig) -> dict[str, TlsSettings]:
     """
     secured = {end.listener: end.security_protocol for end in config.listener_endpoints()}
     secured = {name: protocol for name, protocol in secured.items() if protocol in TLS_PROTOCOLS}
-    _check_prefixes(config, secured)
+    for name, text in config.given:
+        rest = name.removeprefix(LISTENER_PREFIX).partition(".")[2]
+        if name.startswith(LISTENER_PREFIX) and rest.startswith(_OF_TLS):
+            config.check_of_listener(name, text, TLS_PROTOCOLS, "TLS")
     common = {name: text for name, text in config.given if name.startswith(_OF_TLS)}
     settings = {}
     for listener, protocol in secured.items():
@@ -52,19 +53,3 @@ def ignored_client_auth(config: BrokerConfig) -> str | None:
     return (
         f"{_CLIENT_AUTH} does not count for listeners with SASL, which ask for no certificate: set {own} to ask for one"
     )
-
-
-def _check_prefixes(config: BrokerConfig, secured: Mapping[str, str]) -> None:
-    protocols = {end.listener.lower(): end.security_protocol for end in config.listener_endpoints()}
-    with_tls = {name.lower() for name in secured}
-    for name, text in config.given:
-        listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
-        if not name.startswith(LISTENER_PREFIX) or not rest.startswith(_OF_TLS) or listener in with_tls:
-            continue
-        if listener not in protocols:
-            listed = ", ".join(sorted(protocols))
-            raise ConfigError(name, text, f"there is no listener {listener!r}; in lower case, there are {listed}")
-        raise ConfigError(
-            name, text, f"listener {listener} has security protocol {protocols[listener]}, which has no TLS: set "
-            f"{' or '.join(TLS_PROTOCOLS)} in listener.security.protocol.map, or remove this setting",
-        )  # fmt: skip

@@ -245,8 +245,6 @@ class TlsEngine:
 
         What was decrypted before a failure is returned; the next call raises it.
         """
-        if self._failure is not None:
-            raise TlsFailure(*self._failure)
         self._must_have_shaken_hands()
         filled = 0
         while filled < len(buffer) and self.state is not TlsState.ENDED:
@@ -283,8 +281,6 @@ class TlsEngine:
 
         Raises TlsFailure, and ValueError before the handshake is done or after :meth:`close_notify`.
         """
-        if self._failure is not None:
-            raise TlsFailure(*self._failure)
         self._must_have_shaken_hands()
         written = 0
         with memoryview(data) as whole, whole.cast("B") as view:
@@ -313,5 +309,7 @@ class TlsEngine:
         self.state = TlsState.ENDED
 
     def _must_have_shaken_hands(self) -> None:
+        if self._failure is not None:
+            raise TlsFailure(*self._failure)
         if self.state in {TlsState.HANDSHAKE, TlsState.CLOSED}:
             raise ValueError(f"nothing can be read or written in the state {self.state.value}")
