@@ -19,7 +19,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?
 HIDDEN = "[hidden]"
 _SECRET = re.compile(
     r"jaas|sasl.*\.conf|pass(?!word\.encoder\.[cik])|pasw|pwd|secret|creden(?!tials\.client\.id$)|(^|\.)key$"
-    r"|keystore\.k|\.certificate|^(user_|username)|-----BEGIN|://[^/\s]*@",
+    r"|keystore\.k|\.certificate|user\.info$|^(user_|username)|-----BEGIN|://[^/\s]*@",
     re.IGNORECASE,
 )
 _PATH = re.compile(r"(file://)?/[\w./+-]*")

@@ -31,7 +31,9 @@ _SSL, _SASL_SSL = "SSL", "SASL_SSL"
 _PROTOCOLS: Final = (PLAINTEXT, _SSL, SASL_PLAINTEXT, _SASL_SSL)
 
 
-_USED: Final = frozenset({PROTOCOL, MECHANISM, JAAS, "bootstrap.servers"})
+REGISTRY_USER: Final = "basic.auth.user.info"
+"""USER:PASSWORD at a schema registry that does not take the fleet's logins; Confluent's name."""
+_USED: Final = frozenset({PROTOCOL, MECHANISM, JAAS, REGISTRY_USER, "bootstrap.servers"})
 """The last is named beside --bootstrap, which counts, as with Kafka's tools."""
 _KAFKA_NAMES: Final = frozenset((
     "acks", "allow.auto.create.topics", "auto.commit.interval.ms", "auto.include.jmx.reporter", "auto.offset.reset",
@@ -88,7 +90,7 @@ def read_command_config(path: Path) -> dict[str, str]:
         parsed = parse_properties(path.read_text("utf-8"), str(path))
         properties = {name: value for name, (value, _) in parsed.items()}
         for name, (_, where) in parsed.items():
-            if name not in _KAFKA_NAMES and not name.startswith(_PREFIXES):
+            if name not in {*_KAFKA_NAMES, REGISTRY_USER} and not name.startswith(_PREFIXES):
                 raise ConfigError(name, HIDDEN, f"is no setting of a client{suggest(name, _KAFKA_NAMES)}", where)
         client_security(properties)
     except ConfigError as error:

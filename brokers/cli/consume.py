@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from kafka.errors import RebalanceInProgressError
@@ -32,12 +32,20 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.options import regular_expression
 from fleetlog.brokers.cli.output import CliError, Output, iso, number_text, progress, warn
 from fleetlog.brokers.cli.record_format import RecordText
+from fleetlog.brokers.cli.registries import known_registry, registry_access, registry_option
 from fleetlog.brokers.cli.times import Point, PointType
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.cli.record_decoding import DecodedPart, DecodedRecord, RecordDecoding
+    from fleetlog.brokers.cli.record_filter import RecordFilter
 
 POLL_MS = 1_000
 """Data ends a poll at once; on a busy machine shorter polls only split a group join into more steps."""
 
 
+DECODERS = ("auto", "avro", "json", "protobuf", "string", "hex", "raw")
+_BY_SCHEMA = ("avro", "protobuf")
+_FIELDS = ("key", "value")
 _RESETS = {"beginning": "earliest", "end": "latest"}
 """Where a group without offsets begins, as clients call it."""
 
@@ -49,26 +57,28 @@ def _shape(_: click.Context, __: click.Parameter, text: str | None) -> RecordTex
         raise click.BadParameter(str(error)) from None
 
 
-def _condition(_: click.Context, __: click.Parameter, text: str | None) -> Callable[[Any], bool] | None:
-    """Whether a record of kafka-python matches the filter."""
+def _condition(_: click.Context, __: click.Parameter, text: str | None) -> RecordFilter | None:
     if text is None:
         return None
-    from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_filter
+    from fleetlog.brokers.cli.record_filter import FilterError, parse_filter
 
     try:
-        matches = parse_filter(text)
+        return parse_filter(text)
     except FilterError as error:
         raise click.BadParameter(str(error)) from None
 
-    def matches_filter(one: Any) -> bool:
-        try:
-            return matches(
-                FilteredRecord(one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
-            )
-        except FilterError as error:
-            raise CliError(f"--filter: {error}") from None
 
-    return matches_filter
+def _decoders(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """How key and value are decoded, as far as it is said."""
+    wanted: dict[str, str] = {}
+    for value in values:
+        field, mark, how = value.rpartition("=")
+        if how not in DECODERS or (mark and field not in _FIELDS):
+            raise click.BadParameter(f"{value!r} is none of {', '.join(DECODERS)}, and key= or value= may stand before")
+        for name in [field] if mark else _FIELDS:
+            if wanted.setdefault(name, how) != how:
+                raise click.BadParameter(f"the {name} is decoded in one way, not as {wanted[name]} and {how}")
+    return wanted
 
 
 def _wanted(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[PartitionsOf]:
@@ -121,6 +131,12 @@ def _expression(text: str) -> Any:
     help="Only records that match, such as \"value.price > 10 && key startsWith 'eu-'\"; fields are key, value,"
     " headers, time, topic, partition and offset; also ==, !=, contains, endsWith, matches (RE2), !, || and brackets.",
 )  # fmt: skip
+@click.option(
+    "--decode", "decoders", metavar="[key=|value=]HOW", multiple=True, callback=_decoders,
+    help=f"How keys and values are shown: {', '.join(DECODERS)}; may be repeated. auto: by the schema whose id comes"
+    " first, where a registry is known, else as they are.  [default: auto]",
+)  # fmt: skip
+@registry_option
 @click.option("--group", "-g", help="Read as a member of this group and commit.")
 @click.option(
     "--isolation",
@@ -152,7 +168,9 @@ def consume(
     details: bool,
     regex: bool,
     shape: RecordText | None,
-    matches: Callable[[Any], bool] | None,
+    matches: RecordFilter | None,
+    decoders: dict[str, str],
+    registry: str | None,
 ) -> None:
     """Write records of topics to stdout: values as they are, one JSON object a line with --json, or by a --format.
 
@@ -160,20 +178,18 @@ def consume(
       fleetlog consume orders --from -1h --to end
       fleetlog consume orders -o end-10 -f '%T{iso} %p:%o %k %h{trace} %v\\n'
       fleetlog consume orders --to end --filter "value.price > 10 && headers.region == 'eu' && time > '-2h'"
+      fleetlog consume orders --decode key=string --decode value=avro --filter "value.price > 10"
       fleetlog consume --regex 'orders\\..*' --from 2013-01-31T12:00
     """
     if shape is not None and (out.as_json or details or key_separator is not None):
         raise click.UsageError("--format says all: leave --json, --details and --key-separator out")
-    if group is not None and any(one.partitions is not None for one in wanted):
-        raise click.UsageError("a group reads whole topics: name no partitions")
-    if group is not None and start is not None and start.kind not in _RESETS:
-        raise click.UsageError("a new group begins at beginning or end: move it with `fleetlog groups reset`")
-    if group == "":
-        raise click.UsageError("a group's name must not be empty")
+    if group is not None:
+        _check_group(group, wanted, start)
     separator = key_separator.replace("\\t", "\t").encode() if key_separator is not None else None
     about = "topic " + ", ".join(one.topic for one in wanted)
     text_of = shape.of if shape is not None else _Lines(separator, details).of
-    writer = _Writer((lambda record: json_line(record) + b"\n") if out.as_json else text_of, count, matches)
+    decoding = _decoding(target, registry, decoders)
+    writer = _Writer(None if out.as_json else text_of, count, matches, decoding)
     with admin(target, about) as client:
         if regex:
             wanted = _matching(client, [one.topic for one in wanted])
@@ -212,6 +228,40 @@ def consume(
             sys.stdout.flush()
     if sys.stderr.isatty():
         warn(f"{writer.count} records" + (f" of {writer.count + writer.left_out}" if matches is not None else ""))
+
+
+def _check_group(group: str, wanted: list[PartitionsOf], start: Point | None) -> None:
+    """Raises click.UsageError."""
+    if any(one.partitions is not None for one in wanted):
+        raise click.UsageError("a group reads whole topics: name no partitions")
+    if start is not None and start.kind not in _RESETS:
+        raise click.UsageError("a new group begins at beginning or end: move it with `fleetlog groups reset`")
+    if group == "":
+        raise click.UsageError("a group's name must not be empty")
+
+
+def _decoding(target: Target, registry: str | None, decoders: dict[str, str]) -> RecordDecoding | None:
+    """None where records are written as they are. Raises CliError and click's errors."""
+    how = {name: decoders.get(name, "auto") for name in _FIELDS}
+    url = known_registry(registry, target) if {*how.values()} - {"raw", "hex", "string"} else ""
+    if not url and {*how.values()} & {*_BY_SCHEMA}:
+        raise click.UsageError("--decode avro and protobuf need the schemas of a registry: name it by --registry URL")
+    if not url and not {*how.values()} - {"raw", "auto"}:
+        return None
+    from fleetlog.brokers.cli.record_decoding import RecordDecoding  # with all that reads schemas
+    from fleetlog.brokers.cli.schema_values import SchemaRegistry
+
+    schemas = None
+    if url:
+        try:
+            access = registry_access(url, target)
+        except CliError as error:
+            if registry is not None or {*how.values()} & {*_BY_SCHEMA}:
+                raise
+            warn(f"nothing is decoded by a schema: {error.message}")
+        else:
+            schemas = SchemaRegistry.of(access, target.timeout_s)
+    return RecordDecoding(how["key"], how["value"], schemas)
 
 
 def _matching(client: Any, patterns: list[str]) -> list[PartitionsOf]:
@@ -274,9 +324,14 @@ class _Writer:
     """Writes records, and knows when it has written enough."""
 
     def __init__(
-        self, text_of: Callable[[Any], bytes], limit: int | None, matches: Callable[[Any], bool] | None
+        self,
+        text_of: Callable[[Any, Any], bytes] | None,
+        limit: int | None,
+        matches: RecordFilter | None,
+        decoding: RecordDecoding | None,
     ) -> None:
-        self._text_of, self._limit, self._matches = text_of, limit, matches
+        """``text_of`` makes the text of a record, and of what is shown of it; None: JSON."""
+        self._text_of, self._limit, self._matches, self._decoding = text_of, limit, matches, decoding
         self.count = 0
         self.left_out = 0
         self.on_progress: Callable[[int], None] = lambda done: None
@@ -296,11 +351,27 @@ class _Writer:
         return self._limit is not None and self.count >= self._limit
 
     def write(self, record: Any) -> None:
-        if self._matches is not None and not self._matches(record):
+        seen = None
+        if self._decoding is not None:
+            seen = self._decoding.seen(record)
+        if self._matches is not None and not self._fits(self._matches, record, seen):
             self.left_out += 1
             return
-        sys.stdout.buffer.write(self._text_of(record))
+        if self._text_of is None:
+            text = json_line(record, seen) + b"\n"
+        else:
+            text = self._text_of(record, None if seen is None else seen.as_shown)
+        sys.stdout.buffer.write(text)
         self.count += 1
+
+    def _fits(self, matches: RecordFilter, one: Any, seen: DecodedRecord | None) -> bool:
+        from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError
+
+        plain = (one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
+        try:
+            return matches(FilteredRecord(*plain) if seen is None else seen)
+        except FilterError as error:
+            raise CliError(f"--filter: {error}") from None
 
 
 class _Lines:
@@ -310,7 +381,9 @@ class _Lines:
         self._separator = separator
         self._details = details
 
-    def of(self, record: Any) -> bytes:
+    def of(self, record: Any, shown: Any = None) -> bytes:
+        """The line of a record. ``shown`` has its key and value as text, where they are decoded."""
+        shown = record if shown is None else shown
         parts = (
             [f"{record.topic}:{record.partition}:{record.offset} {iso(record.timestamp) or '-'} "]
             if self._details
@@ -320,26 +393,36 @@ class _Lines:
             parts.append(" ".join(f"{k}={(v or b'').decode(errors='replace')}" for k, v in record.headers) + " ")
         begin = "".join(parts).encode()
         if self._separator is not None:
-            begin += (record.key or b"") + self._separator
-        return begin + (record.value or b"") + b"\n"
+            begin += (shown.key or b"") + self._separator
+        return begin + (shown.value or b"") + b"\n"
 
 
-def json_line(record: Any) -> bytes:
-    """One record as one line of JSON; bytes that are not text are written as ``..._base64``."""
+def json_line(record: Any, seen: DecodedRecord | None = None) -> bytes:
+    """One record as one line of JSON; bytes that are not text are written as ``..._base64``.
+
+    ``seen`` has key and value decoded: those stand as values of JSON, with the id of their schema.
+    """
     data: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        **_text("key", record.key),
-        **_text("value", record.value),
+        **(_text("key", record.key) if seen is None else _decoded("key", seen.key_part)),
+        **(_text("value", record.value) if seen is None else _decoded("value", seen.value_part)),
     }
     if record.headers:
         data["headers"] = [{"name": name, **_text("value", value)} for name, value in record.headers]
-    return json.dumps(data, ensure_ascii=False).encode()
+    # half of a surrogate pair, which JSON may name, is no character: it stays as it was written
+    return json.dumps(data, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def _text(name: str, raw: bytes | None) -> dict[str, str | None]:
+def _decoded(name: str, part: DecodedPart) -> dict[str, Any]:
+    if not part.is_json:
+        return _text(name, part.text)
+    return {name: part.value} | ({} if part.schema is None else {f"{name}_schema": part.schema})
+
+
+def _text(name: str, raw: bytes | None) -> dict[str, Any]:
     try:
         return {name: None if raw is None else bytes(raw).decode()}
     except UnicodeDecodeError:

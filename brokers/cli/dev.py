@@ -25,7 +25,15 @@ from fleetlog.brokers.cli.dev_security import (
     is_secure,
     load_or_make,
 )
-from fleetlog.brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+from fleetlog.brokers.cli.dev_state import (
+    DevError,
+    FleetState,
+    Process,
+    default_directory,
+    end_all,
+    load,
+    locked,
+)
 from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
 from fleetlog.brokers.cli.options import pairs
 from fleetlog.brokers.cli.output import table, warn
@@ -44,15 +52,6 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
-
-
-def default_directory() -> Path:
-    """FLEETLOG_DEV_DIR, or the directory of the user's local state."""
-    chosen = os.environ.get("FLEETLOG_DEV_DIR")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "fleetlog" / "dev"
 
 
 directory_option = click.option(

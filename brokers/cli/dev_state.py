@@ -23,6 +23,15 @@ LOCK_FILE = "lock"
 VERSION = 1
 
 
+def default_directory() -> Path:
+    """FLEETLOG_DEV_DIR, or the directory of the user's local state."""
+    chosen = os.environ.get("FLEETLOG_DEV_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "fleetlog" / "dev"
+
+
 class DevError(Exception):
     """A condition that the user has to change; the message says which."""
 

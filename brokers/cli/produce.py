@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options, complete_topics
 from fleetlog.brokers.cli.options import pairs, partition_option
 from fleetlog.brokers.cli.output import CliError, Output, progress, warn
+from fleetlog.brokers.cli.record_encoding import RecordEncoding, WrongValue, schema_options, wanted_encoding
 from fleetlog.brokers.cli.record_format import Verb, parse_format
 from fleetlog.brokers.cli.sender import InputRecord, Sender
 from fleetlog.brokers.cli.times import parse_time
@@ -31,6 +33,8 @@ from fleetlog.wire.compression_codecs import CODES
 CHUNK_BYTES = 4 * 1024 * 1024
 PIPE_BYTES = 64 * 1024
 EXIT_INTERRUPTED = 130
+TOLD_MAX = 10
+"""Wrong lines that are told of one input."""
 _READ = "kvsphTd"
 
 
@@ -67,6 +71,10 @@ def _kind(_: click.Context, __: click.Parameter, text: str) -> str | _LineFormat
 )  # fmt: skip
 @click.option("--whole-file", is_flag=True, help="Each FILE is one record.")
 @click.option("--null-value", metavar="TEXT", help="Lines with this value become tombstones.")
+@schema_options
+@click.option(
+    "--skip-invalid", is_flag=True, help="With a schema: leave out what it does not take, and write the rest."
+)
 @client_options
 def produce(
     *,
@@ -79,7 +87,14 @@ def produce(
     partition: int | None,
     **shape: Any,
 ) -> None:
-    """Write records to TOPIC, one per line, from FILEs or stdin."""
+    """Write records to TOPIC, one per line, from FILEs or stdin.
+
+    With --schema nothing is written of files in which a line is wrong; of a pipe the lines before it are.
+
+    \b
+      fleetlog produce orders --schema orders-value orders.ndjson
+      fleetlog consume orders --json --to end | fleetlog produce copy -f json --schema orders-value:2
+    """
     if shape["whole_file"] and not files:
         raise click.UsageError("--whole-file needs a FILE")
     if shape["key_separator"] == "":
@@ -88,6 +103,8 @@ def produce(
         raise click.UsageError("--format says where the key is: leave --key-separator out")
     if shape["key"] is not None and shape["key_separator"]:
         raise click.UsageError("--key and --key-separator exclude each other")
+    reading = _Reading(files, shape, partition, wanted_encoding(target, shape))
+    reading.check()
     sender: Sender | None = None
     # On SIGTERM, too, it reports what was written.
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -100,9 +117,12 @@ def produce(
             if typed:
                 click.echo(f"each line is a record of {topic}; Ctrl-D at the beginning of a line ends", err=True)
             task = bar.add_task(f"producing to {topic}", total=None)
-            for items in _chunks(files, shape, partition):
-                sender.send(items)
-                bar.update(task, completed=sender.written)
+            try:
+                for items in reading.chunks():
+                    sender.send(items)
+                    bar.update(task, completed=sender.written)
+            except WrongLine as error:
+                raise CliError(f"{error}; {sender.outcome()}, and none behind") from None
             sender.finish()
     except KeyboardInterrupt:
         outcome = sender.outcome() if sender is not None else "nothing was written"
@@ -111,7 +131,12 @@ def produce(
     finally:
         signal.signal(signal.SIGTERM, before)
     last = {str(p): offset for p, offset in sorted(sender.last.items())}
-    out.done(f"{sender.written} records to {topic}", {"topic": topic, "records": sender.written, "last_offsets": last})
+    left_out = f", {reading.left_out} left out" if reading.left_out else ""
+    out.done(
+        f"{sender.written} records to {topic}{left_out}",
+        {"topic": topic, "records": sender.written, "last_offsets": last}
+        | ({"left_out": reading.left_out} if reading.skips else {}),
+    )
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -121,38 +146,117 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 # --- input ------------------------------------------------------------------------------------------------------
 
 
-def _chunks(files: tuple[Path, ...], shape: dict[str, Any], partition: int | None) -> Iterator[list[InputRecord]]:
-    """Records as they arrive: a typed line is sent at once, a file in large pieces."""
-    key = None if shape["key"] is None else shape["key"].encode()
-    headers = tuple((name, value.encode()) for name, value in shape["headers"].items())
-    if shape["whole_file"]:
-        for path in files:
-            yield [InputRecord(path.read_bytes(), key, headers, partition)]
-        return
-    parse = _parser(shape)
-    number = 0
-    for lines in _lines(files):
-        items = [parse(line, number) for number, line in enumerate(lines, number + 1)]
-        number += len(lines)
-        if key is not None or headers or partition is not None:
-            items = [
-                InputRecord(
-                    item.value,
-                    item.key if key is None else key,
-                    item.headers + headers,
-                    item.partition if partition is None else partition,
-                    item.timestamp_ms,
-                )
-                for item in items
-            ]
-        yield items
+class WrongLine(Exception):
+    """Input that its schema does not take; the text names the line and says why."""
 
 
-def _parser(shape: dict[str, Any]) -> Callable[[bytes, int], InputRecord]:
+class _Reading:
+    """The input as records. With an encoding each line is checked; without ``skips`` the first wrong one ends it."""
+
+    def __init__(
+        self, files: tuple[Path, ...], shape: dict[str, Any], partition: int | None, encoding: RecordEncoding | None
+    ) -> None:
+        self._files, self._shape, self._partition, self._encoding = files, shape, partition, encoding
+        self.skips = bool(shape["skip_invalid"])
+        if self.skips and encoding is None:
+            raise click.UsageError("--skip-invalid goes with --schema or --key-schema")
+        self._rewinds = os.lseek(0, 0, os.SEEK_CUR) if not files and _is_stored(sys.stdin) else None
+        self._parse = _parser(shape, frozenset() if encoding is None else encoding.parts)
+        self.left_out = 0
+
+    def check(self) -> None:
+        """Raise CliError where a schema does not take all of what can be read twice: files, also as stdin."""
+        if self._encoding is None or self.skips or not (self._files or self._rewinds is not None):
+            return
+        wrong = [str(one) for items in self._checked(self._encoding) for one in items if isinstance(one, WrongLine)]
+        if self._rewinds is not None:
+            os.lseek(0, self._rewinds, os.SEEK_SET)
+        if wrong:
+            more = f"; {len(wrong) - TOLD_MAX} more are wrong" if len(wrong) > TOLD_MAX else ""
+            raise CliError(f"nothing was written: {'; '.join(wrong[:TOLD_MAX])}{more}")
+
+    def chunks(self) -> Iterator[list[InputRecord]]:
+        """Records as they arrive: a typed line is sent at once, a file in large pieces. Raises WrongLine."""
+        if self._encoding is None:
+            yield from self._plain()
+            return
+        for items in self._checked(self._encoding):
+            taken: list[InputRecord] = []
+            for one in items:
+                if not isinstance(one, WrongLine):
+                    taken.append(one)
+                elif self.skips:
+                    self._leave_out(one)
+                else:
+                    yield taken
+                    raise one
+            yield taken
+
+    def _leave_out(self, why: WrongLine) -> None:
+        self.left_out += 1
+        if self.left_out <= TOLD_MAX:
+            warn(f"left out: {why}")
+        elif self.left_out == TOLD_MAX + 1:
+            warn("more is left out, without a word about each")
+
+    def _plain(self) -> Iterator[list[InputRecord]]:
+        shape = self._shape
+        if shape["whole_file"]:
+            for path in self._files:
+                yield [self._completed(InputRecord(path.read_bytes()))]
+            return
+        number, alike = 0, shape["key"] is None and not shape["headers"] and self._partition is None
+        for lines in _lines(self._files):
+            items = [self._parse(line, number) for number, line in enumerate(lines, number + 1)]
+            number += len(lines)
+            yield items if alike else [self._completed(item) for item in items]
+
+    def _checked(self, encoding: RecordEncoding) -> Iterator[list[InputRecord | WrongLine]]:
+        """What is sent for each line, or what is wrong with it."""
+        if self._shape["whole_file"]:
+            for path in self._files:
+                yield [self._tried(encoding, partial(InputRecord, path.read_bytes()), str(path))]
+            return
+        number = 0
+        for lines in _lines(self._files):
+            places = enumerate(lines, number + 1)
+            yield [self._tried(encoding, partial(self._parse, line, at), f"line {at}") for at, line in places]
+            number += len(lines)
+
+    def _tried(self, encoding: RecordEncoding, item: Callable[[], InputRecord], place: str) -> InputRecord | WrongLine:
+        try:
+            return encoding.encoded(self._completed(item()))
+        except WrongValue as error:
+            return WrongLine(f"{place}: {error}")
+        except CliError as error:  # which names the line
+            return WrongLine(error.message)
+
+    def _completed(self, item: InputRecord) -> InputRecord:
+        """With the key, headers and partition of all records."""
+        shape = self._shape
+        return InputRecord(
+            item.value,
+            item.key if shape["key"] is None else shape["key"].encode(),
+            item.headers + tuple((name, value.encode()) for name, value in shape["headers"].items()),
+            item.partition if self._partition is None else self._partition,
+            item.timestamp_ms,
+        )
+
+
+def _is_stored(stream: Any) -> bool:
+    """Whether it can be read twice."""
+    try:
+        return bool(stream.fileno() == 0) and stat.S_ISREG(os.fstat(0).st_mode)
+    except (OSError, ValueError):  # not a file: a test's
+        return False
+
+
+def _parser(shape: dict[str, Any], encoded: frozenset[str]) -> Callable[[bytes, int], InputRecord]:
+    """``encoded``: the parts that a schema writes, which are taken as JSON."""
     separator = shape["key_separator"].replace("\\t", "\t").encode() if shape["key_separator"] else None
     marker = shape["null_value"].encode() if shape["null_value"] is not None else None
     if shape["kind"] == "json":
-        return parse_json
+        return partial(parse_json, encoded=encoded)
 
     def parse(line: bytes, number: int) -> InputRecord:
         raw = shape["kind"] == "raw"
@@ -300,10 +404,13 @@ def parse_line(line: bytes, separator: bytes | None, number: int) -> InputRecord
     return InputRecord(value, key)
 
 
-def parse_json(line: bytes, number: int) -> InputRecord:
-    """A line as ``consume --json`` writes it; offset and topic are ignored. Raises CliError naming the line."""
+def parse_json(line: bytes, number: int, encoded: frozenset[str] = frozenset()) -> InputRecord:
+    """A line as ``consume --json`` writes it; offset and topic are ignored. Raises CliError naming the line.
+
+    ``encoded``: which of key and value is a value of JSON that a schema writes, also if it is a text.
+    """
     try:
-        return _item(json.loads(line))
+        return _item(json.loads(line), encoded)
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at column {error.colno}"
     except UnicodeDecodeError:
@@ -319,7 +426,7 @@ class MalformedInput(ValueError):
     """JSON that is not a record; the message says why."""
 
 
-def _item(data: Any) -> InputRecord:
+def _item(data: Any, encoded: frozenset[str]) -> InputRecord:
     if not isinstance(data, dict):
         raise MalformedInput("it is not an object")
     listed = data.get("headers") or []
@@ -327,7 +434,8 @@ def _item(data: Any) -> InputRecord:
         raise MalformedInput('headers must be a list of {"name": ..., "value": ...}')
     headers = tuple((h["name"], _bytes(h, "value")) for h in listed)
     partition = _whole(data, "partition", 2**31)
-    return InputRecord(_bytes(data, "value"), _bytes(data, "key"), headers, partition, _whole(data, "timestamp", 2**63))
+    key, value = (_part(data, name, encoded) for name in ("key", "value"))
+    return InputRecord(value, key, headers, partition, _whole(data, "timestamp", 2**63))
 
 
 def _whole(data: dict[str, Any], name: str, bound: int) -> int | None:
@@ -335,6 +443,15 @@ def _whole(data: dict[str, Any], name: str, bound: int) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value < bound):
         raise MalformedInput(f"{name} is {json.dumps(value)}, it must be a number from 0 to {bound - 1}")
     return value
+
+
+def _part(data: dict[str, Any], name: str, encoded: frozenset[str]) -> bytes | None:
+    if name not in encoded:
+        return _bytes(data, name)
+    if f"{name}_base64" in data:
+        raise MalformedInput(f"{name}_base64 is bytes, and its schema writes values of JSON")
+    value = data.get(name)
+    return None if value is None else json.dumps(value).encode()
 
 
 def _bytes(data: dict[str, Any], name: str) -> bytes | None:

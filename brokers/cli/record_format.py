@@ -84,28 +84,31 @@ class RecordText:
         """Raises ValueError."""
         self._parts = [part if isinstance(part, bytes) else _writer(part) for part in parse_format(text)]
 
-    def of(self, record: Any) -> bytes:
-        """The text of one record of kafka-python."""
-        return b"".join([part if isinstance(part, bytes) else part(record) for part in self._parts])
+    def of(self, record: Any, shown: Any = None) -> bytes:
+        """The text of one record of kafka-python. ``shown`` has its key and value as text, where they are decoded."""
+        shown = record if shown is None else shown
+        return b"".join([part if isinstance(part, bytes) else part(record, shown) for part in self._parts])
 
 
-def _writer(verb: Verb) -> Callable[[Any], bytes]:
+def _writer(verb: Verb) -> Callable[[Any, Any], bytes]:
     letter, detail = verb
     if letter in "kvs":
         encode, name = _ENCODINGS[detail], "key" if letter == "k" else "value"
-        return lambda record: encode(getattr(record, name) or b"")
+        if detail in {"hex", "base64"}:
+            return lambda record, _: encode(getattr(record, name) or b"")
+        return lambda _, shown: encode(getattr(shown, name) or b"")
     if letter in "KVS":
         name = "key" if letter == "K" else "value"
-        return lambda record: b"-1" if getattr(record, name) is None else b"%d" % len(getattr(record, name))
+        return lambda record, _: b"-1" if getattr(record, name) is None else b"%d" % len(getattr(record, name))
     if letter == "h" and detail:
-        return lambda record: next((value or b"" for key, value in reversed(record.headers) if key == detail), b"")
+        return lambda record, _: next((value or b"" for key, value in reversed(record.headers) if key == detail), b"")
     if letter == "h":
-        return lambda record: b",".join(key.encode() + b"=" + (value or b"") for key, value in record.headers)
+        return lambda record, _: b",".join(key.encode() + b"=" + (value or b"") for key, value in record.headers)
     if letter == "H":
-        return lambda record: b"%d" % len(record.headers)
+        return lambda record, _: b"%d" % len(record.headers)
     if letter in "Td" and detail:
-        return lambda record: (iso(record.timestamp) or "").encode()
+        return lambda record, _: (iso(record.timestamp) or "").encode()
     name = {"t": "topic", "p": "partition", "o": "offset", "T": "timestamp", "d": "timestamp", "e": "leader_epoch"}[
         letter
     ]
-    return lambda record: str(getattr(record, name)).encode()
+    return lambda record, _: str(getattr(record, name)).encode()

@@ -13,6 +13,7 @@ from fleetlog.brokers.cli.client import PartitionsOf, Target, admin, client_opti
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import partition_option
 from fleetlog.brokers.cli.output import CliError, Output, iso
+from fleetlog.brokers.cli.record_encoding import WrongValue, schema_options, wanted_encoding
 from fleetlog.brokers.cli.sender import InputRecord, Sender
 from fleetlog.brokers.cli.topic_reader import COMMITTED, StoredRecord, TopicReader
 
@@ -66,6 +67,7 @@ def records() -> None:
 @click.option("--base64", "in_base64", is_flag=True, help="Key and value are given in base64.")
 @click.option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE")
 @partition_option
+@schema_options
 @_dry_run_option
 @client_options
 def write_record(
@@ -80,14 +82,22 @@ def write_record(
     headers: tuple[tuple[str, bytes], ...],
     partition: int | None,
     dry_run: bool,
+    **schemas: Any,
 ) -> None:
-    """Write one record to TOPIC, which must exist."""
+    """Write one record to TOPIC, which must exist; with --schema its value is JSON, checked and written by that."""
     if (value is None) is not null_value:
         raise click.UsageError("give either --value or --null-value")
     if null_value and key is None:
         raise click.UsageError("a tombstone needs --key: it deletes that key's records in a compacted topic")
+    encoding = wanted_encoding(target, schemas)
+    if encoding is not None and in_base64:
+        raise click.UsageError("a schema writes JSON: leave --base64 out")
     record = InputRecord(_raw("--value", value, in_base64), _raw("--key", key, in_base64), headers, partition)
-    _write(target, out, topic, record, dry_run, "")
+    try:
+        encoded = record if encoding is None else encoding.encoded(record)
+    except WrongValue as error:
+        raise click.UsageError(f"the record is not of its schema: {error}") from None
+    _write(target, out, topic, encoded, dry_run, "", record)
 
 
 @records.command("copy")
@@ -143,7 +153,16 @@ def _raw(option: str, text: str | None, in_base64: bool) -> bytes | None:
         raise click.BadParameter("it is not base64", param_hint=option) from None
 
 
-def _write(target: Target, out: Output, topic: str, record: InputRecord, dry_run: bool, origin: str) -> None:
+def _write(
+    target: Target,
+    out: Output,
+    topic: str,
+    record: InputRecord,
+    dry_run: bool,
+    origin: str,
+    shown: InputRecord | None = None,
+) -> None:
+    """``shown`` is the record as it was before a schema wrote it."""
     with admin(target, f"topic {topic}") as client:
         partition = record.partition
         wanted = PartitionsOf(topic, None if partition is None else (partition,))
@@ -151,7 +170,8 @@ def _write(target: Target, out: Output, topic: str, record: InputRecord, dry_run
         if partition is None and record.key is not None:
             partition = partition_for_key(record.key, len(known))
         if dry_run:
-            _show(out, topic, partition, record, origin)
+            size = len(record.key or b"") + len(record.value or b"")
+            _show(out, topic, partition, shown or record, size, origin)
             return
         sender = Sender(client, topic, acks="all", codec="none", timeout_s=target.timeout_s)
         sender.send([record])
@@ -160,9 +180,8 @@ def _write(target: Target, out: Output, topic: str, record: InputRecord, dry_run
     out.done(f"{'copied' if origin else 'written'} to {topic}:{written}:{offset}", value)
 
 
-def _show(out: Output, topic: str, partition: int | None, record: InputRecord, origin: str) -> None:
+def _show(out: Output, topic: str, partition: int | None, record: InputRecord, size: int, origin: str) -> None:
     headers = [f"{name}={_text(value)}" for name, value in record.headers]
-    size = len(record.key or b"") + len(record.value or b"")
     row = {
         "topic": topic, "partition": "any" if partition is None else partition, "key": _text(record.key),
         "value": _text(record.value), "headers": headers, "bytes": size,

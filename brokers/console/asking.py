@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.masking import Masks
-from fleetlog.brokers.console.schemas import SchemaRegistry
 
 TOPIC_CHARS_MAX: Final = 249
 NAME_BYTES_MAX: Final = 32_767

@@ -195,6 +195,8 @@ def _write_record(form: Form) -> PlannedChange:
         )
     options += ("--null-value",) if form.get("null_value") == "yes" else (f"--value={value}",)
     options += ("--base64",) if form.get("base64") == "yes" else ()
+    for field in ("schema", "schema_message", "key_schema", "key_schema_message"):
+        options += _option(form, field, field.replace("_", "-"))
     command = CommandLine("records", "write", options + _pairs(form.get("headers", ""), "header"), (name,))
     return PlannedChange(
         f"Write a record to {name}", command, _messages(name), command.also("--dry-run"),

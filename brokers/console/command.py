@@ -13,12 +13,12 @@ import click
 
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
-from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, read_command_config
+from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, REGISTRY_USER, read_command_config
 from fleetlog.brokers.cli.options import is_loopback, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console.masking import Masks, read_masks
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
-from fleetlog.brokers.console.schemas import SchemaRegistry
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.properties import parse_properties
@@ -26,7 +26,6 @@ from fleetlog.brokers.setting_kinds import ConfigError
 
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
-REGISTRY_USER: Final = "basic.auth.user.info"
 STOP_S: Final = 3
 
 
@@ -137,7 +136,10 @@ def console(
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
-    registry, masks = _registry(registry_url or target.registry or None, registry_config), _masks(mask_file)
+    url, masks = registry_url or target.registry, _masks(mask_file)
+    registry, user = _registry(url or None, registry_config)
+    if registry is not None:  # the commands that it runs ask the same, as the console: no user's password goes there
+        target = replace(target, registry=url, properties={**target.properties, REGISTRY_USER: user})
     issuer = _issuer(login, **oidc)
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
@@ -203,12 +205,12 @@ def _issuer(
         raise CliError(str(error)) from None
 
 
-def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
-    """The registry of the options; raises click.UsageError."""
+def _registry(url: str | None, file: Path | None) -> tuple[SchemaRegistry | None, str]:
+    """The registry of the options, and the login there; raises click.UsageError."""
     if url is None:
         if file is not None:
             raise click.UsageError("--schema-registry-config goes with --schema-registry URL")
-        return None
+        return None, ""
     user = ""
     if file is not None:
         try:
@@ -222,7 +224,7 @@ def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
                 param_hint="--schema-registry-config",
             )
     try:
-        return SchemaRegistry(url, user)
+        return SchemaRegistry(url, user), user
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--schema-registry") from None
 

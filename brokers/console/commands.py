@@ -17,7 +17,8 @@ from fleetlog.brokers.cli.client import DEFAULT_BOOTSTRAP, Target
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.output import Output
 
-_CONNECTION = ("bootstrap", "profile", "timeout", "command_config", "as_json", "zookeeper", "tls_file")
+_CONNECTION = ("bootstrap", "profile", "timeout", "command_config", "as_json", "zookeeper", "tls_file", "registry")
+_SCHEMAS = ("--schema=", "--key-schema=")
 
 
 class _Collected(Output):
@@ -50,6 +51,8 @@ class CommandLine(NamedTuple):
     def shown(self, target: Target) -> str:
         """As one types it."""
         where = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
+        if target.registry and any(option.startswith(_SCHEMAS) for option in self.options):
+            where += (f"--registry={target.registry}",)
         words: Iterable[str] = ("fleetlog", self.subject, *self.verb.split(), *where, *self.options)
         return shlex.join([*words, *(("--", *self.names) if self.names else ())])
 

@@ -27,8 +27,11 @@ from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
+from fleetlog.brokers.cli.record_decoding import RecordDecoding
 from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_columns, parse_filter
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
+from fleetlog.brokers.cli.schema_examples import example_of
+from fleetlog.brokers.cli.schema_values import PREFIX_BYTES, PageSchemas, SchemaProblem, SchemaRegistry, schema_id
 from fleetlog.brokers.cli.times import parse_moment, parse_time
 from fleetlog.brokers.cli.topic_reader import (
     COMMITTED,
@@ -42,7 +45,6 @@ from fleetlog.brokers.console.asking import Answer, Asking, PageError
 from fleetlog.brokers.console.changes import PLACEHOLDERS
 from fleetlog.brokers.console.json_views import cell_text, hex_lines, record_differences
 from fleetlog.brokers.console.masking import INTERNAL
-from fleetlog.brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
 RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 20_000_000
@@ -580,7 +582,10 @@ def record_page(asking: Asking) -> Answer:
 
 
 def write_page(asking: Asking) -> Answer:
-    """A form for one record, filled in ``like`` a record of the topic, which may be its ``last``; raises PageError."""
+    """A form for one record; raises PageError.
+
+    It is filled in ``like`` a record of the topic, which may be its ``last``, or by the example of a ``schema``.
+    """
     text, search = asking.text("like"), Search(asking)
     match = _AT.fullmatch(text)
     if text not in {"", "last"} and match is None:
@@ -598,9 +603,37 @@ def write_page(asking: Asking) -> Answer:
         "topic": asking.name,
         "partitions": sorted(reader.leaders),
         "like": f"{record.partition}:{record.offset}" if record is not None else "",
-        "draft": _draft(record),
         "placeholders": PLACEHOLDERS,
+        "registry": asking.registry is not None,
+        **_drafted(asking.registry, record, asking.text("schema")),
     }
+
+
+def _drafted(registry: SchemaRegistry | None, record: StoredRecord | None, schema: str) -> Answer:
+    """The draft, the schemas that write it, and why a schema has no example."""
+    draft = _draft(record)
+    answer: Answer = {"draft": draft, "schema": schema, "key_schema": "", "no_example": ""}
+    if registry is None:
+        return answer
+    if record is not None:
+        decoding = RecordDecoding("auto", "auto", registry, lambda _: None)
+        seen = {name: decoding.part(name, getattr(record, name), "") for name in ("key", "value")}
+        by_schema = {name: part for name, part in seen.items() if part.schema is not None}
+        other = [_text(getattr(record, name) or b"", False, 0) for name in seen if name not in by_schema]
+        if by_schema and None not in other:
+            draft["base64"] = False
+            for name, raw in (("key", record.key), ("value", record.value)):
+                part = by_schema.get(name)
+                draft[name] = (raw or b"").decode() if part is None else _as_json(part.value, WHOLE_MAX)
+                answer["schema" if name == "value" else "key_schema"] = "" if part is None else str(part.schema)
+    elif schema:
+        try:
+            draft["value"] = example_of(registry.named(schema)[1])
+        except SchemaProblem as problem:
+            answer["no_example"] = str(problem)
+        else:
+            answer["no_example"] = "" if draft["value"] else "it is too large for an example, or has no end"
+    return answer
 
 
 def _draft(record: StoredRecord | None) -> dict[str, Any]:

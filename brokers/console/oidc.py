@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from fleetlog.brokers.cli.options import is_loopback
+from fleetlog.brokers.cli.outside import direct_opener
 from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.clients import UserLogin
-from fleetlog.brokers.console.outside import direct_opener
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 
 ANSWER_S: Final = 5.0

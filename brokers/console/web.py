@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, iso
+from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console import charts, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import filled, performed, plan_change, previewed
@@ -39,7 +40,6 @@ from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, Log
 from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
-from fleetlog.brokers.console.schemas import SchemaRegistry
 
 logger = logging.getLogger(__name__)
 

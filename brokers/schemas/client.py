@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
 import json
-import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -13,17 +11,14 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import click
 
 from fleetlog.brokers.cli.client import Target, client_options
-from fleetlog.brokers.cli.command_config import client_security
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.options import host_of, is_loopback
 from fleetlog.brokers.cli.output import CliError, Output, confirm
-from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT
-from fleetlog.brokers.console.outside import direct_opener
+from fleetlog.brokers.cli.registries import CONTENT, RegistryAccess, known_registry, registry_access, registry_option
 from fleetlog.brokers.schemas.formats import AVRO, JSON
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import KINDS
@@ -31,7 +26,6 @@ from fleetlog.brokers.schemas.registry import KINDS
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 ANSWER_BYTES_MAX: Final = 64 << 20
 PAGE: Final = 1_000
-CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 INCOMPATIBLE: Final = 1
 """Exit code of a check."""
 _SUFFIXES: Final = {".avsc": AVRO, ".avro": AVRO, ".json": JSON, ".proto": PROTOBUF}
@@ -41,18 +35,9 @@ _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 class RegistryClient:
     """Asks one registry, with the login of ``--command-config``. Raises CliError, also for what is refused."""
 
-    def __init__(self, url: str, target: Target) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None or parts.query:
-            raise click.BadParameter(f"{url!r} is not like http://registry:8081", param_hint="--registry")
-        self._url, self._timeout_s = url.rstrip("/"), target.timeout_s
-        security = client_security(target.properties)
-        self._headers = {"Accept": CONTENT, "Content-Type": CONTENT} | _login(security)
-        if "Authorization" in self._headers and parts.scheme == "http" and not is_loopback(host_of(parts.netloc)):
-            raise CliError(f"{url} is without TLS, and the password would cross the network as it is: use https")
-        context = security.get(TLS_CONTEXT) if parts.scheme == "https" else None
-        handlers = [urllib.request.HTTPSHandler(context=context)] if isinstance(context, ssl.SSLContext) else []
-        self._opener = direct_opener(*handlers)
+    def __init__(self, access: RegistryAccess, timeout_s: float) -> None:
+        self._url, self._timeout_s, self._opener = access.url, timeout_s, access.opener
+        self._headers = {**access.headers, "Content-Type": CONTENT}
 
     def ask(self, method: str, *path: str, body: Any = None, **query: str) -> Any:
         """The answer to a request. ``path`` is quoted."""
@@ -89,15 +74,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
-def _login(security: dict[str, Any]) -> dict[str, str]:
-    if "sasl_oauth_token_provider" in security:
-        return {"Authorization": f"Bearer {security['sasl_oauth_token_provider'].token()}"}
-    if "sasl_plain_username" in security:
-        pair = f"{security['sasl_plain_username']}:{security['sasl_plain_password']}"
-        return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
-    return {}
-
-
 class SchemaFile(NamedTuple):
     """A schema as a request has it."""
 
@@ -108,14 +84,12 @@ class SchemaFile(NamedTuple):
 def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --registry and the options of clients; the command gets ``client`` and ``out``."""
 
-    @click.option(
-        "--registry", envvar="FLEETLOG_REGISTRY", show_envvar=True, metavar="URL",
-        help=f"The schema registry.  [default: that of the profile, or {DEFAULT_URL}]",
-    )  # fmt: skip
+    @registry_option
     @client_options
     @wraps(function)
     def wrapped(*given: Any, target: Target, registry: str | None, **named: Any) -> Any:
-        return function(*given, client=RegistryClient(registry or target.registry or DEFAULT_URL, target), **named)
+        access = registry_access(known_registry(registry, target) or DEFAULT_URL, target)
+        return function(*given, client=RegistryClient(access, target.timeout_s), **named)
 
     return wrapped
 

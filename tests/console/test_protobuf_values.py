@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from fleetlog.brokers.cli.protobuf_values import ProtobufError, ProtobufSchema
+from fleetlog.brokers.cli.schema_values import AvroError, FieldBudget, PageSchemas, SchemaRegistry
 from fleetlog.brokers.console.message_pages import decode_bytes
-from fleetlog.brokers.console.protobuf_values import ProtobufError, ProtobufSchema
-from fleetlog.brokers.console.schemas import AvroError, FieldBudget, PageSchemas, SchemaRegistry
 from tests.support.schema_registry import FakeRegistry
 
 KINDS = {

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.cli.schema_values import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
 from fleetlog.brokers.console.message_pages import decode_bytes
-from fleetlog.brokers.console.schemas import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
@@ -261,6 +261,45 @@ def test_a_page_shows_avro_by_a_registry_that_asks_for_a_login(fleet: Fleet, tmp
         assert "zero byte" in page
         assert "secret" not in page
         assert visitor.json(f"/topics/{name}/record?offset=0")["record"]["value"]["schema"] == number
+    finally:
+        registry.close()
+        assert console.close() == 0
+
+
+@pytest.mark.zookeeper
+def test_a_record_is_written_by_a_schema_from_its_example(fleet: Fleet, tmp_path: Path) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell = Shell(fleet)
+    shell.run("topics", "create", name, "-p", "1")
+    registry = FakeRegistry(user="me:secret")
+    number = registry.add(f"{name}-value", json.dumps(ORDER))
+    file = tmp_path / "registry.properties"
+    file.write_text("basic.auth.user.info=me:secret\n")
+    console = Served(fleet.bootstrap, "--schema-registry", registry.url, "--schema-registry-config", str(file))
+    try:
+        visitor = Visitor(console)
+        address = f"/topics/{name}/write"
+        assert f"schema={name}-value" in visitor.page(address)
+        draft = visitor.json(f"{address}?schema={name}-value")["draft"]
+        assert json.loads(draft["value"])["state"] == "OPEN"
+        assert "&#34;state&#34;" in visitor.page(f"{address}?schema={name}-value")
+        assert "no subject nobody" in visitor.json(f"{address}?schema=nobody")["no_example"]
+        form = {"topic": name, "key": "k", "value": draft["value"], "schema": f"{name}-value"}
+        token = visitor.token(visitor.page(address))
+        got = visitor.post("/change/write-record", {**form, "form_token": token}, Accept="application/json").value
+        assert f"--schema={name}-value" in got["command"]
+        assert f"--registry={registry.url}" in got["command"]
+        assert "secret" not in got["command"]
+        assert json.loads(got["preview"][0]["value"])["state"] == "OPEN"
+        wrong = {**form, "value": draft["value"].replace("OPEN", "GONE"), "form_token": token}
+        refused = visitor.post("/change/write-record", wrong, Accept="application/json")
+        assert (refused.status, "state: one of OPEN, PAID is expected" in refused.value["error"]) == (400, True)
+        visitor.post("/change/write-record", {**form, "form_token": token, "confirm": "yes"})
+        (written,) = visitor.json(f"/topics/{name}/messages?from=beginning")["messages"]
+        assert (written["value"]["kind"], written["value"]["schema"], written["key"]["text"]) == ("avro", number, "k")
+        again = visitor.json(f"{address}?like=last")
+        assert (again["schema"], json.loads(again["draft"]["value"])["state"]) == (str(number), "OPEN")
+        assert (again["draft"]["base64"], again["key_schema"]) == (False, "")
     finally:
         registry.close()
         assert console.close() == 0

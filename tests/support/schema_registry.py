@@ -19,6 +19,7 @@ class FakeRegistry:
         self.subjects: dict[str, list[int]] = {}
         self.calls: Counter[str] = Counter()
         self.serialized: dict[int, str] = {}
+        self.references: dict[int, list[dict[str, Any]]] = {}
         self.broken = 0
         self._user = user
         registry = self
@@ -71,11 +72,16 @@ class FakeRegistry:
             kind, text = self.schemas[int(parts[2]) - 1]
             if query == "format=serialized":
                 text = self.serialized.get(int(parts[2]), text)
-            return 200, {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
+            more: dict[str, Any] = {} if kind == "AVRO" else {"schemaType": kind}
+            return 200, {"schema": text, **more, **self._referring(int(parts[2]))}
         if parts[0] == "subjects" and body is not None:
             return 200, {"id": self.add(parts[1], body["schema"], body.get("schemaType", "AVRO"))}
         if parts[0] == "subjects" and parts[1] in self.subjects:
             number = self.subjects[parts[1]][-1]
             kind, text = self.schemas[number - 1]
-            return 200, {"id": number, "schema": text, "schemaType": kind, "version": len(self.subjects[parts[1]])}
+            row = {"id": number, "schema": text, "schemaType": kind, "version": len(self.subjects[parts[1]])}
+            return 200, row | self._referring(number)
         return 404, {"error_code": 40403, "message": "not found"}
+
+    def _referring(self, number: int) -> dict[str, Any]:
+        return {"references": self.references[number]} if number in self.references else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """One that points elsewhere is not followed: the address is the console's own setting."""
+    """One that points elsewhere is not followed: the address is that of an option."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """By urllib: None makes an HTTPError of it."""

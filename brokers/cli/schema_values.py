@@ -1,10 +1,10 @@
 """Values that carry the id of a schema registry: the schema by its REST interface, the value by the schema.
 
-Only ids of records are asked for, at the one address that the console was started with. A page asks for a few ids, and
-waits for a few seconds at most; what a registry does not answer is shown as bytes, with the reason.
-Source: Confluent's schema registry API (v1), its wire format (byte 0, schema id in four bytes, the encoded value).
+Only ids of records and what their schemas refer to are asked for, at the one address of an option. A page of the
+console asks for a few ids, and waits for a few seconds at most; what a registry does not answer is shown as bytes, with
+the reason. Source: Confluent's schema registry API (v1), its wire format (byte 0, schema id in four bytes, the value).
 
-Avro values as Python's, for a page: what strangers wrote is decoded in bounded time and depth.
+Avro values as Python's: what strangers wrote is decoded in bounded time and depth.
 
 Libraries decode as far as the schema leads: an array of nulls may have 2**60 items in ten bytes, and a record that
 contains itself may be as deep as its bytes are many. Here the fields of a page are counted, and values nested deeper
@@ -17,20 +17,22 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import struct
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-from fleetlog.brokers.console.outside import direct_opener
-from fleetlog.brokers.console.protobuf_values import ProtobufError, ProtobufSchema
+from fleetlog.brokers.cli.outside import direct_opener
+from fleetlog.brokers.cli.protobuf_values import ProtobufError, ProtobufSchema
+from fleetlog.brokers.cli.registries import CONTENT, RegistryAccess
 
 DEPTH_MAX: Final = 100
 TYPES_MAX: Final = 5_000
@@ -62,13 +64,14 @@ class FieldBudget:
 
 
 class AvroSchema:
-    """A schema with its named types found. Raises AvroError."""
+    """A schema with its named types found, also in the ``references`` before it. Raises AvroError."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, references: Iterable[str] = ()) -> None:
         self._named: dict[str, Schema] = {}
         self._types = 0
         try:
-            self._root = self._resolved(json.loads(text), "", 0)
+            for part in (*references, text):
+                self.root = self._resolved(json.loads(part), "", 0)
         except AvroError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -97,7 +100,7 @@ class AvroSchema:
             self._named[name] = resolved
         if kind in {"record", "error"}:
             resolved["fields"] = [
-                {"name": str(field["name"]), "type": self._resolved(field["type"], space, depth + 1)}
+                {**field, "name": str(field["name"]), "type": self._resolved(field["type"], space, depth + 1)}
                 for field in schema["fields"]
             ]
         elif kind == "array":
@@ -118,7 +121,7 @@ class AvroSchema:
         """The value from ``start`` on, of what JSON has, and bytes. Raises AvroError."""
         reader = _AvroReader(self, data, budget, start)
         try:
-            value = reader.value(self._root, 0)
+            value = reader.value(self.root, 0)
         except AvroError:
             raise
         except (struct.error, IndexError, OverflowError, KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -252,15 +255,15 @@ def _logical(schema: Mapping[str, Any], value: Any) -> Any:
             return value
         if kind == "date":
             return (_EPOCH + timedelta(days=value)).date().isoformat()
-        if kind in _UNITS:
-            time = _EPOCH + timedelta(microseconds=value * _UNITS[kind])
+        if kind in UNITS:
+            time = _EPOCH + timedelta(microseconds=value * UNITS[kind])
             return time.isoformat() if not kind.startswith("local") else time.replace(tzinfo=None).isoformat()
     except (OverflowError, TypeError, ValueError, ArithmeticError):
         pass
     return value
 
 
-_UNITS: Final = {
+UNITS: Final = {
     "timestamp-millis": 1_000,
     "timestamp-micros": 1,
     "local-timestamp-millis": 1_000,
@@ -270,7 +273,6 @@ _UNITS: Final = {
 
 _PREFIX: Final = struct.Struct(">bI")
 PREFIX_BYTES: Final = _PREFIX.size
-CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 ANSWER_S: Final = 2.0
 PAGE_S: Final = 3.0
 """How long one page waits for a registry."""
@@ -282,21 +284,33 @@ SCHEMAS_KEPT: Final = 1_000
 ABSENT_S: Final = 30.0
 """How long an id is not asked for again that the registry did not know."""
 SCHEMA_BYTES_MAX: Final = 1 << 20
+"""Of one answer, and of a schema with all that it refers to."""
+REFERENCES_MAX: Final = 200
+"""As many as fleetlog's own registry takes."""
+_PLACE: Final = re.compile("(.+):([0-9]{1,9}|latest)")
 
 
 class SchemaProblem(ValueError):
-    """A value cannot be shown by a schema; the text says why. ``unknown``: the registry has no such id."""
+    """A value cannot be shown by a schema; the text says why.
 
-    def __init__(self, text: str, *, unknown: bool = False) -> None:
+    ``unknown``: the registry has no such id, or none that can be used; ``silent``: it does not answer, or not as one.
+    """
+
+    def __init__(self, text: str, *, unknown: bool = False, silent: bool = False) -> None:
         super().__init__(text)
-        self.unknown = unknown
+        self.unknown, self.silent = unknown, silent
 
 
 class RegisteredSchema(NamedTuple):
-    """``kind``: AVRO, JSON or PROTOBUF. What decodes is there for AVRO and PROTOBUF."""
+    """``kind``: AVRO, JSON or PROTOBUF. What decodes is there for AVRO and PROTOBUF.
+
+    ``texts``: what it refers to, by the names by which it does, each behind what that refers to; last itself, without a
+    name. Of Protobuf they are file descriptors in base64.
+    """
 
     kind: str
     decoder: AvroSchema | ProtobufSchema | None
+    texts: Mapping[str, str]
 
 
 class DecodedValue(NamedTuple):
@@ -308,19 +322,32 @@ class DecodedValue(NamedTuple):
 
 
 class SchemaRegistry:
-    """One registry, for all pages. ``user`` is ``name:password``, or empty. From any thread."""
+    """One registry, for all pages. From any thread.
 
-    def __init__(self, url: str, user: str = "", now_s: Callable[[], float] = time.monotonic) -> None:
+    ``user`` is ``name:password``, or empty; ``access`` has a login. An answer may take ``answer_s``, all that a schema
+    refers to ``patience_s``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        user: str = "",
+        now_s: Callable[[], float] = time.monotonic,
+        access: RegistryAccess | None = None,
+        answer_s: float = ANSWER_S,
+        patience_s: float = PAGE_S,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{url!r} is not the address of a schema registry, like http://registry:8081")
         if parts.username is not None:
             raise ValueError("a user and a password stand in the file of --schema-registry-config, not in the address")
         self._url, self._now_s = url.rstrip("/"), now_s
-        self._headers = {"Accept": CONTENT}
+        self._answer_s, self._patience_s = answer_s, patience_s
+        self._headers = {"Accept": CONTENT} if access is None else dict(access.headers)
         if user:
             self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
-        self._opener = direct_opener()
+        self._opener = direct_opener() if access is None else access.opener
         self._known: OrderedDict[int, RegisteredSchema] = OrderedDict()
         self._failed: OrderedDict[int, tuple[float, SchemaProblem]] = OrderedDict()
         self._lock = threading.Lock()
@@ -353,43 +380,101 @@ class SchemaRegistry:
                 self._known.popitem(last=False)
         return schema
 
-    def _asked(self, number: int) -> RegisteredSchema:
-        kind, text, references = self._fields(number, "")
-        if references:
-            raise SchemaProblem(f"schema {number} refers to others, which is not supported", unknown=True)
-        try:
-            if kind == "PROTOBUF":
-                _, text, _ = self._fields(number, "?format=serialized")
-                return RegisteredSchema(kind, ProtobufSchema(base64.b64decode(text, validate=True)))
-            return RegisteredSchema(kind, AvroSchema(text) if kind == "AVRO" else None)
-        except (AvroError, ProtobufError) as error:
-            raise SchemaProblem(f"schema {number}: {error}", unknown=True) from None
-        except binascii.Error:
-            raise SchemaProblem(
-                f"schema {number} is PROTOBUF, and the registry does not compile it", unknown=True
-            ) from None
+    @classmethod
+    def of(cls, access: RegistryAccess, patience_s: float) -> SchemaRegistry:
+        """For a command, which waits so long."""
+        return cls(access.url, access=access, answer_s=patience_s, patience_s=patience_s)
 
-    def _fields(self, number: int, query: str) -> tuple[str, str, Any]:
-        """Kind, text and references of a schema; raises SchemaProblem."""
-        request = urllib.request.Request(f"{self._url}/schemas/ids/{number}{query}", headers=self._headers)
+    def named(self, name: str) -> tuple[int, RegisteredSchema]:
+        """Id and schema of an id, a subject (its latest version) or ``subject:version``. Raises SchemaProblem."""
+        if re.fullmatch("[0-9]{1,10}", name):
+            return int(name), self.schema(int(name))
+        place = _PLACE.fullmatch(name)
+        subject, version = (place[1], place[2]) if place is not None else (name, "latest")
+        about = f"subject {subject}" + (f", version {version}" if place is not None else "")
+        number = self._answer(about, "subjects", subject, "versions", version).get("id")
+        if type(number) is not int:
+            raise SchemaProblem(f"the registry's answer for {about} is not one")
+        return number, self._asked(number, subject)
+
+    def _asked(self, number: int, subject: str = "") -> RegisteredSchema:
+        """``subject``: one that has it, in whose context the id is."""
+        about, until_s = f"schema {number}", self._now_s() + self._patience_s
+        fields = self._answer(about, "schemas", "ids", str(number), subject=subject)
+        kind = str(fields.get("schemaType") or "AVRO")
+        texts: dict[str, str] = {}
+        self._gather(about, kind, fields, texts, until_s)
+        texts[""] = self._text(about, kind, number, subject, fields)
+        if sum(map(len, texts.values())) > SCHEMA_BYTES_MAX:
+            raise SchemaProblem(f"{about} has more than {SCHEMA_BYTES_MAX} bytes with what it refers to", unknown=True)
         try:
-            with self._opener.open(request, timeout=ANSWER_S) as answer:
+            return RegisteredSchema(kind, _decoder(kind, list(texts.values())), texts)
+        except (AvroError, ProtobufError) as error:
+            raise SchemaProblem(f"{about}: {error}", unknown=True) from None
+        except binascii.Error:
+            raise SchemaProblem(f"{about} is PROTOBUF, and the registry does not compile it", unknown=True) from None
+
+    def _gather(self, about: str, kind: str, fields: Mapping[str, Any], texts: dict[str, str], until_s: float) -> None:
+        """Add what the schema of these fields refers to, each behind what that refers to."""
+        listed = fields.get("references") or []
+        if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
+            raise SchemaProblem(f"the registry's answer for {about} is not one")
+        for row in listed:
+            name, subject, version = (str(row.get(word)) for word in ("name", "subject", "version"))
+            if name in texts:
+                continue
+            if len(texts) >= REFERENCES_MAX:
+                raise SchemaProblem(f"{about} refers to more than {REFERENCES_MAX} others", unknown=True)
+            if self._now_s() > until_s:
+                raise SchemaProblem(f"the registry takes too long for what {about} refers to", silent=True)
+            there = self._answer(about, "subjects", subject, "versions", version)
+            texts[name] = ""  # a circle ends here
+            self._gather(about, kind, there, texts, until_s)
+            del texts[name]
+            texts[name] = self._text(about, kind, there.get("id"), subject, there)
+
+    def _text(self, about: str, kind: str, number: Any, subject: str, fields: Mapping[str, Any]) -> str:
+        """The schema's own; of Protobuf its file descriptor, as the registry has compiled it."""
+        if kind == "PROTOBUF":
+            fields = self._answer(about, "schemas", "ids", str(number), subject=subject, format="serialized")
+        if not isinstance(fields.get("schema"), str):
+            raise SchemaProblem(f"the registry's answer for {about} is not one")
+        return str(fields["schema"])
+
+    def _answer(self, about: str, *path: str, **query: str) -> dict[str, Any]:
+        """An object; raises SchemaProblem."""
+        address = "/".join([self._url, *(quote(part, safe="") for part in path)])
+        words = urlencode({name: value for name, value in query.items() if value})
+        request = urllib.request.Request(f"{address}?{words}" if words else address, headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=self._answer_s) as answer:
                 body = answer.read(SCHEMA_BYTES_MAX + 1)
             if len(body) > SCHEMA_BYTES_MAX:
-                raise SchemaProblem(f"schema {number} has more than {SCHEMA_BYTES_MAX} bytes", unknown=True)
+                raise SchemaProblem(f"{about} has more than {SCHEMA_BYTES_MAX} bytes", unknown=True)
             fields = json.loads(body)
-            return str(fields.get("schemaType") or "AVRO"), str(fields["schema"]), fields.get("references")
         except SchemaProblem:
             raise
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
-                raise SchemaProblem(f"the registry has no schema {number}", unknown=True) from None
-            raise SchemaProblem(f"the registry answers {error.code} for schema {number}") from None
+                raise SchemaProblem(f"the registry has no {about}", unknown=True) from None
+            raise SchemaProblem(f"the registry answers {error.code} for {about}", silent=True) from None
         except OSError as error:
-            raise SchemaProblem(f"the registry does not answer: {getattr(error, 'reason', None) or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise SchemaProblem(f"the registry's answer for schema {number} is not one") from None
+            problem = getattr(error, "reason", None) or error
+            raise SchemaProblem(f"the registry does not answer: {problem}", silent=True) from None
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise SchemaProblem(f"the registry's answer for {about} is not one")
+        return fields
+
+
+def _decoder(kind: str, texts: list[str]) -> AvroSchema | ProtobufSchema | None:
+    """Raises AvroError, ProtobufError, binascii.Error."""
+    if kind == "PROTOBUF":
+        *others, own = (base64.b64decode(text, validate=True) for text in texts)
+        return ProtobufSchema(own, others)
+    return AvroSchema(texts[-1], texts[:-1]) if kind == "AVRO" else None
 
 
 def schema_id(raw: bytes) -> int | None:

@@ -1,4 +1,4 @@
-"""Protobuf values as Python's, for a page, by the descriptor that a schema registry has compiled.
+"""Protobuf values as Python's, by the descriptor that a schema registry has compiled.
 
 A registry tells a file's ``FileDescriptorProto``; values name a message of it by its indexes. What strangers wrote is
 decoded in bounded time and depth: each field is counted, and values nested deeper than a hundred are refused. As in
@@ -9,7 +9,7 @@ Source: Protocol Buffers' encoding, descriptor.proto, and Confluent's wire forma
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -17,11 +17,14 @@ DEPTH_MAX: Final = 100
 TYPES_MAX: Final = 5_000
 _VARINT_BYTES: Final = 10
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-_MESSAGE, _ENUM, _STRING, _RAW = 11, 14, 9, 12
+_MESSAGE, _ENUM, _STRING, _RAW, _BOOL = 11, 14, 9, 12, 8
 _REPEATED: Final = 3
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED: Final = {1: "<d", 2: "<f", 6: "<Q", 7: "<I", 15: "<i", 16: "<q"}
 _TIMESTAMP: Final = ".google.protobuf.Timestamp"
+_EXAMPLES: Final[dict[str, Any]] = {
+    _TIMESTAMP: "2026-01-31T12:00:00Z", ".google.protobuf.Duration": "0s", ".google.protobuf.Struct": {},
+}  # fmt: skip
 
 
 class ProtobufError(ValueError):
@@ -33,6 +36,8 @@ class _Field(NamedTuple):
     kind: int
     type_name: str
     is_repeated: bool
+    oneof: int
+    """Its number in the message; -1 for a field of none."""
 
 
 class _Message(NamedTuple):
@@ -43,24 +48,30 @@ class _Message(NamedTuple):
 
 
 class ProtobufSchema:
-    """The messages and enums of one file. Raises ProtobufError."""
+    """The messages and enums of one file, and of ``others`` that it imports. Raises ProtobufError."""
 
-    def __init__(self, serialized: bytes) -> None:
+    def __init__(self, serialized: bytes, others: Iterable[bytes] = ()) -> None:
         self._messages: dict[str, _Message] = {}
         self._enums: dict[str, dict[int, str]] = {}
         self._first: list[str] = []
-        package = ""
         try:
-            parts = list(_parts(serialized))
-            for number, value in parts:
-                package = f".{_text(value)}" if number == 2 else package
-            for number, value in parts:
-                if number == 4:
-                    self._first.append(self._message(value, package, 0))
-                elif number == 5:
-                    self._enum(value, package)
+            for file in (*others, serialized):
+                self._first = self._file(file)
         except (struct.error, LookupError, TypeError, AttributeError, UnicodeDecodeError, OverflowError) as error:
             raise ProtobufError(f"its descriptor cannot be read: {type(error).__name__}") from None
+
+    def _file(self, serialized: bytes) -> list[str]:
+        """The names of its messages that are in no other."""
+        parts, package = list(_parts(serialized)), ""
+        names: list[str] = []
+        for number, value in parts:
+            package = f".{_text(value)}" if number == 2 else package
+        for number, value in parts:
+            if number == 4:
+                names.append(self._message(value, package, 0))
+            elif number == 5:
+                self._enum(value, package)
+        return names
 
     def _message(self, data: Any, space: str, depth: int) -> str:
         parts = list(_parts(data))
@@ -73,8 +84,9 @@ class ProtobufSchema:
             if number == 2:
                 field = dict(_parts(value))
                 message.fields[int(field[3])] = _Field(
-                    _text(field[1]), int(field[5]), _text(field.get(6, b"")), field.get(4) == _REPEATED
-                )
+                    _text(field[1]), int(field[5]), _text(field.get(6, b"")), field.get(4) == _REPEATED,
+                    -1 if field.get(17) else int(field.get(9, -1)),
+                )  # fmt: skip
             elif number == 3:
                 message.nested.append(self._message(value, name, depth + 1))
             elif number == 4:
@@ -86,6 +98,36 @@ class ProtobufSchema:
         values = [dict(_parts(value)) for number, value in parts if number == 2]
         name = next((_text(value) for number, value in parts if number == 1), "")
         self._enums[f"{space}.{name}"] = {_signed(int(one.get(2, 0)), 32): _text(one[1]) for one in values}
+
+    def example(self, spend: Callable[[], None]) -> dict[str, Any]:
+        """A value of its first message, of what JSON has: defaults, and one of what is repeated. ``spend`` counts."""
+        return self._example(self._first[0], spend, ())
+
+    def _example(self, name: str, spend: Callable[[], None], inside: tuple[str, ...]) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        oneofs: set[int] = set()
+        for field in self._messages[name].fields.values():
+            spend()
+            inner = self._messages.get(field.type_name) if field.kind == _MESSAGE else None
+            known = inner is not None or field.kind != _MESSAGE or field.type_name in _EXAMPLES
+            if not known or field.oneof in oneofs or field.type_name in {name, *inside}:
+                continue
+            oneofs |= {field.oneof} - {-1}
+            if inner is not None:
+                one: Any = self._example(field.type_name, spend, (*inside, name))
+            elif field.kind == _MESSAGE:
+                one = _EXAMPLES[field.type_name]
+            elif field.kind == _ENUM:
+                one = next(iter(self._enums.get(field.type_name, {}).values()), 0)
+            else:
+                one = "" if field.kind in {_STRING, _RAW} else False if field.kind == _BOOL else 0
+            if inner is not None and inner.is_map:
+                value[field.name] = (
+                    {"key" if one["key"] == "" else str(one["key"]).lower(): one["value"]} if "value" in one else {}
+                )
+            else:
+                value[field.name] = [one] if field.is_repeated else one
+        return value
 
     def decode(self, data: bytes, spend: Callable[[], None], start: int = 0) -> Any:
         """The value from ``start`` on: the indexes of its message, and the message. ``spend`` counts a field.
