@@ -5,7 +5,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?a folder}
 .venv/bin/python -m pip install -q build
-.venv/bin/python -m build -q --outdir "$folder" .
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+.venv/bin/python -m build --outdir "$folder" . > "$log" 2>&1 || { tail -40 "$log"; exit 1; }
+if grep -E "is absent from|no files found" "$log"; then exit 1; fi
 .venv/bin/python - "$folder" <<'PY'
 import glob, sys, zipfile
 names = zipfile.ZipFile(glob.glob(f"{sys.argv[1]}/*.whl")[0]).namelist()

@@ -50,7 +50,7 @@ class CommandLine(NamedTuple):
 
     def shown(self, target: Target) -> str:
         """As one types it."""
-        where = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
+        where: tuple[str, ...] = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
         if target.registry and any(option.startswith(_SCHEMAS) for option in self.options):
             where += (f"--registry={target.registry}",)
         words: Iterable[str] = ("fleetlog", self.subject, *self.verb.split(), *where, *self.options)

@@ -12,7 +12,8 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from markupsafe import Markup, escape
 
-from fleetlog.brokers.acls.image import OPERATIONS_OF, AclOperation, ResourceType
+from fleetlog.brokers.acls.access import OPERATIONS_OF
+from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import PartitionsOf, explain, explained, known_partitions, raise_for_code
 from fleetlog.brokers.cli.cluster import overview_value

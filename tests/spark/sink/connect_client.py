@@ -36,6 +36,7 @@ def run_stream(spark: SparkSession, given: dict[str, Any], by_format: bool = Tru
                 topic=given["target"],
                 trigger={"availableNow": True},
                 by_format=by_format,
+                query_name=given.get("query_name"),
             ).awaitTermination()
             return
         except StreamingQueryException as problem:

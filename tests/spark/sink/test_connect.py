@@ -95,7 +95,7 @@ def test_a_server_is_killed_and_each_row_counts_once(cluster: Cluster, connect: 
     assert len(cluster.values(target)) < ROWS
     for note in (tmp_path / "checkpoint" / "commits").glob("*1*"):
         note.unlink()  # as when the kill comes before Spark's note of the batch, which it may have been in time for
-    second = connect("last", what="everything", per_batch=ROWS, **given)
+    second = connect("last", what="everything", per_batch=ROWS, query_name="orders to the fleet", **given)
     last = second.client
     last.wait()
     assert last.exit_code == 0, last.log()[-4000:]

@@ -24,7 +24,8 @@ ROWS = 600
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_is_killed_and_each_row_counts_once(cluster: Cluster, tmp_path: Path) -> None:
-    """And a full refresh, which would write all rows again, is refused by one sentence and can be taken back."""
+    """And a full refresh, which would write all rows again, is refused by one sentence and can be taken back; it may
+    append, or write to a topic in the other's place."""
     source, target = cluster.topic(2), cluster.topic(2)
     pipeline = Pipeline(cluster.bootstrap, source, target, tmp_path)
     pipeline.edit("transformations/orders.py", "1000", "30")  # offsets of a batch
@@ -42,6 +43,16 @@ def test_a_run_is_killed_and_each_row_counts_once(cluster: Cluster, tmp_path: Pa
     last = pipeline.run()
     assert last.exit_code == 0, last.log()[-4000:]
     assert committed(cluster, target, ROWS + 1) == ["NEW", *values]
+    pipeline.edit("transformations/orders.py", f'"{target}"', f'"{target}", "sink.fullRefresh": "append"')
+    appended = pipeline.run("--full-refresh-all")
+    assert appended.exit_code == 0, appended.log()[-4000:]
+    assert committed(cluster, target, 2 * (ROWS + 1)) == sorted(2 * ["NEW", *values])
+    cluster.topic(3, f"{target}.2")
+    pipeline.edit("transformations/orders.py", '"append"', '"replace"')
+    replaced = pipeline.run("--full-refresh-all")
+    assert replaced.exit_code == 0, replaced.log()[-4000:]
+    assert committed(cluster, f"{target}.2", ROWS + 1) == ["NEW", *values]
+    assert len(cluster.values(target)) == 2 * (ROWS + 1)
 
 
 @pytest.fixture
