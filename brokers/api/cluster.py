@@ -35,7 +35,7 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
             controllers = request.endpoint_type == CONTROLLERS
             error = ErrorCode.MISMATCHED_ENDPOINT_TYPE if controllers else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             fields["error_code"], fields["error_message"] = int(error), "The request was sent to a broker endpoint."
-            return Done(response(version=version, brokers=[], **fields))
+            return Done(response(version=version, **fields))
     rows = []
     for broker_id in sorted(metadata.brokers):
         broker = metadata.brokers[broker_id]

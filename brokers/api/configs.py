@@ -153,9 +153,7 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
     for (_, _, keys), resource in asked.items():
         yield
         kind, name = resource.resource_type, resource.resource_name
-        row = response.DescribeConfigsResult(
-            resource_type=kind, resource_name=name, error_code=0, error_message=None, configs=[]
-        )
+        row = response.DescribeConfigsResult(resource_type=kind, resource_name=name, error_message=None)
         try:
             _check_access(DESCRIBE_CONFIGS, kind, name, context)
             row.configs = _configs(kind, name, keys, request, context, made)
@@ -471,7 +469,7 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     response = messages.ListConfigResourcesResponse
     version = context.api_version
     if (denied := context.refusal(*DESCRIBE_CONFIGS_CLUSTER)) is not ErrorCode.NONE:
-        return Done(response(version=version, error_code=int(denied), config_resources=[]))
+        return Done(response(version=version, error_code=int(denied)))
     metadata = context.services.metadata
     names = {
         Resource.TOPIC: sorted(metadata.topics),
@@ -482,13 +480,13 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     }
     asked = list(dict.fromkeys(request.resource_types)) if version >= 1 else [int(Resource.CLIENT_METRICS)]
     if any(kind not in names for kind in asked):
-        return Done(response(version=version, error_code=int(ErrorCode.UNSUPPORTED_VERSION), config_resources=[]))
+        return Done(response(version=version, error_code=int(ErrorCode.UNSUPPORTED_VERSION)))
     resources = []
     for kind in asked or list(names):
         for name in names[Resource(kind)]:
             yield
             resources.append(response.ConfigResource(resource_name=name, resource_type=int(kind)))
-    return Done(response(version=version, error_code=0, config_resources=resources))
+    return Done(response(version=version, config_resources=resources))
 
 
 _CONFIG_KINDS: Final = {2: "Topic", 4: "Broker", 8: "BrokerLogger", 16: "ClientMetrics", 32: "Group"}

@@ -21,7 +21,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
     """
     kind, services = m.DescribeConnectionsResponse, context.services
     if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
-        return Done(kind(version=0, error_code=refusal, connections=[]))
+        return Done(kind(version=0, error_code=refusal))
     limit, now_ms = min(max(request.limit, 1), ROWS_MAX), services.clock.mono_ms()
     rows = []
     total, behind = services.connections(request.after_id)
@@ -40,7 +40,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         )  # fmt: skip
         if len(rows) >= limit:
             break
-    return Done(kind(version=0, error_code=0, total=total, connections=rows))
+    return Done(kind(version=0, total=total, connections=rows))
 
 
 API = (Row(api_keys.DESCRIBE_CONNECTIONS, handle_describe_connections, (DESCRIBE_CLUSTER,)),)

@@ -64,7 +64,7 @@ def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome,
     kind = response.UpdatableFeatureResult
     names = dict.fromkeys(update.name for update in updates)
     rows = [kind(feature=name, error_code=error, error_message=message) for name in names]
-    return Done(response(version=version, error_code=0, error_message=None, results=rows))
+    return Done(response(version=version, error_message=None, results=rows))
 
 
 def _update_features(request: UpdateFeaturesRequest, response: messages.UpdateFeaturesResponse) -> Changes:

@@ -440,7 +440,7 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
 
     def render(answer: Errors | ErrorCode | CommandFailed) -> m.OffsetDeleteResponse | InSlices:
         if not isinstance(answer, dict):
-            return m.OffsetDeleteResponse(version=version, error_code=int(error_of(answer)), topics=[])
+            return m.OffsetDeleteResponse(version=version, error_code=int(error_of(answer)))
         return commit_response(m.OffsetDeleteResponse, request, version, {**refused, **answer})
 
     group_id = request.group_id

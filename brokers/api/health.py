@@ -30,7 +30,7 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
     """
     kind, services = m.DescribeHealthResponse, context.services
     if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
-        return Done(kind(version=0, error_code=refusal, certificates=[]))
+        return Done(kind(version=0, error_code=refusal))
     wall_ms, lease_ms = services.clock.wall_ms(), services.store.lease.remaining_ms()
     health, micros = services.process_health(), await _read_micros(context) if request.read_store else -1
     certificates = [
@@ -39,7 +39,7 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
     ]
     return Done(
         kind(
-            version=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
+            version=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
             lease_ms=max(0, round(lease_ms)), open_files=health.open_files,
             file_limit=-1 if health.file_limit is None else health.file_limit, certificates=certificates,
             sync_micros=health.sync_micros, loop_lag_micros=health.loop_lag_micros,

@@ -21,7 +21,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     """
     kind, services = m.DescribeElectionsResponse, context.services
     if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
-        return Done(kind(version=0, error_code=refusal, elections=[], controllers=[], brokers=[], silent_brokers=[]))
+        return Done(kind(version=0, error_code=refusal))
     history = services.history
     assert history is not None, "a broker has one before it serves"
     limit = min(max(request.limit, 1), ROWS_MAX)
@@ -42,7 +42,7 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
     work = services.controller.work()
     return Done(
         kind(
-            version=0, error_code=0, since_ms=history.since_ms, elections=rows,
+            version=0, since_ms=history.since_ms, elections=rows,
             controllers=[
                 kind.SeenController(at_ms=one.at_ms, broker_id=one.broker_id)
                 for one in reversed(history.controllers)

@@ -26,7 +26,7 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
     services, kind = context.services, m.LogPositionsResponse
     granted = context.acts_as_broker()
     if not granted or context.connection.listener != services.config.inter_broker_listener():
-        return Done(kind(version=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
+        return Done(kind(version=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
     topics = []
     for topic in request.topics:
         rows = []
@@ -35,7 +35,7 @@ def handle_log_positions(request: LogPositionsRequest, context: Context) -> Pace
             position = own_position(TopicPartition(topic.name, one.partition_index), one.offset, services.replicas)
             rows.append(_position_row(kind.TopicPositions, one, position))
         topics.append(kind.TopicPositions(name=topic.name, partitions=rows))
-    return Done(kind(version=0, error_code=0, topics=topics))
+    return Done(kind(version=0, topics=topics))
 
 
 def _position_row(
@@ -43,7 +43,7 @@ def _position_row(
     asked: LogPositionsTopicsPartitions,
     found: LogPosition | ErrorCode,
 ) -> m.LogPositionsResponse.TopicPositions.FoundPosition:
-    row = kind.FoundPosition(partition_index=asked.partition_index, offset=asked.offset, error_code=0)
+    row = kind.FoundPosition(partition_index=asked.partition_index, offset=asked.offset)
     if isinstance(found, LogPosition):
         row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms = found
     else:
@@ -59,7 +59,7 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     """
     lags, kind = context.services.lags, m.DescribeLagResponse
     if lags is None:
-        return Done(kind(version=0, error_code=ErrorCode.INVALID_CONFIG, groups=[]))
+        return Done(kind(version=0, error_code=ErrorCode.INVALID_CONFIG))
     rows = []
     if request.group_ids is None:
         for group_id in list(lags.groups):
@@ -70,7 +70,7 @@ def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
         for group_id in dict.fromkeys(request.group_ids):
             yield
             rows.append((yield from _described(group_id, lags, context)))
-    return Done(kind(version=0, error_code=0, groups=rows))
+    return Done(kind(version=0, groups=rows))
 
 
 def _described(
@@ -84,13 +84,13 @@ def _described(
             error = ErrorCode.GROUP_ID_NOT_FOUND
     lag = lags.groups.get(group_id)
     if error is not ErrorCode.NONE or lag is None:
-        return kind(error_code=error, group_id=group_id, status="", topics=[])
+        return kind(error_code=error, group_id=group_id)
     denied = context.denied(*DESCRIBE_TOPIC, {tp.topic for tp in lag.partitions}, logged=False)
     shown = ((tp, one) for tp, one in lag.partitions.items() if tp.topic not in denied)
     topics = yield from rows_by_topic(shown, _partition, lambda name, rows: _TopicLag(name=name, partitions=rows))
     age_ms = context.services.clock.mono_ms() - lag.at_ms
     status = lag.progress.group_status
-    return kind(error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
+    return kind(group_id=group_id, status=status, age_ms=age_ms, topics=topics)
 
 
 def _partition(tp: TopicPartition, one: PartitionLag) -> _TopicLag.LagOfPartition:

@@ -28,7 +28,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     response = messages.DescribeLogDirsResponse
     version = context.api_version
     if not context.acts_as_broker() and (refusal := context.refusal(*DESCRIBE_CLUSTER)):
-        return Done(response(version=version, error_code=int(refusal), results=[]))
+        return Done(response(version=version, error_code=int(refusal)))
     asked = None
     if request.topics is not None:
         asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -51,8 +51,8 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     troubles = services.process_troubles() + store.verify.troubles() + services.replicas.faults()
     troubles += [text for one in store.directories if (text := one.strays_text()) is not None]
     if troubles and version >= 2:
-        return Done(response(version=version, error_code=0, results=rows, troubles=troubles))
-    return Done(response(version=version, error_code=0, results=rows))
+        return Done(response(version=version, results=rows, troubles=troubles))
+    return Done(response(version=version, results=rows))
 
 
 def _partition(tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
@@ -60,7 +60,6 @@ def _partition(tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
         partition_index=tp.partition,
         partition_size=log.size_bytes,
         offset_lag=max(log.high_watermark - log.log_end_offset, 0),
-        is_future_key=False,
     )
 
 

@@ -291,7 +291,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
     if cursor is not None and cursor.partition_index < 0:
         wrong_cursor = ErrorCode.INVALID_REQUEST
         refused = [_described_topic(response, t.name, wrong_cursor, None, [], context) for t in request.topics]
-        return Done(response(version=0, topics=refused, next_cursor=None))
+        return Done(response(version=0, topics=refused))
     rows, next_cursor = [], None
     names = _page_names(request, metadata)
     denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, names, logged=bool(request.topics))

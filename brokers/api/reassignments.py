@@ -110,7 +110,7 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
     version = context.api_version
     metadata = context.services.metadata
     if (denied := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
-        return Done(response(version=version, error_code=int(denied), error_message=None, topics=[]))
+        return Done(response(version=version, error_code=int(denied), error_message=None))
     asked = _all(metadata) if request.topics is None else _named(request.topics)
     moving = {}
     for tp in asked:
@@ -129,7 +129,7 @@ def handle_list_partition_reassignments(request: ListPartitionReassignmentsReque
         ),
         lambda name, parts: kind(name=name, partitions=parts),
     )
-    return Done(response(version=version, error_code=0, error_message=None, topics=rows))
+    return Done(response(version=version, error_message=None, topics=rows))
 
 
 def _all(metadata: MetadataCache) -> Iterator[TopicPartition]:

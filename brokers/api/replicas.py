@@ -50,7 +50,7 @@ def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Outcom
 
 
 def _refused(error: ErrorCode, version: int) -> Done:
-    return Done(messages.ReplicaEndsResponse(version=version, error_code=error, topics=[]))
+    return Done(messages.ReplicaEndsResponse(version=version, error_code=error))
 
 
 def _answer(
@@ -103,9 +103,9 @@ def handle_accepted_positions(request: AcceptedPositionsRequest, context: Contex
             told = yield from own_accepted(partition, request.offset, request.position, request.now_ms)
             if isinstance(told, ToldPart):
                 part, size, checksum = told
-                return Done(kind(version=0, error_code=0, size=size, checksum=checksum, positions=part))
+                return Done(kind(version=0, size=size, checksum=checksum, positions=part))
             error = told
-    return Done(kind(version=0, error_code=int(error), positions=b""))
+    return Done(kind(version=0, error_code=int(error)))
 
 
 @in_task
@@ -113,7 +113,7 @@ async def handle_controlled_shutdown(request: ControlledShutdownRequest, context
     """ControlledShutdown v3: a broker that is about to stop wants to lead nothing any more."""
     answer = messages.ControlledShutdownResponse
     if _from_outside(context):
-        return Done(answer(version=3, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, remaining_partitions=[]))
+        return Done(answer(version=3, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
     error, remaining = await context.services.controller.controlled_shutdown(
         request.broker_id, request.broker_epoch, timeout_ms=CONTROLLED_SHUTDOWN_MS
     )

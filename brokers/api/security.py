@@ -18,14 +18,14 @@ NO_SASL = "There is no login to do: the connection has one already, or its liste
 def handle_sasl_handshake(request: SaslHandshakeRequest, context: Context) -> Done:
     """SaslHandshake v0-v1: refused on a PLAINTEXT listener, and after a login."""
     response = messages.SaslHandshakeResponse
-    return Done(response(version=context.api_version, error_code=int(ErrorCode.ILLEGAL_SASL_STATE), mechanisms=[]))
+    return Done(response(version=context.api_version, error_code=int(ErrorCode.ILLEGAL_SASL_STATE)))
 
 
 def handle_sasl_authenticate(request: SaslAuthenticateRequest, context: Context) -> Done:
     """SaslAuthenticate v0-v2: refused on a PLAINTEXT listener, and after a login."""
     response = messages.SaslAuthenticateResponse
     code = int(ErrorCode.ILLEGAL_SASL_STATE)
-    return Done(response(version=context.api_version, error_code=code, error_message=NO_SASL, auth_bytes=b""))
+    return Done(response(version=context.api_version, error_code=code, error_message=NO_SASL))
 
 
 API = (

@@ -22,17 +22,7 @@ def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: C
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else code
     if code is ErrorCode.NONE:
         code, text = ErrorCode.UNSUPPORTED_VERSION, "Share groups are not served."
-    return Done(
-        ShareGroupHeartbeatResponse(
-            version=context.api_version,
-            error_code=int(code),
-            error_message=text,
-            member_id=None,
-            member_epoch=0,
-            heartbeat_interval_ms=0,
-            assignment=None,
-        )
-    )
+    return Done(ShareGroupHeartbeatResponse(version=context.api_version, error_code=int(code), error_message=text))
 
 
 API = (

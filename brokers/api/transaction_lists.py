@@ -43,7 +43,7 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Contex
 
 def _undescribed(tp: TopicPartition, error: ErrorCode) -> m.DescribeProducersResponse.TopicResponse.PartitionResponse:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
-    return kind(partition_index=tp.partition, error_code=error, error_message=None, active_producers=[])
+    return kind(partition_index=tp.partition, error_code=error)
 
 
 def _describe_partition(
@@ -66,7 +66,7 @@ def _describe_partition(
         )
         for entry in replica.log.producers.active()
     ]
-    return kind(partition_index=tp.partition, error_code=ErrorCode.NONE, error_message=None, active_producers=producers)
+    return kind(partition_index=tp.partition, error_code=ErrorCode.NONE, active_producers=producers)
 
 
 @in_slices
@@ -87,7 +87,6 @@ def _describe_transaction(transactional_id: str, context: Context) -> m.Describe
         return kind(
             error_code=error,
             transactional_id=transactional_id,
-            transaction_start_time_ms=0,
             producer_id=NO_PRODUCER_ID,
             producer_epoch=NO_PRODUCER_EPOCH,
         )

@@ -195,7 +195,7 @@ def _submit_add(
 def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     version = context.api_version
     if (refusal := context.refusal(*CLUSTER_ACTION_CLUSTER)) is not ErrorCode.NONE:
-        return Done(m.AddPartitionsToTxnResponse(version=version, error_code=refusal, results_by_transaction=[]))
+        return Done(m.AddPartitionsToTxnResponse(version=version, error_code=refusal))
     questions = []
     for entry in request.transactions:
         yield
