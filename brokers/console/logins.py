@@ -1,25 +1,25 @@
 """Browser sessions: the cookie, the token of its forms, and the login by which the console asks the brokers.
 
-Logins that are tried at the same time: some are, a few more wait, the rest is refused at once.
+Logins that are tried at the same time: some are, others wait for their address's turn.
 
 A login takes a worker for seconds where it fails, since brokers answer a wrong password late.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import ipaddress
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-import anyio
-import anyio.to_thread
-
-from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.clients import UserLogin
 
 SESSIONS_MAX: Final = 1_000
@@ -132,29 +132,78 @@ class BrowserSessions:
         return session is not None and hmac.compare_digest(self.form_token(session).encode(), token.encode())
 
 
-T = TypeVar("T")
+LOGINS_AT_ONCE: Final = 4
+LOGINS_PER_ADDRESS_MAX: Final = 8
+"""That are tried, or wait for that."""
 
-LOGINS: Final = 4
-"""That are tried at the same time."""
-LOGINS_WAITING_MAX: Final = 16
-"""Beside these."""
+
+class TooManyLogins(Exception):
+    """An address has as many logins tried, or waiting for that, as it may have."""
 
 
 class LoginTurns:
-    """Counts logins where they arrive: the limiter itself learns of them only in a later turn of the loop, so that all
-    that come in one turn would pass.
+    """Whose login is tried next: addresses take turns, so the many of one keep another's waiting for one only.
+
+    An address of IPv6 counts as its network of 64 bits, which one machine may have to itself. For one loop. What waits
+    is bounded by the connections that are open.
     """
 
     def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(LOGINS)
-        self._present = 0
+        self._free = LOGINS_AT_ONCE
+        self._begun: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do a login's work on a thread, in its turn. Raises PageError when too many wait, and what ``work`` raises."""
-        if self._present >= LOGINS + LOGINS_WAITING_MAX:
-            raise PageError(503, "too many logins are being tried; try again in a few seconds")
-        self._present += 1
+    @asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait for the address's turn, and have it. Raises TooManyLogins."""
+        whose = _network(address)
+        count = self._begun.get(whose, 0)
+        if count >= LOGINS_PER_ADDRESS_MAX:
+            raise TooManyLogins("too many logins of this address are being tried; try again in a few seconds")
+        self._begun[whose] = count + 1
         try:
-            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+            await self._wait(whose)
+            try:
+                yield
+            finally:
+                self._pass_on()
         finally:
-            self._present -= 1
+            self._begun[whose] -= 1
+            if not self._begun[whose]:
+                del self._begun[whose]
+
+    async def _wait(self, whose: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(whose, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it has come meanwhile
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """To the address whose last turn is longest ago; who has gone meanwhile gets none."""
+        while self._waiting:
+            whose = next(iter(self._waiting))
+            queue = self._waiting.pop(whose)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[whose] = queue
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address) or parsed.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -36,7 +36,7 @@ from fleetlog.brokers.console.changes import filled, performed, plan_change, pre
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
-from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns
+from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns, TooManyLogins
 from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
@@ -369,13 +369,21 @@ class Console:
         try:
             if not login.user or not login.password:
                 raise PageError(403, "give a user and a password")
-            await self._logins.run(lambda: self._try(login))
+            await self._in_turn(request, lambda: self._try(login))
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
             return self._login_page(request, session, onward, error)
         response = RedirectResponse(onward, 303)
         self._remember(response, self.sessions.begin(login))
         return response
+
+    async def _in_turn(self, request: Request, work: Callable[[], _Value]) -> _Value:
+        """Do a login's work on a thread when it is its address's turn. Raises PageError, and what ``work`` raises."""
+        try:
+            async with self._logins.turn(request.client.host if request.client else ""):
+                return await anyio.to_thread.run_sync(work)
+        except TooManyLogins as error:
+            raise PageError(503, str(error)) from None
 
     def _login_page(
         self, request: Request, session: BrowserSession, onward: str, error: PageError | None = None
@@ -407,7 +415,7 @@ class Console:
             return returned
 
         try:
-            returned = await self._logins.run(finish)
+            returned = await self._in_turn(request, finish)
         except PageError as error:
             logger.warning("login refused: %s", error)
             return self._login_page(request, visitor, "/", error)

@@ -8,20 +8,16 @@ anew every five seconds.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
-import ipaddress
 import json
 import logging
 import math
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -56,9 +52,6 @@ TOPIC_PREFIX: Final = "schemas:"
 LOGIN_S: Final = 60.0
 """How long a login that a broker took is good for."""
 LOGINS_KEPT: Final = 10_000
-LOGINS_AT_ONCE: Final = 4
-LOGINS_PER_ADDRESS_MAX: Final = 8
-"""That are tried, or wait for that."""
 READ_S: Final = 5.0
 STALE_S: Final = 60.0
 """Rights that were read longer ago decide nothing."""
@@ -76,74 +69,6 @@ class RegistryUser(NamedTuple):
 def resource_of(subject: str | None) -> tuple[ResourceType, str]:
     """The resource of a subject or a context's settings; None: of what belongs to all."""
     return (ResourceType.CLUSTER, CLUSTER_NAME) if subject is None else (ResourceType.TOPIC, TOPIC_PREFIX + subject)
-
-
-class LoginTurns:
-    """Whose login is tried next: addresses take turns, so the many of one keep another's waiting for one only.
-
-    An address of IPv6 counts as its network of 64 bits, which one machine may have to itself. For one loop. What waits
-    is bounded by the connections that are open.
-    """
-
-    def __init__(self) -> None:
-        self._free = LOGINS_AT_ONCE
-        self._begun: dict[str, int] = {}
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @asynccontextmanager
-    async def turn(self, address: str) -> AsyncIterator[None]:
-        """Wait for the address's turn, and have it. Raises RegistryRefusal: 503."""
-        whose = _network(address)
-        count = self._begun.get(whose, 0)
-        if count >= LOGINS_PER_ADDRESS_MAX:
-            raise RegistryRefusal(503, "too many logins of this address are being tried; ask again")
-        self._begun[whose] = count + 1
-        try:
-            await self._wait(whose)
-            try:
-                yield
-            finally:
-                self._pass_on()
-        finally:
-            self._begun[whose] -= 1
-            if not self._begun[whose]:
-                del self._begun[whose]
-
-    async def _wait(self, whose: str) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(whose, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it has come meanwhile
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        """To the address whose last turn is longest ago; who has gone meanwhile gets none."""
-        while self._waiting:
-            whose = next(iter(self._waiting))
-            queue = self._waiting.pop(whose)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[whose] = queue
-            if not turn.cancelled():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
-def _network(address: str) -> str:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address) or parsed.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 class Callers:

@@ -38,9 +38,10 @@ from fleetlog.brokers.cli.overview import topic_setting
 from fleetlog.brokers.cli.sender import INIT_PRODUCER_ID, InputRecord, Sender
 from fleetlog.brokers.cli.topic_reader import UNCOMMITTED, TopicReader
 from fleetlog.brokers.console.command import TlsFiles, tls_options
+from fleetlog.brokers.console.logins import LOGINS_AT_ONCE, LoginTurns, TooManyLogins
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
-from fleetlog.brokers.schemas.callers import LOGINS_AT_ONCE, Callers, LoginTurns, RegistryUser, unauthorized
+from fleetlog.brokers.schemas.callers import Callers, RegistryUser, unauthorized
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
@@ -670,10 +671,13 @@ class RegistryServer:
             raise unauthorized()
         principal = self._callers.known(authorization)
         if principal is None:
-            async with self._logins.turn(address):
-                principal = self._callers.known(authorization) or await self._on_thread(
-                    "login", partial(self._callers.log_in, authorization)
-                )
+            try:
+                async with self._logins.turn(address):
+                    principal = self._callers.known(authorization) or await self._on_thread(
+                        "login", partial(self._callers.log_in, authorization)
+                    )
+            except TooManyLogins as error:
+                raise RegistryRefusal(503, str(error)) from None
         return RegistryUser(principal, host_as_acls_have_it(address))
 
     def _handled(self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState) -> Any:
