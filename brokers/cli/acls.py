@@ -198,9 +198,9 @@ def set_acls(target: Target, out: Output, dry_run: bool, **options: Any) -> None
     is missing is added before anything goes.
     """
     creations = {tuple(_row_of(one)): one for one in _creations(_complete(options))}
-    found = Wanted.of(options, found=True)
+    named = Wanted.of(options, found=True)
     with admin(target) as client:
-        present = acl_rows(client, found._replace(operations=[], hosts=found.hosts or (WILDCARD,)))
+        present = acl_rows(client, named._replace(operations=[], hosts=named.hosts or (WILDCARD,)))
         kept = [row for row in present if tuple(row) in creations]
         adding = {row: one for row, one in creations.items() if list(row) not in present}
         removing = [row for row in present if tuple(row) not in creations]

@@ -183,10 +183,10 @@ def broker_setting_page(asking: Asking) -> Answer:
 
 def _one_setting(asking: Asking, rows: list[dict[str, Any]]) -> dict[str, Any]:
     name = asking.text("name")
-    found = next((row for row in rows if row["name"] == name), None)
-    if found is None:
+    setting = next((row for row in rows if row["name"] == name), None)
+    if setting is None:
         raise PageError(404, f"there is no setting {name[:100]!r}{suggest(name, [row['name'] for row in rows])}")
-    return found
+    return setting
 
 
 def _broker_id(asking: Asking, overview: Any) -> int:
@@ -642,15 +642,15 @@ def acl_tables(section: dict[str, Any], text: str = "") -> dict[str, Any]:
             by_type.setdefault(row["resource"], {}).setdefault(key, set()).add(row["operation"])
     tables, left = [], ACL_ROWS
     for kind, resource in TYPE_NAMES.items():
-        found = by_type.get(resource, {})
-        if not found and kind not in _EDITABLE:
+        operations_by_row = by_type.get(resource, {})
+        if not operations_by_row and kind not in _EDITABLE:
             continue
         usual = [*(OPERATION_NAMES[one] for one in OPERATIONS_OF[kind]), OPERATION_NAMES[AclOperation.ALL]]
-        odd = sorted({one for operations in found.values() for one in operations}.difference(usual))
+        odd = sorted({one for operations in operations_by_row.values() for one in operations}.difference(usual))
         rows = [
             {"principal": key[0], "name": key[1], "pattern": key[2], "host": key[3], "permission": key[4],
              "operations": [one for one in usual + odd if one in operations]}
-            for key, operations in sorted(found.items())[:left]
+            for key, operations in sorted(operations_by_row.items())[:left]
         ]  # fmt: skip
         left -= len(rows)
         tables.append(

@@ -23,8 +23,8 @@ from fleetlog.brokers.cli.record_filter import parse_filter
 from fleetlog.brokers.cli.registries import known_registry, registry_access
 from fleetlog.brokers.cli.schema_values import REFERENCES_MAX, SchemaProblem, SchemaRegistry
 from tests.cli.shell import Shell
-from tests.console.test_schemas import framed, written
 from tests.support.schema_registry import FakeRegistry
+from tests.support.schema_samples import framed, written
 
 
 @pytest.fixture

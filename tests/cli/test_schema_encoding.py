@@ -15,8 +15,7 @@ from fleetlog.brokers.cli.protobuf_values import ProtobufSchema
 from fleetlog.brokers.cli.record_decoding import _in_json
 from fleetlog.brokers.cli.schema_encoding import EncodeError, Encoder, encoder_of
 from fleetlog.brokers.cli.schema_values import AvroSchema, FieldBudget, RegisteredSchema
-from tests.console.test_protobuf_values import described
-from tests.console.test_schemas import ORDER, framed, order, schema_of, value_of, written
+from tests.support.schema_samples import ORDER, described, framed, order, schema_of, value_of, written
 
 
 def avro(schema: Any) -> Encoder:

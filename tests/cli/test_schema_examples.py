@@ -14,8 +14,7 @@ from fleetlog.brokers.cli.protobuf_values import ProtobufSchema
 from fleetlog.brokers.cli.schema_encoding import encoder_of
 from fleetlog.brokers.cli.schema_examples import PARTS_MAX, example_of
 from fleetlog.brokers.cli.schema_values import AvroError, AvroSchema, RegisteredSchema
-from tests.console.test_protobuf_values import described
-from tests.console.test_schemas import DEEP, DOUBLING, ENDLESS, ORDER, schema_of
+from tests.support.schema_samples import DEEP, DOUBLING, ENDLESS, ORDER, described, schema_of
 
 
 def avro(schema: Any) -> RegisteredSchema:

@@ -10,44 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 
 from fleetlog.brokers.cli.protobuf_values import ProtobufError, ProtobufSchema
 from fleetlog.brokers.cli.schema_values import AvroError, FieldBudget, PageSchemas, SchemaRegistry
 from fleetlog.brokers.console.message_pages import decode_bytes
 from tests.support.schema_registry import FakeRegistry
-
-KINDS = {
-    "double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "fixed64": 6, "fixed32": 7, "bool": 8, "string": 9,
-    "bytes": 12, "uint32": 13, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18,
-}  # fmt: skip
-
-
-def field(message: Any, name: str, number: int, kind: int, type_name: str = "", repeated: bool = False) -> None:
-    message.field.add(name=name, number=number, type=kind, type_name=type_name or None, label=3 if repeated else 1)
-
-
-def described() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="shop.proto", package="shop", syntax="proto3", dependency=["google/protobuf/timestamp.proto"]
-    )
-    file.message_type.add(name="Other").nested_type.add(name="Inner").field.add(name="n", number=1, type=5, label=1)
-    order = file.message_type.add(name="Order")
-    for number, (name, kind) in enumerate(KINDS.items(), 1):
-        field(order, f"a_{name}", number, kind)
-        field(order, f"all_{name}", number + 100, kind, repeated=True)
-    field(order, "parent", 50, 11, ".shop.Order")
-    field(order, "state", 51, 14, ".shop.Order.State")
-    field(order, "at", 52, 11, ".google.protobuf.Timestamp")
-    field(order, "by_name", 53, 11, ".shop.Order.ByNameEntry", repeated=True)
-    states = order.enum_type.add(name="State")
-    for number, name in ((0, "OPEN"), (1, "PAID"), (-1, "LOST")):
-        states.value.add(name=name, number=number)
-    entry = order.nested_type.add(name="ByNameEntry")
-    entry.options.map_entry = True
-    field(entry, "key", 1, 9)
-    field(entry, "value", 2, 11, ".shop.Order")
-    return file
+from tests.support.schema_samples import described
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import random
-import struct
 import time
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +23,7 @@ from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
 from tests.support.schema_registry import FakeRegistry
-
-ORDER = {
-    "type": "record", "name": "Order", "namespace": "shop",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "note", "type": ["null", "string"]},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
-        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "raw", "type": {"type": "fixed", "name": "Two", "size": 2}},
-        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["OPEN", "PAID"]}},
-        {"name": "before", "type": "State"},
-        {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": ["double", "boolean"]}}},
-        {"name": "parent", "type": ["null", "Order"]},
-    ],
-}  # fmt: skip
-
-
-def written(schema: Any, value: Any) -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
-    return out.getvalue()
-
-
-def framed(number: int, value: bytes) -> bytes:
-    return struct.pack(">bI", 0, number) + value
+from tests.support.schema_samples import DEEP, DOUBLING, ENDLESS, ORDER, framed, order, schema_of, value_of, written
 
 
 @pytest.fixture
@@ -60,14 +31,6 @@ def registry() -> Iterator[FakeRegistry]:
     found = FakeRegistry()
     yield found
     found.close()
-
-
-def order(number: int, parent: Any = None) -> dict[str, Any]:
-    return {
-        "id": number, "note": None if number % 2 else "é", "price": Decimal("-12.50"), "day": date(2026, 1, 31),
-        "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "raw": b"\xff\0", "state": "PAID", "before": "OPEN",
-        "lines": [{"a": 1.5}, {"b": True, "c": 2.25}], "parent": parent,
-    }  # fmt: skip
 
 
 def test_what_another_implementation_wrote_is_read() -> None:
@@ -79,43 +42,6 @@ def test_what_another_implementation_wrote_is_read() -> None:
         "parent": {**found["parent"]},
     }  # fmt: skip
     assert (found["parent"]["id"], found["parent"]["note"], found["parent"]["parent"]) == (3, None, None)
-
-
-def schema_of(rng: random.Random, names: list[str], depth: int = 0) -> Any:
-    """Any schema, and names that later ones may use."""
-    kinds = ["null", "boolean", "int", "long", "double", "bytes", "string"]
-    if depth < 4:
-        kinds += ["record", "array", "map", "union", "enum", "fixed"]
-    kind = rng.choice(kinds)
-    if kind == "record":
-        name = f"R{len(names)}"
-        names.append(name)
-        fields = [{"name": f"f{n}", "type": schema_of(rng, names, depth + 1)} for n in range(rng.randrange(4))]
-        return {"type": "record", "name": name, "namespace": rng.choice(["", "a.b"]), "fields": fields}
-    if kind in {"array", "map"}:
-        return {"type": kind, {"array": "items", "map": "values"}[kind]: schema_of(rng, names, depth + 1)}
-    if kind == "union":
-        return ["null", schema_of(rng, names, 9)] if rng.random() < 0.5 else ["long", "string"]
-    names.append("x")
-    if kind == "enum":
-        return {"type": "enum", "name": f"E{len(names)}", "symbols": ["A", "B", "C"]}
-    return {"type": "fixed", "name": f"F{len(names)}", "size": rng.randrange(5)} if kind == "fixed" else kind
-
-
-def value_of(schema: Any, rng: random.Random) -> Any:
-    if isinstance(schema, list):
-        return value_of(rng.choice(schema), rng)
-    kind = schema if isinstance(schema, str) else schema["type"]
-    many = range(rng.randrange(4))
-    return {
-        "null": lambda: None, "boolean": lambda: rng.random() < 0.5, "int": lambda: rng.randrange(-(2**31), 2**31),
-        "long": lambda: rng.randrange(-(2**63), 2**63), "double": rng.random,
-        "bytes": lambda: rng.randbytes(rng.randrange(200)), "string": lambda: "é" * rng.randrange(100),
-        "record": lambda: {f["name"]: value_of(f["type"], rng) for f in schema["fields"]},
-        "array": lambda: [value_of(schema["items"], rng) for _ in many],
-        "map": lambda: {str(n): value_of(schema["values"], rng) for n in many},
-        "enum": lambda: rng.choice(schema["symbols"]), "fixed": lambda: rng.randbytes(schema["size"]),
-    }[kind]()  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -140,14 +66,6 @@ def test_any_schema_and_value_are_read_as_they_were_written(seed: int) -> None:
 
 
 NULLS = {"type": "array", "items": "null"}
-DEEP = {"type": "record", "name": "Deep", "fields": [{"name": "next", "type": ["null", "Deep"]}]}
-ENDLESS = {"type": "record", "name": "Endless", "fields": [{"name": "a", "type": "Endless"}]}
-DOUBLING: Any = {"type": "record", "name": "D0", "fields": []}
-for _level in range(1, 40):
-    DOUBLING = {
-        "type": "record", "name": f"D{_level}",
-        "fields": [{"name": "a", "type": DOUBLING}, {"name": "b", "type": f"D{_level - 1}"}],
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
