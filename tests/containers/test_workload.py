@@ -11,19 +11,19 @@ pytestmark = pytest.mark.containers
 KEPT = {(0, 0): b"0", (0, 1): b"1", (1, 0): b"0"}
 
 
-def settle(monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes]) -> str:
-    """The account of two records acknowledged and three shown, of which ``kept`` is found in the end."""
+def ended(monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes]) -> Workload:
+    """Two records acknowledged and three shown, of which ``kept`` is found in the end."""
     work = Workload("nowhere:1", "t", 2)
     for thread in work._threads:
         monkeypatch.setattr(thread, "join", lambda _: None)
     work.acknowledged.update({(0, 0): b"0", (1, 0): b"0"})
     work.shown.update(KEPT)
     monkeypatch.setattr(workload, "read_all", lambda *_: kept)
-    return work.finish()
+    return work
 
 
 def test_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settle(monkeypatch, KEPT).startswith("2 acknowledged")
+    assert ended(monkeypatch, KEPT).finish().startswith("2 acknowledged")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_is_wrong_is_reported(
     monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes], told: str
 ) -> None:
     with pytest.raises(AssertionError, match=told):
-        settle(monkeypatch, kept)
+        ended(monkeypatch, kept).finish()
 
 
 class Implied:
@@ -54,12 +54,8 @@ class Implied:
 def test_a_record_without_an_offset_is_looked_up_by_its_value(
     monkeypatch: pytest.MonkeyPatch, value: bytes, good: bool
 ) -> None:
-    work = Workload("nowhere:1", "t", 2)
-    for thread in work._threads:
-        monkeypatch.setattr(thread, "join", lambda _: None)
-    work.acknowledged[0, 0] = b"0"
-    work._answered(None, Implied(value))
-    monkeypatch.setattr(workload, "read_all", lambda *_: KEPT)
+    work = ended(monkeypatch, KEPT)
+    work.answered(None, Implied(value))
     if good:
         work.finish()
     else:

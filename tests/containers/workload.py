@@ -152,14 +152,15 @@ class Workload:
                     number = self._next
                     for partition in range(self.partitions):
                         self._unanswered += 1
-                        producer.produce(self.topic, b"%d" % number, partition=partition, on_delivery=self._answered)
+                        producer.produce(self.topic, b"%d" % number, partition=partition, on_delivery=self.answered)
                     self._next = number + 1
                 producer.poll(0)
                 time.sleep(_PACE_S)
         finally:
             producer.flush(120)
 
-    def _answered(self, error: KafkaError | None, message: Any) -> None:
+    def answered(self, error: KafkaError | None, message: Any) -> None:
+        """By librdkafka, for each record."""
         self._unanswered -= 1
         partition, value = message.partition(), message.value()
         if error is not None:

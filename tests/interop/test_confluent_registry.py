@@ -265,7 +265,7 @@ def test_a_writer_whose_producer_id_ran_out_of_epochs_is_fenced(
         new.change(partial(_registered, "c"), time.monotonic())
         with pytest.raises(CliError, match="epoch"):
             writer.send([command._row(command.BARRIER)])
-        new._claimed_s -= command.CLAIM_S
+        monkeypatch.setattr(command, "CLAIM_S", 0.0)
         new.change(partial(_registered, "d"), time.monotonic())
         assert new.registry().subjects() == ["a", "b", "c", "d"]
     finally:
