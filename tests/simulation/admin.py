@@ -42,6 +42,7 @@ class Admin(Client):
             await self.refresh()
 
     async def delete(self, name: str) -> None:
+        self.world.oracle.deletions.add(name)
         await self.command(m.DeleteTopicsRequest(version=5, topic_names=[name], timeout_ms=TIMEOUT_MS), 5, 5)
 
     async def extend(self, name: str, count: int) -> None:

@@ -119,6 +119,8 @@ class Oracle:
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
         self.acked: dict[str, TopicPartition] = {}
+        self.deletions: set[str] = set()
+        """Topics whose deletion an operator asked for."""
         self.gone: set[str] = set()
         """Values that were sent to a topic of which the deletion was asked for."""
         self.refused: set[str] = set()

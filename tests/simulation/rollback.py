@@ -81,7 +81,7 @@ class Rollback:
             for broker in brokers:
                 broker.start()
         await self._until(world.fleet.serving, "all brokers serve")
-        if lost := [path for path in sorted(logs - self._logs()) if not self._moved(path)]:
+        if lost := [path for path in sorted(logs - self._logs()) if not self._may_go(path)]:
             world.oracle.violate(f"logs were given up: {lost}")
         await self._give_producer_ids()
         world.oracle.checked["repaired" if self._repaired else "put forward"] += 1
@@ -120,10 +120,14 @@ class Rollback:
         paths = {path for broker in self._world.fleet.brokers.values() for path in broker.medium.directories}
         return {path for path in paths if path.rpartition("-")[2].isdigit()}
 
-    def _moved(self, log: str) -> bool:
-        """Whether its broker is none of the partition's replicas any more: an operator's move goes on by itself."""
+    def _may_go(self, log: str) -> bool:
+        """Whether its topic is deleted, or its broker none of the partition's replicas any more: what an operator asked
+        for goes on by itself.
+        """
         _, broker, *_, directory = log.split("/")
         topic, _, index = directory.rpartition("-")
+        if topic in self._world.oracle.deletions:
+            return True
         path = znodes.topic_path(topic)
         with contextlib.suppress(NoNode):
             found = znodes.decode_topic(path, self._world.zookeeper.tree.find(path).data)

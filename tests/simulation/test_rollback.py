@@ -24,3 +24,9 @@ def test_one_of_fifty_ordinary_histories_has_one() -> None:
         report = World(seed).run()
         assert report.ok, story(report)
         assert report.checked["put forward"] + report.checked["repaired"] == 1
+
+
+def test_a_topic_that_its_operator_deletes_after_the_repair_was_not_given_up() -> None:
+    report = World(802834).run()
+    assert report.ok, story(report)
+    assert report.checked["repaired"] == 1
