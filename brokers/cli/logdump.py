@@ -12,24 +12,29 @@ import os
 import struct
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fleetlog._native.batch import HEADER_SIZE, BatchHeader, decode_records, parse_header, validate_batch
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, parse_header, validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.cli.logduplicates import NotReadable, duplicate_rows
 from fleetlog.brokers.cli.output import CliError, iso, text, warn
 from fleetlog.brokers.groups import records as group_records
+from fleetlog.brokers.log.compaction.passes import MetTransactions
 from fleetlog.brokers.log.disk import checkpoints
+from fleetlog.brokers.log.indexes import unpack_aborted
 from fleetlog.brokers.log.producers.snapshots import DamagedSnapshot, decode_snapshot
 from fleetlog.brokers.model import id_text
 from fleetlog.txn import records as transaction_records
 from fleetlog.wire.compression import NAMES, CodecError, decompress
+from fleetlog.wire.types import TopicPartition
 
 MAX_DECOMPRESSED_BYTES = 1 << 30
+TOP_KEYS = 10
 DECODERS = ["auto", "none", "offsets", "transactions"]
 
 Row = dict[str, Any]
@@ -86,7 +91,7 @@ def dump(
                 if count is not None and number >= count:
                     break
                 click.echo(json.dumps({"file": str(file), **row}, default=str) if as_json else _line(row))
-        except Damaged as error:
+        except (Damaged, checkpoints.DamagedFile, DamagedSnapshot) as error:
             damaged = True
             warn(f"{file}: {error}")
         except BrokenPipeError:
@@ -107,8 +112,6 @@ def _dump_duplicates(paths: tuple[Path, ...], as_json: bool) -> None:
         try:
             for row in duplicate_rows(path):
                 click.echo(json.dumps({"directory": str(path), **row}) if as_json else _line(row))
-        except NotReadable as error:
-            raise CliError(str(error)) from error
         except OSError as error:
             raise CliError(f"{path}: {error.strerror or error}") from error
 
@@ -216,11 +219,8 @@ def _batch_row(header: BatchHeader, position: int, damage: str | None) -> Row:
 
 
 def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: Callable[[Any], Row]) -> Iterator[Row]:
-    payload: bytes | bytearray | memoryview = view[position + HEADER_SIZE : position + header.size]
     try:
-        if header.codec:
-            payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
-        records = decode_records(payload, header)
+        records = _decoded(view[position : position + header.size], header)
     except (CodecError, CorruptBatch) as error:
         yield {"record": None, "damaged": str(error)}
         return
@@ -232,6 +232,14 @@ def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: 
         yield row
 
 
+def _decoded(batch: memoryview, header: BatchHeader) -> list[Record]:
+    """The records of a batch. Raises CodecError, CorruptBatch."""
+    payload: bytes | bytearray | memoryview = batch[HEADER_SIZE:]
+    if header.codec and header.record_count:
+        payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
+    return decode_records(payload, header)
+
+
 def _control(record: Any) -> Row:
     kinds = {0: "abort", 1: "commit"}
     try:
@@ -240,6 +248,92 @@ def _control(record: Any) -> Row:
     except struct.error:
         return {"marker": "unreadable"}
     return {"marker": kinds.get(kind, kind), "coordinator_epoch": epoch}
+
+
+# --- duplicates ----------------------------------------------------------------------------------------------------
+
+
+def duplicate_rows(directory: Path) -> Iterator[Row]:
+    """A row for each segment, one for all, and one for each of the keys with the most records. Raises CliError.
+
+    The segments are read twice: for the last offset of each key, then to count. Records of aborted transactions
+    supersede nothing, as for the cleaner. Memory: about 200 bytes a key and the keys themselves.
+    """
+    segments = sorted(directory.glob("*.log"))
+    clean = _clean_offset(directory)
+    last: dict[bytes, int] = {}
+    counts: Counter[bytes] = Counter()
+    for file in segments:
+        for record, aborted in _records_of(directory, file):
+            if record.key is not None and not aborted:
+                last[record.key] = record.offset
+                counts[record.key] += 1
+    total: Counter[str] = Counter()
+    for file in segments:
+        fates = Counter(_fate(record, aborted, last) for record, aborted in _records_of(directory, file))
+        total.update(fates)
+        base = int(file.stem)
+        yield {"segment": base, **_counted(fates), "compacted": None if clean is None else base < clean}
+    yield {"all": len(segments), **_counted(total), "keys": len(last), "clean_up_to": clean}
+    for key, count in nlargest(TOP_KEYS, counts.items(), key=lambda item: item[1]):
+        if count > 1:
+            yield {"key": key.decode(errors="backslashreplace"), "records": count, "last_offset": last[key]}
+
+
+def _fate(record: Record, aborted: bool, last: dict[bytes, int]) -> str:
+    if aborted:
+        return "aborted"
+    if record.key is None:
+        return "without_key"
+    if last[record.key] > record.offset:
+        return "superseded"
+    return "tombstones" if record.value is None else "last_values"
+
+
+def _counted(found: Counter[str]) -> Row:
+    names = ("last_values", "tombstones", "superseded", "aborted", "without_key")
+    return {"records": found.total(), **{name: found[name] for name in names}}
+
+
+def _records_of(directory: Path, file: Path) -> Iterator[tuple[Record, bool]]:
+    """The records of a segment, each with whether its transaction was aborted."""
+    met = MetTransactions(
+        entry for index in sorted(directory.glob("*.txnindex")) for entry in unpack_aborted(index.read_bytes())
+    )
+    for batch, header in _data_batches(file):
+        aborted = met.is_aborted(header)
+        try:
+            yield from ((record, aborted) for record in _decoded(batch, header))
+        except (CodecError, CorruptBatch) as error:
+            raise CliError(f"{file}: the batch at offset {header.base_offset}: {error}") from error
+
+
+def _data_batches(file: Path) -> Iterator[tuple[memoryview, BatchHeader]]:
+    """The data batches of a segment; what is behind the last whole one is being written, or not used."""
+    data = memoryview(file.read_bytes())
+    position = 0
+    while position + HEADER_SIZE <= len(data) and any(data[position : position + HEADER_SIZE]):
+        try:
+            header = parse_header(data, position)
+            if position + header.size > len(data):
+                return
+            validate_batch(data, position)
+        except CorruptBatch as error:
+            raise CliError(f"{file}: the batch at position {position}: {error.reason}") from error
+        if not header.is_control:
+            yield data[position : position + header.size], header
+        position += header.size
+
+
+def _clean_offset(directory: Path) -> int | None:
+    """Up to where the cleaner's checkpoint says that the log is clean; None if it says nothing."""
+    topic, _, index = directory.resolve().name.rpartition("-")
+    try:
+        data = (directory.resolve().parent / checkpoints.CLEANER_CHECKPOINT).read_bytes()
+        offsets = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
+    except (OSError, checkpoints.DamagedFile):
+        return None
+    return offsets.get(TopicPartition(topic, int(index))) if index.isdigit() else None
 
 
 # --- keys and values --------------------------------------------------------------------------------------------
@@ -374,11 +468,7 @@ def _transaction_index(file: Path) -> Iterator[Row]:
 
 
 def _snapshot(file: Path) -> Iterator[Row]:
-    try:
-        entries = decode_snapshot(file.read_bytes())
-    except DamagedSnapshot as error:
-        raise Damaged(str(error)) from error
-    for entry in entries:
+    for entry in decode_snapshot(file.read_bytes()):
         row = {
             "producer": entry.producer_id,
             "epoch": entry.epoch,
@@ -390,37 +480,27 @@ def _snapshot(file: Path) -> Iterator[Row]:
         yield row | ({"transaction_from": entry.txn_first_offset} if entry.txn_first_offset >= 0 else {})
 
 
-def _checked(decode: Callable[[bytes], Any]) -> Callable[[Path], Any]:
-    def read(file: Path) -> Any:
-        try:
-            return decode(file.read_bytes())
-        except checkpoints.DamagedFile as error:
-            raise Damaged(str(error)) from error
-
-    return read
-
-
 def _checkpoint(file: Path) -> Iterator[Row]:
-    offsets = _checked(lambda data: checkpoints.decode_offsets(data, file.name))(file)
-    for partition, offset in offsets.items():
+    for partition, offset in checkpoints.decode_offsets(file.read_bytes(), file.name).items():
         yield {"topic": partition.topic, "partition": partition.partition, "offset": offset}
 
 
 def _epochs(file: Path) -> Iterator[Row]:
-    for entry in _checked(lambda data: checkpoints.decode_epochs(data, file.name))(file):
+    for entry in checkpoints.decode_epochs(file.read_bytes(), file.name):
         yield {"epoch": entry.epoch, "start_offset": entry.start_offset}
 
 
 def _metadata(file: Path) -> Iterator[Row]:
-    yield {"topic_id": _checked(checkpoints.decode_partition_metadata)(file)}
+    yield {"topic_id": checkpoints.decode_partition_metadata(file.read_bytes())}
 
 
 def _properties(file: Path) -> Iterator[Row]:
-    yield from ({"name": name, "value": value} for name, value in _checked(checkpoints.decode_properties)(file).items())
+    for name, value in checkpoints.decode_properties(file.read_bytes()).items():
+        yield {"name": name, "value": value}
 
 
 def _clean_shutdown(file: Path) -> Iterator[Row]:
-    yield _checked(checkpoints.decode_clean_stop)(file)._asdict()
+    yield checkpoints.decode_clean_stop(file.read_bytes())._asdict()
 
 
 def _never(file: Path) -> Iterator[Row]:
