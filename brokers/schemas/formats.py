@@ -88,15 +88,21 @@ def json_document(text: str) -> Any:
         raise
     except ValueError as error:
         raise FormatError(f"the schema is not JSON: {error}") from None
-    waiting, parts = [document], 0
-    while waiting:
-        parts += 1
-        if parts > PARTS_MAX:
-            raise FormatError(f"the schema has more than {PARTS_MAX} parts", too_large=True)
-        value = waiting.pop()
-        if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
+    if any(number >= PARTS_MAX for number, _ in enumerate(_values(document))):
+        raise FormatError(f"the schema has more than {PARTS_MAX} parts", too_large=True)
     return document
+
+
+def _values(document: Any, skipped: Set[str] = frozenset()) -> Iterator[Any]:
+    """The document, and each value in it but those of the names that are skipped."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict):
+            waiting += [inner for name, inner in value.items() if name not in skipped]
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _no_constant(name: str) -> Any:
@@ -210,7 +216,7 @@ class _AvroReader:
 
     def _named(self, schema: Any, kind: str, space: str) -> _AvroType:
         name, inner = _avro_name(schema, space)
-        aliases = [alias if "." in alias else _joined(inner, alias) for alias in _strings(schema.get("aliases", []))]
+        aliases = [_joined(inner, alias) for alias in _strings(schema.get("aliases", []))]
         made = self._types[name] = _AvroType(kind, name, aliases)
         if kind == "fixed":
             made.size = schema["size"]
@@ -237,7 +243,7 @@ class _AvroReader:
         return made
 
     def _full_name(self, name: str, space: str) -> str:
-        full = name if "." in name else _joined(space, name)
+        full = _joined(space, name)
         if full not in self._types and name in self._types:
             return name
         if full not in self._types:
@@ -278,8 +284,7 @@ class _AvroReader:
             written["fields"] = [self._field_text(field, inner, ordered) for field in schema["fields"]]
         written |= own
         if schema.get("aliases"):
-            full = [alias if "." in alias else _joined(inner, alias) for alias in schema["aliases"]]
-            written["aliases"] = [_short_name(alias, inner) for alias in full]
+            written["aliases"] = [_short_name(_joined(inner, alias), inner) for alias in schema["aliases"]]
         return written
 
     def _field_text(self, field: Any, space: str, ordered: bool) -> Any:
@@ -320,7 +325,8 @@ def _avro_name(schema: Any, space: str) -> tuple[str, str]:
 
 
 def _joined(space: str, name: str) -> str:
-    return f"{space}.{name}" if space else name
+    """The full name of a name in a namespace, which it may have of its own."""
+    return f"{space}.{name}" if space and "." not in name else name
 
 
 def _short_name(full: str, space: str) -> str:
@@ -464,9 +470,7 @@ def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool)
 
 def _check_lists(document: Any) -> None:
     """Raises FormatError for a list whose values jsonschema would compare each with each."""
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
+    for value in _values(document):
         if (
             isinstance(value, list)
             and len(value) > UNSORTABLE_MAX
@@ -475,22 +479,13 @@ def _check_lists(document: Any) -> None:
             raise FormatError(
                 f"a list of more than {UNSORTABLE_MAX} values must have only texts or only numbers", too_large=True
             )
-        if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _references_of(document: Any) -> set[str]:
     """The ``$ref`` of a document."""
-    references, waiting = set(), [document]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if isinstance(value.get("$ref"), str):
-                references.add(value["$ref"])
-            waiting += [part for name, part in value.items() if name not in {"enum", "const", "default", "examples"}]
-        elif isinstance(value, list):
-            waiting += value
-    return references
+    schemas = _values(document, {"enum", "const", "default", "examples"})
+    references = (value.get("$ref") for value in schemas if isinstance(value, dict))
+    return {reference for reference in references if isinstance(reference, str)}
 
 
 def _target(model: _JsonModel, document: Any, reference: str) -> tuple[Any, Any]:
@@ -522,17 +517,13 @@ def _anchored(model: _JsonModel, document: Any, anchor: str) -> Any:
     """What has the anchor. Raises FormatError."""
     anchors = model.anchors.get(id(document))
     if anchors is None:
-        anchors, waiting = {}, [document]
-        while waiting:
-            value = waiting.pop()
+        anchors = {}
+        for value in _values(document):
             if isinstance(value, dict):
                 names = value.get("$anchor"), value.get("$id"), value.get("id")
                 for name in {n if not turn else n[1:] for turn, n in enumerate(names)
                              if isinstance(n, str) and (not turn or n.startswith("#"))}:  # fmt: skip
                     anchors.setdefault(name, value)
-                waiting += value.values()
-            elif isinstance(value, list):
-                waiting += value
         model.anchors[id(document)] = anchors
     if anchor not in anchors:
         raise FormatError(f"there is no anchor {anchor[:200]!r}")

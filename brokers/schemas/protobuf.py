@@ -70,26 +70,7 @@ class CompilersBusy(Exception):
 
 
 def parse_protobuf(text: str, references: Mapping[str, str], normalize: bool) -> ParsedSchema:
-    from google.protobuf import descriptor_pb2
-    from google.protobuf.message import DecodeError
-
-    source, compiled = text, None
-    try:
-        raw = base64.b64decode(text, validate=True)
-        compiled = descriptor_pb2.FileDescriptorProto.FromString(raw)
-    except (binascii.Error, DecodeError, ValueError):
-        pass
-    if compiled is not None:
-        if not compiled.message_type and not compiled.enum_type:
-            raise FormatError("the file descriptor has no message and no enum")
-        try:
-            source = _proto_text(compiled)
-        except (IndexError, ValueError):
-            raise FormatError(
-                "the file descriptor has a oneof that is not there, or a map without key or value"
-            ) from None
-        if len(source.encode()) > TEXT_BYTES_MAX:
-            raise FormatError(f"as source the file descriptor has more than {TEXT_BYTES_MAX} bytes", too_large=True)
+    source = _source_of(text)
     files = _compiled(source, references)
     main = files[-1]
     main.name = ""
@@ -145,14 +126,23 @@ def _compiled(source: str, references: Mapping[str, str]) -> list[Any]:
 
 
 def _source_of(text: str) -> str:
-    """A reference's source, which may be kept as a file descriptor."""
+    """The source of a schema, which may be given as a file descriptor in base64. Raises FormatError."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
     try:
-        return _proto_text(descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True)))
+        compiled = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, DecodeError, ValueError):
         return text
+    if not compiled.message_type and not compiled.enum_type:
+        raise FormatError("the file descriptor has no message and no enum")
+    try:
+        source = _proto_text(compiled)
+    except (IndexError, ValueError):
+        raise FormatError("the file descriptor has a oneof that is not there, or a map without key or value") from None
+    if len(source.encode()) > TEXT_BYTES_MAX:
+        raise FormatError(f"as source the file descriptor has more than {TEXT_BYTES_MAX} bytes", too_large=True)
+    return source
 
 
 _COMPILER: Final = """

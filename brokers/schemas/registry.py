@@ -724,7 +724,7 @@ class RegistryState:
         }
         if subject is not None:
             check_subject(subject, setting=True)
-            self._check_not_read_only(subject)
+            self._writable(subject)
         answer = {("compatibility" if word == "compatibilityLevel" else word): value for word, value in merged.items()}
         return Plan([_setting("CONFIG", subject, merged)], answer)
 
@@ -732,10 +732,6 @@ class RegistryState:
         """Forget settings; the answer has them. Raises RegistryRefusal: 40408."""
         before = self.config(subject)
         return Plan([_setting("CONFIG", subject, None)] if subject in self._configs else [], before)
-
-    def _check_not_read_only(self, subject: str) -> None:
-        if self.mode(subject, default=True).startswith("READONLY"):
-            raise RegistryRefusal(42205, f"Subject {subject} is in read-only mode")
 
     def set_mode(self, subject: str | None, body: Mapping[str, Any], *, force: bool) -> Plan:
         """Change the mode of a subject, a context or all. Raises RegistryRefusal: 42204, 42205."""
