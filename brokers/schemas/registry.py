@@ -12,7 +12,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from itertools import islice, takewhile
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from fleetlog.brokers.schemas import formats, protobuf
@@ -27,6 +28,7 @@ from fleetlog.brokers.schemas.formats import (
     ParsedSchema,
 )
 from fleetlog.brokers.schemas.protobuf import PROTOBUF, CompilersBusy
+from fleetlog.brokers.schemas.sorted_map import SortedMap
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ _PARSED_BYTES_MAX: Final = 16_000_000
 """Of the texts of schemas that stay parsed; what is made of one takes some ten times as much."""
 _PARSED_BYTES: Final = 1_000
 
+K = TypeVar("K")
+V = TypeVar("V")
 Record = tuple[dict[str, Any], dict[str, Any] | None]
 """Key and value."""
 BARRIER: Final[Record] = {"keytype": "NOOP", "magic": 0}, None
@@ -96,6 +100,11 @@ class Stored(NamedTuple):
     def content(self) -> tuple[str, ...]:
         """What is the same for two versions of the same schema."""
         return self.kind, self.text, _text_of(self.fields)
+
+    @property
+    def digest(self) -> bytes:
+        """Of the content."""
+        return hashlib.sha256(_text_of(self.content).encode()).digest()
 
     @property
     def guid(self) -> str:
@@ -252,17 +261,23 @@ def qualified(subject: str, context: str = DEFAULT_CONTEXT) -> str:
     return subject
 
 
+_NONE: Final[SortedMap[int, Stored]] = SortedMap()
+
+
 class RegistryState:
-    """The state. Not for several threads at once."""
+    """The state. ``apply`` is for one thread at a time; a copy costs nothing, and stays as it is."""
 
     def __init__(self) -> None:
-        self._subjects: dict[str, dict[int, Stored]] = {}
-        self._by_id: dict[str, dict[int, list[tuple[str, int]]]] = {}
-        self._by_guid: dict[str, tuple[tuple[str, int], ...]] = {}
-        self._contents: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._highest: dict[str, int] = {}
-        self._configs: dict[str | None, dict[str, Any]] = {}
-        self._modes: dict[str | None, str] = {}
+        self._subjects: SortedMap[str, SortedMap[int, Stored]] = SortedMap()
+        self._places: SortedMap[tuple[str, int, str, int], None] = SortedMap()
+        """Context, id, subject, version."""
+        self._by_guid: SortedMap[tuple[str, str, int], None] = SortedMap()
+        self._contents: SortedMap[tuple[str, bytes], int] = SortedMap()
+        self._holders: SortedMap[tuple[str, int, str, int], None] = SortedMap()
+        """Subject and version that are referred to, subject and version that refer to them."""
+        self._highest: SortedMap[str, int] = SortedMap()
+        self._configs: SortedMap[tuple[str, ...], dict[str, Any]] = SortedMap()
+        self._modes: SortedMap[tuple[str, ...], str] = SortedMap()
 
     # ---- records ---------------------------------------------------------------------------------------------------
 
@@ -271,10 +286,12 @@ class RegistryState:
         try:
             key, value = json.loads(key_text or b"null"), None if value_text is None else json.loads(value_text)
             kind, subject = key["keytype"], key.get("subject")
+            if not isinstance(subject, str | None):
+                raise ValueError("its subject is no text")
             if kind == "SCHEMA":
                 self._apply_schema(qualified(subject), int(key["version"]), value)
             elif kind == "DELETE_SUBJECT" and value is not None:
-                for stored in list(self._subjects.get(qualified(value["subject"]), {}).values()):
+                for stored in self._subjects.get(qualified(value["subject"]), _NONE).values():
                     if stored.version <= value["version"]:
                         self._keep(stored._replace(deleted=True))
             elif kind == "CONFIG":
@@ -283,13 +300,13 @@ class RegistryState:
                     if value is None
                     else {word: one for word, one in value.items() if isinstance(one, CONFIG_TYPES.get(word, object))}
                 )
-                _put(self._configs, subject, None if value is None else known)
+                self._configs = _put(self._configs, _whose(subject), None if value is None else known)
             elif kind == "MODE":
-                _put(self._modes, subject, None if value is None else str(value["mode"]))
+                self._modes = _put(self._modes, _whose(subject), None if value is None else str(value["mode"]))
             elif kind == "NOOP" and isinstance(value, dict):
                 for context, number in value["ids"].items():
-                    self._highest[context] = max(self._highest.get(context, 0), int(number))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                    self._raise_highest(context, int(number))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             logger.warning("a record of _schemas is not understood, and is left out: %s", error)
 
     def _apply_schema(self, subject: str, version: int, value: Any) -> None:
@@ -312,54 +329,53 @@ class RegistryState:
         )
 
     def _keep(self, stored: Stored) -> None:
-        guid = stored.guid
-        before = self._subjects.get(stored.subject, {}).get(stored.version)
+        before = self._subjects.get(stored.subject, _NONE).get(stored.version)
         if before is not None and (before.id, before.content) != (stored.id, stored.content):
             self._drop(stored.subject, stored.version)
-        context = context_of(stored.subject)
-        versions = self._subjects.setdefault(stored.subject, {})
-        versions[stored.version] = stored
-        if len(versions) > 1 and list(versions)[-2] > stored.version:
-            self._subjects[stored.subject] = dict(sorted(versions.items()))
-        places = self._by_id.setdefault(context, {}).setdefault(stored.id, [])
-        if (stored.subject, stored.version) not in places:
-            places.append((stored.subject, stored.version))
-            self._by_guid[guid] = (*self._by_guid.get(guid, ()), (stored.subject, stored.version))
-        self._contents[context, stored.content] = stored.id
-        self._highest[context] = max(self._highest.get(context, 0), stored.id)
+        context, at = context_of(stored.subject), (stored.subject, stored.version)
+        versions = self._subjects.get(stored.subject, _NONE).with_item(stored.version, stored)
+        self._subjects = self._subjects.with_item(stored.subject, versions)
+        self._places = self._places.with_item((context, stored.id, *at), None)
+        self._by_guid = self._by_guid.with_item((stored.guid, *at), None)
+        for row in stored.references:
+            self._holders = self._holders.with_item((*_referred(row, context), *at), None)
+        self._contents = self._contents.with_item((context, stored.digest), stored.id)
+        self._raise_highest(context, stored.id)
+
+    def _raise_highest(self, context: str, number: int) -> None:
+        if number > self._highest.get(context, 0):
+            self._highest = self._highest.with_item(context, number)
 
     def _drop(self, subject: str, version: int) -> None:
-        stored = self._subjects.get(subject, {}).pop(version, None)
+        versions = self._subjects.get(subject, _NONE)
+        stored = versions.get(version)
         if stored is None:
             return
-        if not self._subjects[subject]:
-            del self._subjects[subject]
-        left = tuple(place for place in self._by_guid[stored.guid] if place != (subject, version))
-        _put(self._by_guid, stored.guid, left or None)
-        context = context_of(subject)
-        places = self._by_id[context][stored.id]
-        places.remove((subject, version))
-        if not places:
-            del self._by_id[context][stored.id]
-            self._contents.pop((context, stored.content), None)
+        context, at = context_of(subject), (subject, version)
+        self._subjects = _put(self._subjects, subject, versions.without(version) or None)
+        self._by_guid = self._by_guid.without((stored.guid, *at))
+        for row in stored.references:
+            self._holders = self._holders.without((*_referred(row, context), *at))
+        self._places = self._places.without((context, stored.id, *at))
+        if not self._places_of(context, stored.id):
+            self._contents = self._contents.without((context, stored.digest))
+
+    def _places_of(self, context: str, number: int, most: int = 1) -> list[tuple[str, int]]:
+        """The first places of an id: subjects and versions."""
+        found = takewhile(lambda at: at[:2] == (context, number), self._places.keys((context, number, "", 0)))
+        return [at[2:] for at in islice(found, most)]
 
     def highest_ids(self) -> Record:
         """A record that keeps the highest ids where compaction removes what had them.
 
         Its key is a NOOP's in another order, so that no NOOP takes its place.
         """
-        return {"magic": 0, "keytype": "NOOP"}, {"ids": dict(self._highest)}
+        return {"magic": 0, "keytype": "NOOP"}, {"ids": dict(self._highest.items())}
 
     def copy(self) -> RegistryState:
         """The same state, which later records do not change."""
         other = RegistryState()
-        other._subjects = {subject: dict(versions) for subject, versions in self._subjects.items()}
-        other._by_id = {
-            context: {number: list(places) for number, places in ids.items()} for context, ids in self._by_id.items()
-        }
-        other._by_guid = dict(self._by_guid)
-        other._contents, other._highest = dict(self._contents), dict(self._highest)
-        other._configs, other._modes = dict(self._configs), dict(self._modes)
+        vars(other).update(vars(self))
         return other
 
     def highest_id(self, context: str) -> int:
@@ -374,19 +390,22 @@ class RegistryState:
 
     def names_of(self, subject: str) -> tuple[str, ...]:
         """The subject, and the one that it is an alias of."""
-        alias = self._configs.get(subject, {}).get("alias")
+        alias = self._configs.get(_whose(subject), {}).get("alias")
         return (subject,) if not alias else (subject, alias)
 
     def subjects(self, prefix: str = "", *, deleted: bool = False, deleted_only: bool = False) -> list[str]:
         """Names of subjects that begin so; ``:*:`` stands for all contexts."""
         listed = []
-        for subject, versions in self._subjects.items():
+        anywhere = prefix.startswith(":*:")
+        for subject, versions in self._subjects.items(None if anywhere else prefix):
+            if anywhere and not subject.removeprefix(f":{context_of(subject)}:").startswith(prefix[3:]):
+                continue
+            if not anywhere and not subject.startswith(prefix):
+                break
             gone = all(stored.deleted for stored in versions.values())
-            local = subject.removeprefix(f":{context_of(subject)}:")
-            begins = local.startswith(prefix[3:]) if prefix.startswith(":*:") else subject.startswith(prefix)
-            if begins and (gone if deleted_only else deleted or not gone):
+            if gone if deleted_only else deleted or not gone:
                 listed.append(subject)
-        return sorted(listed)
+        return listed
 
     def versions(self, subject: str, *, deleted: bool = False, deleted_only: bool = False) -> list[int]:
         """Versions of a subject. Raises RegistryRefusal: 40401."""
@@ -411,18 +430,24 @@ class RegistryState:
         """A schema by its id, in the subject's context; without one, or where that has none, in any that has the
         subject. Raises RegistryRefusal: 40403."""
         context = context_of(subject)
-        places = self._by_id.get(context, {}).get(number, ())
+        places = self._places_of(context, number)
         if not places and subject and context == DEFAULT_CONTEXT:
-            others = [ids.get(number, ()) for ids in self._by_id.values()]
-            places = [at for listed in others for at in listed if at[0].endswith(f":{subject}")]
+            names = [f":{one}:{subject}" for one in self._highest]
+            places = [at for one in names for at in self._places_of(context_of(one), number, _INT_MAX) if at[0] == one]
         if not places:
             raise RegistryRefusal(40403, f"Schema {number} not found")
-        at, version = places[0]
-        return self._subjects[at][version]
+        return self._at(*places[0])
+
+    def _at(self, subject: str, version: int) -> Stored:
+        stored = self._subjects.get(subject, _NONE).get(version)
+        assert stored is not None, "an index leads to what is there"
+        return stored
 
     def by_guid(self, guid: str, shown: Callable[[str], bool]) -> list[Stored]:
         """The versions with this content in subjects that are ``shown``. Raises RegistryRefusal: 40403."""
-        rows = [self._subjects[at][version] for at, version in self._by_guid.get(guid.lower(), ()) if shown(at)]
+        guid = guid.lower()
+        places = takewhile(lambda at: at[0] == guid, self._by_guid.keys((guid, "", 0)))
+        rows = [self._at(subject, version) for _, subject, version in places if shown(subject)]
         if not rows:
             raise RegistryRefusal(40403, f"Schema {guid[:40]} not found")
         return rows
@@ -430,7 +455,7 @@ class RegistryState:
     def places(self, number: int, subject: str = "", *, deleted: bool = False) -> list[tuple[str, int]]:
         """Where an id stands: subjects and versions. Raises RegistryRefusal: 40403."""
         context = context_of(self.by_id(number, subject).subject)
-        return sorted(at for at in self._by_id[context][number] if deleted or not self._subjects[at[0]][at[1]].deleted)
+        return [at for at in self._places_of(context, number, _INT_MAX) if deleted or not self._at(*at).deleted]
 
     def all(self, prefix: str, *, deleted: bool, latest: bool) -> list[Stored]:
         """Versions of all subjects that begin so."""
@@ -446,37 +471,36 @@ class RegistryState:
         return sorted({one.id for one in self._referring(at) if shown(one.subject)})
 
     def _referring(self, at: Stored) -> Iterator[Stored]:
-        for versions in self._subjects.values():
-            for one in versions.values():
-                if not one.deleted and any(self._refers(one, row, at) for row in one.references):
-                    yield one
-
-    def _refers(self, holder: Stored, row: Mapping[str, Any], at: Stored) -> bool:
-        return qualified(row["subject"], context_of(holder.subject)) == at.subject and row["version"] == at.version
+        mine = at.subject, at.version
+        for holder in takewhile(lambda holder: holder[:2] == mine, self._holders.keys((*mine, "", 0))):
+            one = self._at(*holder[2:])
+            if not one.deleted:
+                yield one
 
     def _rows(self, subject: str) -> list[Stored]:
-        alias = self._configs.get(subject, {}).get("alias")
-        versions = self._subjects.get(subject) or self._subjects.get(alias or "", {})
+        versions = self._subjects.get(subject)
+        if versions is None:
+            versions = self._subjects.get(self._configs.get(_whose(subject), {}).get("alias") or "", _NONE)
         return list(versions.values())
 
     def config(self, subject: str | None, *, default: bool = False) -> dict[str, Any]:
         """The settings of a subject or, with ``default``, those that hold for it. Raises RegistryRefusal: 40408."""
-        config = self._configs.get(subject)
+        config = self._configs.get(_whose(subject))
         if config is None and subject is not None and not default:
             raise RegistryRefusal(40408, f"Subject '{subject}' does not have subject-level compatibility configured")
         if config is None and subject is not None:
-            config = self._configs.get(f":{context_of(subject)}:") or self._configs.get(None)
+            config = self._configs.get(_whose(f":{context_of(subject)}:")) or self._configs.get(_whose(None))
         return {"compatibilityLevel": DEFAULT_LEVEL} | (config or {})
 
     def mode(self, subject: str | None, *, default: bool = False) -> str:
         """The mode of a subject or, with ``default``, the one that holds for it. Raises RegistryRefusal: 40409."""
-        if self._modes.get(None) == "READONLY_OVERRIDE" and default:
+        if self._modes.get(_whose(None)) == "READONLY_OVERRIDE" and default:
             return "READONLY_OVERRIDE"
-        mode = self._modes.get(subject)
+        mode = self._modes.get(_whose(subject))
         if mode is None and subject is not None and not default:
             raise RegistryRefusal(40409, f"Subject '{subject}' does not have subject-level mode configured")
         if mode is None and subject is not None:
-            mode = self._modes.get(f":{context_of(subject)}:") or self._modes.get(None)
+            mode = self._modes.get(_whose(f":{context_of(subject)}:")) or self._modes.get(_whose(None))
         return mode or DEFAULT_MODE
 
     # ---- schemas ---------------------------------------------------------------------------------------------------
@@ -587,8 +611,8 @@ class RegistryState:
             raise RegistryRefusal(42205, f"Subject {subject} is {state}")
         context = context_of(subject)
         if mode == "IMPORT":
-            places = self._by_id.get(context, {}).get(number)
-            if places and self._subjects[places[0][0]][places[0][1]].content != candidate.content:
+            places = self._places_of(context, number)
+            if places and self._at(*places[0]).content != candidate.content:
                 raise RegistryRefusal(42205, f"Overwrite new schema with id {number} is not permitted.")
         else:
             problems = self._problems(candidate, model)
@@ -599,9 +623,9 @@ class RegistryState:
                     "Schema being registered is incompatible with an earlier schema for subject "
                     f'"{subject}", details: [{details}]',
                 )
-            number = self._contents.get((context, candidate.content), 0) or self._highest.get(context, 0) + 1
-        versions = self._subjects.get(subject, {})
-        following = max(versions, default=0) + 1
+            number = self._contents.get((context, candidate.digest), 0) or self._highest.get(context, 0) + 1
+        versions = self._subjects.get(subject, _NONE)
+        following = (versions.last() or 0) + 1
         if number > _INT_MAX or (not version and following > _INT_MAX):
             raise RegistryRefusal(50001, "there is no number left for another schema")
         if mode != "IMPORT" and version not in (0, following):
@@ -692,8 +716,8 @@ class RegistryState:
         name = live[0].subject
         key = {"keytype": "DELETE_SUBJECT", "subject": name, "magic": 0}
         records: list[Record] = [(key, {"subject": name, "version": live[-1].version})]
-        records += [_setting("CONFIG", name, None)] if name in self._configs else []
-        records += [_setting("MODE", name, None)] if name in self._modes else []
+        records += [_setting("CONFIG", name, None)] if _whose(name) in self._configs else []
+        records += [_setting("MODE", name, None)] if _whose(name) in self._modes else []
         return Plan(records, [one.version for one in live])
 
     def _check_not_referenced(self, rows: list[Stored]) -> None:
@@ -719,7 +743,7 @@ class RegistryState:
             raise RegistryRefusal(42203, f"Invalid compatibility level. Valid values are {', '.join(LEVELS)}")
         merged = {
             word: value
-            for word, value in (self._configs.get(subject, {}) | given).items()
+            for word, value in (self._configs.get(_whose(subject), {}) | given).items()
             if value is not None and word in CONFIG_TYPES
         }
         if subject is not None:
@@ -731,7 +755,7 @@ class RegistryState:
     def delete_config(self, subject: str | None) -> Plan:
         """Forget settings; the answer has them. Raises RegistryRefusal: 40408."""
         before = self.config(subject)
-        return Plan([_setting("CONFIG", subject, None)] if subject in self._configs else [], before)
+        return Plan([_setting("CONFIG", subject, None)] if _whose(subject) in self._configs else [], before)
 
     def set_mode(self, subject: str | None, body: Mapping[str, Any], *, force: bool) -> Plan:
         """Change the mode of a subject, a context or all. Raises RegistryRefusal: 42204, 42205."""
@@ -750,14 +774,22 @@ class RegistryState:
     def delete_mode(self, subject: str | None) -> Plan:
         """Forget a mode; the answer has it. Raises RegistryRefusal: 40409."""
         before = self.mode(subject)
-        return Plan([_setting("MODE", subject, None)] if subject in self._modes else [], {"mode": before})
+        return Plan([_setting("MODE", subject, None)] if _whose(subject) in self._modes else [], {"mode": before})
 
 
-def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is None:
-        table.pop(key, None)
-    else:
-        table[key] = value
+def _put(table: SortedMap[K, V], key: K, value: V | None) -> SortedMap[K, V]:
+    """The table with the value; None: without the key."""
+    return table.without(key) if value is None else table.with_item(key, value)
+
+
+def _whose(subject: str | None) -> tuple[str, ...]:
+    """The key of a setting: of a subject or a context; None: of all."""
+    return () if subject is None else (subject,)
+
+
+def _referred(row: Mapping[str, Any], context: str) -> tuple[str, int]:
+    """The subject and version that a reference leads to, from a schema in that context."""
+    return qualified(row["subject"], context), row["version"]
 
 
 def _check_nesting(word: str, value: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from functools import partial
 from queue import Queue
 from typing import Any
 from uuid import UUID
@@ -19,9 +21,11 @@ from fleetlog.brokers.schemas.registry import (
     Record,
     RegistryRefusal,
     RegistryState,
+    Stored,
     context_of,
     qualified,
 )
+from tests.support.bytecodes import Bytecodes
 
 
 def encoded(record: Record) -> tuple[bytes, bytes | None]:
@@ -275,6 +279,10 @@ def test_records_that_are_not_understood_change_nothing() -> None:
         (b'{"keytype":"NOOP","magic":0}', None), (b'{"keytype":"NOOP","magic":0}', b'{"ids":7}'),
         (b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}', b'{"id":"x"}'),
         (b'{"keytype":"SCHEMA","subject":"gone","version":9,"magic":1}', None),
+        (b'{"keytype":"SCHEMA","subject":"s","version":Infinity,"magic":1}', b'{"id":1,"schema":"x"}'),
+        (b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}', b'{"id":1e999,"schema":"x"}'),
+        (b'{"keytype":"CONFIG","subject":7,"magic":0}', b'{"compatibilityLevel":"NONE"}'),
+        (b'{"keytype":"MODE","subject":["s"],"magic":0}', b'{"mode":"READONLY"}'),
         (b'{"keytype":"DELETE_SUBJECT","subject":"s","magic":0}', b"7"),
         (b'{"keytype":"CONFIG","subject":"s","magic":0}', b"[1]"),
         (b'{"keytype":"SCHEMA","subject":"s","version":1,"magic":1}', b'{"id":1,"schema":7}'),
@@ -282,6 +290,50 @@ def test_records_that_are_not_understood_change_nothing() -> None:
     ):  # fmt: skip
         state.apply(key, value)
     assert vars(state) == vars(before)
+
+
+def filled(count: int) -> RegistryState:
+    """Subjects with a few versions each, as the topic has them."""
+    state = RegistryState()
+    for number in range(count):
+        subject, version = f"s{number // 4}", number % 4 + 1
+        text = json.dumps({"type": "fixed", "name": f"F{number}", "size": 1}, separators=(",", ":"))
+        row = Stored(subject, version, number + 1, "AVRO", text, {}, deleted=False)
+        state.apply(*encoded(row.record(deleted=False)))
+    return state
+
+
+def nodes_of(state: RegistryState) -> set[int]:
+    maps = [*vars(state).values(), *state._subjects.values()]
+    return {id(node) for one in maps for node in one.nodes()}
+
+
+REFERS: dict[str, Any] = {"schema": '"string"', "references": [{"name": "F29", "subject": "s7", "version": 2}]}
+CHANGES: tuple[Callable[[RegistryState], Plan], ...] = (
+    lambda state: state.set_config(None, {"compatibility": "NONE"}),
+    lambda state: state.register("s5", REFERS, normalize=False),
+    lambda state: state.delete_version("s9", "2", permanent=False),
+    lambda state: state.delete_version("s9", "2", permanent=True),
+    lambda state: state.set_config("s3", {"compatibility": "FULL"}),
+    lambda state: state.delete_subject("s11", permanent=False),
+)
+
+
+def work_of_changes(count: int) -> list[int]:
+    """Bytecodes of each change, for a reader that keeps the state before."""
+    state, counter = filled(count), Bytecodes()
+    before, shared = state.copy(), nodes_of(state)
+    for change in CHANGES:
+        counter.of(partial(lambda change: written(state, change(state.copy())), change))
+    assert len(nodes_of(state) - shared) <= 100, "what is made anew"
+    assert before.version("s9", "2").version == 2, "nothing of what a reader has is changed"
+    return counter.counted
+
+
+def test_a_change_costs_its_own_size() -> None:
+    """Not that of all schemas, in what is done and in what is made."""
+    for small, large in zip(work_of_changes(200), work_of_changes(6_000), strict=True):
+        assert large <= 1.5 * small
 
 
 class Log:
