@@ -37,11 +37,18 @@ def dumped(classpath: str, folder: Path) -> str:
 class Kafka:
     """One Kafka 4.4.0 process, broker and controller in one.
 
-    ``listener`` (NAME://host:port) stands beside the plain one; ``properties`` go on top.
+    ``listener`` (NAME://host:port) stands beside the plain one; ``properties`` go on top. With ``joins`` it is a broker
+    only, the next one of that Kafka's cluster.
     """
 
     def __init__(
-        self, classpath: str, home: Path, *, listener: str = "", properties: Mapping[str, object] = {}
+        self,
+        classpath: str,
+        home: Path,
+        *,
+        listener: str = "",
+        properties: Mapping[str, object] = {},
+        joins: Kafka | None = None,
     ) -> None:
         self.classpath = classpath
         self.home = home
@@ -50,11 +57,14 @@ class Kafka:
         self.bootstrap = f"127.0.0.1:{ports[0]}"
         self.properties = home / "server.properties"
         listeners = ",".join([f"PLAINTEXT://{self.bootstrap}", *([listener] if listener else [])])
+        self.node_id = 1 if joins is None else joins.node_id + 1
+        self._cluster = id_text(random_id()) if joins is None else joins._cluster
+        self._voters = f"1@127.0.0.1:{ports[1]}" if joins is None else joins._voters
         settings: dict[str, object] = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{ports[1]}",
-            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{ports[1]}",
+            "process.roles": "broker,controller" if joins is None else "broker",
+            "node.id": self.node_id,
+            "controller.quorum.voters": self._voters,
+            "listeners": listeners if joins is not None else f"{listeners},CONTROLLER://127.0.0.1:{ports[1]}",
             "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
             "log.dirs": self.data,
@@ -71,8 +81,7 @@ class Kafka:
         self.process: subprocess.Popen[bytes] | None = None
 
     def format(self) -> None:
-        cluster = id_text(random_id())
-        java(self.classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.properties))
+        java(self.classpath, "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", str(self.properties))
 
     def start(self) -> Any:
         """Start it, and wait until it answers; a client of librdkafka for its administration."""
