@@ -289,7 +289,7 @@ class RegistryState:
             if not isinstance(subject, str | None):
                 raise ValueError("its subject is no text")
             if kind == "SCHEMA":
-                self._apply_schema(qualified(subject), int(key["version"]), value)
+                self._apply_schema(qualified(key["subject"]), int(key["version"]), value)
             elif kind == "DELETE_SUBJECT" and value is not None:
                 for stored in self._subjects.get(qualified(value["subject"]), _NONE).values():
                     if stored.version <= value["version"]:
@@ -765,9 +765,8 @@ class RegistryState:
         if subject is not None:
             check_subject(subject, setting=True)
         if mode == "IMPORT" and not force and self.mode(subject, default=True) != "IMPORT":
-            prefix = "" if subject is None else subject
             whole = subject is None or subject.endswith(":")
-            if self.subjects(prefix, deleted=True) if whole else subject in self._subjects:
+            if self.subjects(subject or "", deleted=True) if whole else self._subjects.get(subject or ""):
                 raise RegistryRefusal(42205, "Cannot import since found existing subjects")
         return Plan([_setting("MODE", subject, {"mode": mode})], {"mode": mode})
 
