@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import re
 import socket
 import ssl
@@ -140,18 +139,13 @@ def _is_host(host: str) -> bool:
         return False
 
 
-def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
-    if math.isnan(value):
-        raise click.BadParameter("nan is not a number of seconds")
-    return value
-
-
 def _bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
     parse_bootstrap(value)
     return value
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
 
 
 def complete_profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -207,7 +201,6 @@ def client_options(function: _Function) -> _Function:
     @click.option(
         "--timeout",
         type=at_least(0.1, MAX_TIMEOUT_S),
-        callback=_timeout,
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
         metavar="SECONDS",
@@ -531,25 +524,30 @@ def wait_for_topics(client: Any, topics: list[str], timeout_s: float) -> list[st
     A new topic reaches the brokers one by one; a producer that starts after its creation must find it on all of them.
     A broker that doesn't answer has more to catch up with than this topic, and is not waited for.
     """
+
+    def missing(answer: Any) -> set[str]:
+        return {t.name for t in answer.topics if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
+
+    return sorted(wait_for_metadata(client, topics, missing, timeout_s))
+
+
+def wait_for_metadata(
+    client: Any, topics: list[str], missing: Callable[[Any], set[_Value]], timeout_s: float
+) -> set[_Value]:
+    """Wait until in no broker's answer about the topics something is missing; what one did not know in time."""
     deadline = time.monotonic() + timeout_s
     waiting = {broker.node_id for broker in client._manager.cluster.brokers()}
-    while True:
-        requests = {broker_id: _metadata_of(topics) for broker_id in waiting}
-        unknown: dict[int, set[str]] = {}
-        for broker_id, answer in client.ask_each(requests, min(timeout_s, PROBE_TIMEOUT_S)).items():
-            listed = answer.topics if answer is not None else ()
-            unknown[broker_id] = {t.name for t in listed if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
-        waiting = {broker_id for broker_id, missing in unknown.items() if missing}
-        if not waiting:
-            return []
-        if time.monotonic() > deadline:
-            return sorted(set().union(*unknown.values()))
-        time.sleep(KNOWN_POLL_S)
-
-
-def _metadata_of(topics: list[str]) -> Any:
     rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-    return MetadataRequest(topics=rows, allow_auto_topic_creation=False)
+    while True:
+        requests = {b: MetadataRequest(topics=rows, allow_auto_topic_creation=False) for b in waiting}
+        answers = client.ask_each(requests, min(timeout_s, PROBE_TIMEOUT_S))
+        unknown = {b: missing(answer) for b, answer in answers.items() if answer is not None}
+        waiting = {b for b, names in unknown.items() if names}
+        if not waiting:
+            return set()
+        if time.monotonic() > deadline:
+            return set().union(*unknown.values())
+        time.sleep(KNOWN_POLL_S)
 
 
 def offsets_at(client: Any, point: Point, begins: Mapping[Any, int], ends: Mapping[Any, int]) -> dict[Any, int]:

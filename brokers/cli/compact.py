@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -74,12 +75,12 @@ def _copies(partitions: Iterable[Any]) -> list[Copy]:
     return [Copy(p.topic, p.index, broker) for p in partitions for broker in p.replicas]
 
 
-def _ask(client: AdminClient, copies: Iterable[Copy], request: Callable[[list[Any]], Encodable]) -> dict[Copy, Any]:
+def _ask(client: AdminClient, copies: Iterable[Copy], request: Callable[..., Encodable]) -> dict[Copy, Any]:
     """Ask each broker about its copies; the answer's row for each of them. Silent brokers' copies are missing."""
     named: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for copy in copies:
         named[copy.broker][copy.topic].append(copy.partition)
-    asked = {broker: request(list(topics.items())) for broker, topics in named.items()}
+    asked = {broker: request(topics=list(topics.items())) for broker, topics in named.items()}
     return {
         Copy(topic.name, row.partition_index, broker): row
         for broker, answer in client.ask_each(asked, PATIENCE_S).items()
@@ -90,14 +91,9 @@ def _ask(client: AdminClient, copies: Iterable[Copy], request: Callable[[list[An
 
 
 def _figures(client: AdminClient, copies: Iterable[Copy]) -> Figures:
-    kind = messages.DescribeCompactionRequest
-
-    def request(topics: list[Any]) -> Encodable:
-        return kind(topics=[kind.CompactionTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]
-
     return {
         copy: CopyFigures(row.state, row.clean_offset, row.end_offset, row.size_bytes, row.dirty_ratio, row.trouble)
-        for copy, row in _ask(client, copies, request).items()
+        for copy, row in _ask(client, copies, messages.DescribeCompactionRequest).items()
         if not row.error_code
     }
 
@@ -137,12 +133,7 @@ def compact_topics(
 
 
 def _ask_for(client: AdminClient, copies: list[Copy], now: bool) -> None:
-    kind = messages.CompactTopicsRequest
-
-    def request(topics: list[Any]) -> Encodable:
-        return kind(now=now, topics=[kind.CompactTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]
-
-    for copy, row in _ask(client, copies, request).items():
+    for copy, row in _ask(client, copies, partial(messages.CompactTopicsRequest, now=now)).items():
         what = f"topic {copy.topic}, partition {copy.partition} on broker {copy.broker}"
         raise_for_code(what, row.error_code, row.error_message)
 

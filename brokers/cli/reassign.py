@@ -27,14 +27,15 @@ from fleetlog.brokers.cli.moving import (
     UNCLEAN,
     Moved,
     alter_reassignments,
+    clear_throttles,
     perform,
     request_elections,
+    throttled,
     wait_for_reassignments,
 )
 from fleetlog.brokers.cli.options import move_options, numbers, yes_option
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
-from fleetlog.brokers.cli.throttling import clear_throttles, throttled
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire.errors import ErrorCode
 

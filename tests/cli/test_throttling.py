@@ -11,7 +11,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.moves import ReplicaMove
-from fleetlog.brokers.cli.throttling import RATES, SENDERS, TAKERS, throttled
+from fleetlog.brokers.cli.moving import RATES, SENDERS, TAKERS, throttled
 from fleetlog.brokers.model import TopicPartition
 
 Resource = tuple[int, str]
