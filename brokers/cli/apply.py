@@ -178,7 +178,8 @@ def _make_one(
         case AlterTopic():
             _alter_topic(client, change.name, settings.pop(change.name, []))
         case SetPassword():
-            _set_password(client, change, passwords[change.name])
+            new = upsertions(change.name, passwords[change.name], change.mechanisms, change.wanted.iterations)
+            alter_users_at(client, [], new)
         case AlterAcl():
             _alter_acl(client, change)
         case AlterQuota():
@@ -217,10 +218,6 @@ def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
         warn_of_minimum(wanted, min(len(one["replica_nodes"]) for one in topic["partitions"]), name)
 
 
-def _set_password(client: Any, change: SetPassword, password: str) -> None:
-    alter_users_at(client, [], upsertions(change.name, password, change.mechanisms, change.wanted.iterations))
-
-
 def _alter_acl(client: Any, change: AlterAcl) -> None:
     kind_name, name, pattern, verdict, operation, principal, host = change.row
     kind, pattern_type = int(_TYPES[kind_name]), int(PatternType[pattern.upper()])
@@ -249,5 +246,4 @@ def _alter_quota(client: Any, change: AlterQuota) -> None:
         for kind, name in zip(("user", "client-id", "ip"), change.entity, strict=True)
         if name
     ]
-    removed = change.wanted is None
-    alter_quotas(client, named, [{"key": change.key, "value": change.wanted or 0.0, "remove": removed}])
+    alter_quotas(client, named, {change.key: change.wanted})

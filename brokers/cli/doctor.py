@@ -106,7 +106,8 @@ def gathered(client: AdminClient) -> FleetFacts:
     began_s = time.monotonic()
     facts = FleetFacts(overview, time.time_ns() // 1_000_000)
     steps: dict[str, Callable[[AdminClient, FleetFacts], None]] = {
-        "clocks, ZooKeeper and certificates": _health, "settings": _settings, "failure domains": _read_domains,
+        "clocks, ZooKeeper and certificates": _health, "settings": _settings,
+        "failure domains": lambda client, facts: read_domains(client, facts.overview),
         "groups": _groups, "transactions": _transactions, "topic settings": _topics,
     }  # fmt: skip
     for subject, gather in steps.items():
@@ -170,10 +171,6 @@ def _health(client: AdminClient, facts: FleetFacts) -> None:
 def _settings(client: AdminClient, facts: FleetFacts) -> None:
     for broker_id, told in settings_told(client, _answering(facts), list(ALIKE)).items():
         facts.settings[broker_id] = {one.name: one.value for one in told.configs}
-
-
-def _read_domains(client: AdminClient, facts: FleetFacts) -> None:
-    read_domains(client, facts.overview)
 
 
 def _groups(client: AdminClient, facts: FleetFacts) -> None:

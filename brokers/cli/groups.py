@@ -15,9 +15,8 @@ from fleetlog.brokers.cli.client import (
     Target,
     admin,
     client_options,
-    code_of,
     complete_groups,
-    explain,
+    explained,
     first_and_end,
     named_partitions,
     offsets_at,
@@ -352,7 +351,10 @@ def delete_groups(target: Target, out: Output, names: tuple[str, ...], wanted: l
     with admin(target) as client:
         for name in names:
             if wanted:
-                _delete_offsets(client, name, wanted)
+                with explained(target, f"group {name}"):
+                    answer = client.delete_group_offsets(name, named_partitions(client, wanted))
+                for tp, failure in answer.items():
+                    raise_for_code(f"group {name}, {tp.topic}:{tp.partition}", getattr(failure, "errno", 0))
             else:
                 _delete_group(client, name)
     out.done("\n".join(f"{what}{name}: deleted" for name in names), list(names))
@@ -367,15 +369,3 @@ def _delete_group(client: Any, name: str) -> None:
 
     for result in client._manager.run(send).results:
         raise_for_code(f"group {name}", result.error_code)
-
-
-def _delete_offsets(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
-    try:
-        answer = client.delete_group_offsets(name, named_partitions(client, wanted))
-    except Exception as error:
-        code = code_of(error)
-        if code is None:
-            raise
-        raise CliError(f"group {name}: {explain(code)}") from error
-    for tp, failure in answer.items():
-        raise_for_code(f"group {name}, {tp.topic}:{tp.partition}", getattr(failure, "errno", 0))

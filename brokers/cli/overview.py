@@ -226,16 +226,13 @@ class Overview:
             else:
                 troubles += [(broker_id, text) for text in broker.lacks]
                 troubles += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
-                missing = [p for _, p in sorted(self.partitions.items()) if self._lacks(broker, p)]
+                held = [tp for tp, p in sorted(self.partitions.items()) if broker_id in p.settled]
+                missing = [tp for tp in held if broker.size_of(tp) is None]
                 if missing:
-                    named = ", ".join(str(p.tp) for p in missing[:MISSING_NAMED])
+                    named = ", ".join(map(str, missing[:MISSING_NAMED]))
                     more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
                     troubles.append((broker_id, f"no log of {len(missing)} replica(s) assigned to it: {named}{more}"))
         return troubles
-
-    @staticmethod
-    def _lacks(broker: BrokerOverview, partition: PartitionOverview) -> bool:
-        return broker.id in partition.settled and broker.size_of(partition.tp) is None
 
     def copied(self, partition: PartitionOverview) -> tuple[int, int] | None:
         """Bytes that the added replicas have, and bytes that they should have; None if that is unknown."""
@@ -275,16 +272,12 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
             int(minimum.get(topic, 1)),
             internal,
         )
-        for broker_id in tp_brokers(overview.partitions[tp]):
+        partition = overview.partitions[tp]
+        for broker_id in sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1}):
             overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
     if directories:
         read_directories(client, overview)
     return overview
-
-
-def tp_brokers(partition: PartitionOverview) -> list[int]:
-    """All brokers that the partition's state names."""
-    return sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1})
 
 
 def _partition_rows(client: AdminClient, topics: Sequence[str] | None) -> Iterable[tuple[str, bool, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -93,7 +94,7 @@ def set_quotas(rates: dict[str, float], target: Target, out: Output, **options: 
     """Set quotas, for example: fleetlog quotas set --user alice producer_byte_rate=1048576."""
     named = _needed(options)
     with admin(target) as client:
-        alter_quotas(client, named, [{"key": key, "value": value, "remove": False} for key, value in rates.items()])
+        alter_quotas(client, named, rates)
         out.rows(COLUMNS, quota_rows(client, named), title="now")
 
 
@@ -110,7 +111,7 @@ def remove_quotas(names: tuple[str, ...], yes: bool, target: Target, out: Output
         if not gone:
             raise CliError("there is no such quota; see `fleetlog quotas list`")
         confirm(f"Remove {', '.join(gone)}?", yes)
-        alter_quotas(client, named, [{"key": key, "value": 0.0, "remove": True} for key in gone])
+        alter_quotas(client, named, dict.fromkeys(gone))
         out.rows(COLUMNS, quota_rows(client, named), title="left")
 
 
@@ -138,11 +139,11 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def alter_quotas(client: Any, named: _Named, operations: list[dict[str, Any]]) -> None:
-    """Change quotas of one entity; an operation has key, value and remove. Raises CliError."""
+def alter_quotas(client: Any, named: _Named, rates: Mapping[str, float | None]) -> None:
+    """Set quotas of one entity, and remove those of None. Raises CliError."""
     kind = request_class(ALTER_QUOTAS)
     entity = [kind.EntryData.EntityData(entity_type=one, entity_name=name) for one, name in named]
-    ops = [kind.EntryData.OpData(**one) for one in operations]
+    ops = [kind.EntryData.OpData(key=key, value=rate or 0.0, remove=rate is None) for key, rate in rates.items()]
     answer = client.ask_any(kind(entries=[kind.EntryData(entity=entity, ops=ops)], validate_only=False))
     for entry in answer.entries:
         raise_for_code("quotas", entry.error_code, entry.error_message)

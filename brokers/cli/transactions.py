@@ -86,16 +86,7 @@ def describe_transactions(target: Target, out: Output, names: tuple[str, ...]) -
     if out.as_json:
         out.value(described)
         return
-    columns = [
-        "transactional_id",
-        "coordinator",
-        "producer_id",
-        "epoch",
-        "state",
-        "timeout_ms",
-        "started",
-        "open_s",
-    ]
+    columns = [column for column in described[0] if column != "partitions"]
     table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in described])
     for one in described:
         if one["partitions"]:

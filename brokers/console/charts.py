@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from statistics import linear_regression
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup, escape
@@ -357,10 +358,7 @@ def days_until_full(used: Points, total: float) -> float | None:
     known = [(at, figure) for at, figure in used if not math.isnan(figure)]
     if len(known) < 2 or known[-1][0] - known[0][0] < 3_600 or not total > 0:
         return None
-    middle = sum(at for at, _ in known) / len(known)
-    mean = sum(figure for _, figure in known) / len(known)
-    spread = sum((at - middle) ** 2 for at, _ in known)
-    slope = sum((at - middle) * (figure - mean) for at, figure in known) / spread
+    slope = linear_regression(*zip(*known, strict=True)).slope
     if slope <= 0:
         return None
     days = max(0.0, (total - known[-1][1]) / slope) / DAY_S

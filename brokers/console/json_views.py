@@ -93,7 +93,7 @@ def cell_text(value: Any) -> str | None:
     """A part of a record in a column: texts as they are, others as JSON, cut; None where there is nothing."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_of_bytes)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=lambda raw: raw.hex(" "))
     return _encodable(text if len(text) <= CELL_MAX else f"{text[:CELL_MAX]}…")
 
 
@@ -134,11 +134,6 @@ def _leaves(record: FilteredRecord) -> Iterator[tuple[str, str | None]]:
             branches += [((*path, step), one) for step, one in reversed(inner[:LEAVES_MAX])]
         elif path != ("headers",):
             yield _encodable(path_text(path)), "null" if value is None else cell_text(value)
-
-
-def _of_bytes(value: bytes) -> str:
-    """Avro's."""
-    return value.hex(" ")
 
 
 def _encodable(text: str) -> str:

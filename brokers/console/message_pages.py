@@ -20,7 +20,7 @@ import re
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -144,10 +144,10 @@ class Browse:
         self._scan(at, stop, records, lambda p: len(records[p]) >= self._count)
         merged = heapq.merge(*records.values(), key=lambda one: (one.timestamp_ms, one.partition, one.offset))
         shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
-        number = _count_by_partition(shown)
+        number = Counter(record.partition for record in shown)
         following = {}
         for p, rows in records.items():
-            taken = number.get(p, 0)
+            taken = number[p]
             following[p] = rows[taken].offset if taken < len(rows) else at[p]
         at_end = all(following[p] >= stop[p] for p in following)
         reached = {**start, **following}  # a partition whose leader is away is gone on with when it is back
@@ -184,10 +184,10 @@ class Browse:
         downward = [list(reversed(rows)) for rows in records.values()]
         merged = heapq.merge(*downward, key=lambda one: (-one.timestamp_ms, -one.partition, -one.offset))
         shown = [record for record, _ in zip(merged, range(self._count), strict=False)]
-        number = _count_by_partition(shown)
+        number = Counter(record.partition for record in shown)
         following = {}
         for p, rows in records.items():
-            taken = number.get(p, 0)
+            taken = number[p]
             following[p] = low[p] if taken == len(rows) else rows[len(rows) - taken].offset if taken else stop[p]
         at_start = all(following[p] <= self.bounds[p].first for p in following)
         return BrowsedPage(shown, None if at_start else following, self.budget.exhausted, following)
@@ -230,13 +230,6 @@ class Browse:
         if not self._everything and (record.marker or record.state not in {"", "committed"}):
             return False
         return self._matches(record)
-
-
-def _count_by_partition(records: Iterable[StoredRecord]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for record in records:
-        counts[record.partition] = counts.get(record.partition, 0) + 1
-    return counts
 
 
 def encode_cursor(positions: Positions) -> str:
