@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from fleetlog.brokers.addresses import address_text
-from fleetlog.brokers.cli.host_plan import HostPlan, local_address, plan_host
+from fleetlog.brokers.cli.host_plan import HostPlan, local_address, plan_host, with_registry
 from fleetlog.brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
 from fleetlog.brokers.cli.options import (
     at_least,
@@ -62,14 +62,25 @@ _step = click.option(
 @override_option
 @_step
 @log_level_option
+@click.option(
+    "--registry", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="Run a schema registry beside them, too, with the options in this file: `fleetlog registry --config FILE`.",
+)  # fmt: skip
 @click.option("--check", is_flag=True, help="Only derive and check the brokers, and print them.")
 def run_unit(
-    config_file: Path, count: int, override: dict[str, str], port_step: int, log_level: str, check: bool
+    config_file: Path,
+    count: int,
+    override: dict[str, str],
+    port_step: int,
+    log_level: str,
+    registry: Path | None,
+    check: bool,
 ) -> None:
     """Run the brokers until SIGTERM or Ctrl-C. SIGHUP restarts them one at a time, with the file as it is then."""
 
     def read() -> HostPlan:
-        return plan_host(settings_text(config_file), str(config_file), os.environ, override, count, port_step)
+        plan = plan_host(settings_text(config_file), str(config_file), os.environ, override, count, port_step)
+        return plan if registry is None else with_registry(plan, settings_text(registry), str(registry))
 
     try:
         plan = read()
@@ -108,6 +119,8 @@ def _print(plan: HostPlan) -> None:
     click.echo(f"pages of all: {plan.admin[0]}:{plan.admin[1]}")
     for broker in plan.brokers:
         click.echo(f"broker {broker.id}: " + " ".join(f"{name}={text}" for name, text in broker.overrides.items()))
+    if plan.registry is not None:
+        click.echo(f"registry: {'https' if plan.registry.tls else 'http'}://{address_text(*plan.registry.address)}")
 
 
 def _running(config_file: Path, override: dict[str, str]) -> tuple[HostPlan, int]:
@@ -144,6 +157,8 @@ def unit_status(config_file: Path, override: dict[str, str]) -> None:
     for row in state["brokers"]:
         said = str(row["said"]).replace("\n", "; ")
         click.echo(f"broker {row['id']}: process {row['process']}, {row['starts']} start(s), {said}")
+    if row := state.get("registry"):
+        click.echo(f"registry: process {row['process']}, {row['starts']} start(s), {row['said']}")
 
 
 @host.command("restart")

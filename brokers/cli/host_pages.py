@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -94,11 +95,13 @@ def gauge(name: str, doc: str, values: Iterable[tuple[str, float]], kind: str = 
     return "\n".join([f"# HELP {described} {doc}", f"# TYPE {described} {kind}", *rows, ""])
 
 
-async def fetch_page(address: tuple[str, int], path: str, timeout_s: float = FETCH_S) -> Page:
-    """GET over plain HTTP. Raises OSError, also without a whole answer in time."""
+async def fetch_page(
+    address: tuple[str, int], path: str, timeout_s: float = FETCH_S, tls: ssl.SSLContext | None = None
+) -> Page:
+    """GET over plain HTTP, or TLS. Raises OSError, also without a whole answer in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(*address, limit=REQUEST_MAX)
+            reader, writer = await asyncio.open_connection(*address, limit=REQUEST_MAX, ssl=tls)
             try:
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {address[0]}\r\nConnection: close\r\n\r\n".encode())
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

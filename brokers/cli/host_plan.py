@@ -16,8 +16,10 @@ from typing import NamedTuple
 from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
 from fleetlog.brokers.inert_settings import ADMIN_TLS_PREFIX
+from fleetlog.brokers.properties import parse_properties
 
 BROKERS_MAX = 64
+REGISTRY_PORT = 8081
 _LISTENER = re.compile(r"(.*://.*:)(\d+)")
 _DIRECTORY = re.compile(r"broker-(\d+)")
 _WILDCARDS = ("0.0.0.0", "::", "")
@@ -40,12 +42,21 @@ class PlannedBroker(NamedTuple):
         return local_address(*self.config.admin_endpoint())
 
 
+class PlannedRegistry(NamedTuple):
+    """A schema registry beside the brokers: the file of ``fleetlog registry --config``, and what it says of where."""
+
+    file: str
+    address: tuple[str, int]
+    tls: bool
+
+
 class HostPlan(NamedTuple):
-    """The unit: its own address for pages, the directory that has its lock, and its brokers."""
+    """The unit: its own address for pages, the directory that has its lock, its brokers, and a registry, if any."""
 
     admin: tuple[str, int]
     directory: Path
     brokers: tuple[PlannedBroker, ...]
+    registry: PlannedRegistry | None = None
 
 
 def plan_host(
@@ -93,6 +104,19 @@ def plan_host(
     return plan
 
 
+def with_registry(plan: HostPlan, text: str, file: str) -> HostPlan:
+    """The plan with the registry of that file. Raises ConfigError; the other options are looked at by the registry."""
+    options = {name: value for name, (value, _) in parse_properties(text, file).items()}
+    host, port = options.get("listen", "127.0.0.1").strip("[]"), options.get("port", str(REGISTRY_PORT))
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise ConfigError("port", port, "must be from 1 to 65535", file)
+    if host == "localhost":
+        host = "127.0.0.1"
+    changed = plan._replace(registry=PlannedRegistry(file, (host, int(port)), "tls-certificate" in options))
+    _check_ports(changed)
+    return changed
+
+
 def _derived(base: BrokerConfig, admin: tuple[str, int], index: int, step: int) -> dict[str, str]:
     broker_id = base.broker_id + index
     own = {
@@ -130,6 +154,8 @@ def _check_ports(plan: HostPlan) -> None:
             for endpoint in broker.config.listener_endpoints()
             if endpoint.port
         ]
+    if plan.registry is not None:
+        wanted.append(("the schema registry", "port", *plan.registry.address))
     taken: dict[int, list[tuple[str, str]]] = {}
     for what, setting, host, port in wanted:
         for other, other_host in taken.get(port, []):

@@ -1,4 +1,5 @@
-"""Runs the brokers of one machine as children: one log stream, restarts with backoff, rolling restarts, one page.
+"""Runs the brokers of one machine, and a schema registry if wanted, as children: one log stream, restarts with backoff,
+rolling restarts, one page.
 
 The children end with this process, however it ends: the kernel sends them SIGTERM, which is a clean stop.
 """
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from typing import IO, Any
 
 import fleetlog
 from fleetlog.brokers.cli.host_pages import TEXT, Page, PageServer, fetch_page, gauge, join_metrics
-from fleetlog.brokers.cli.host_plan import HostPlan, PlannedBroker, same_unit
+from fleetlog.brokers.cli.host_plan import HostPlan, PlannedBroker, PlannedRegistry, local_address, same_unit
 from fleetlog.brokers.config import ConfigError
 from fleetlog.brokers.server.service_manager import ServiceManager
 from fleetlog.coordination.ensemble import ends_with_parent
@@ -40,13 +42,14 @@ ROLL_S = 600.0
 """How long a rolling restart waits for one broker until it is given up."""
 LINE_MAX = 256 * 1024
 LOCK_FILE = "host.pid"
+_MAIN = (sys.executable, "-m", "fleetlog.brokers.cli.main")
 
 
 class Child:
-    """One broker: its process, and what is known of it."""
+    """A broker, or the registry: its process, and what is known of it."""
 
-    def __init__(self, plan: PlannedBroker) -> None:
-        self.plan = plan
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.process: asyncio.subprocess.Process | None = None
         self.ready = False
         self.ever_ready = False
@@ -68,6 +71,35 @@ class Child:
         if self.process is not None and self.running:
             self.process.send_signal(number)
 
+    async def fetch(self, path: str, timeout_s: float) -> Page:
+        """One of its pages. Raises OSError."""
+        raise NotImplementedError
+
+
+class BrokerChild(Child):
+    """One broker."""
+
+    def __init__(self, plan: PlannedBroker) -> None:
+        super().__init__(f"broker {plan.id}")
+        self.plan = plan
+
+    async def fetch(self, path: str, timeout_s: float) -> Page:
+        """One of its pages. Raises OSError."""
+        return await fetch_page(self.plan.admin_address(), path, timeout_s)
+
+
+class RegistryChild(Child):
+    """The schema registry."""
+
+    def __init__(self, plan: PlannedRegistry) -> None:
+        super().__init__("registry")
+        self.plan = plan
+
+    async def fetch(self, path: str, timeout_s: float) -> Page:
+        """One of its pages; of this machine's own process, whoever its certificate is for. Raises OSError."""
+        context = ssl._create_unverified_context() if self.plan.tls else None
+        return await fetch_page(local_address(*self.plan.address), path, timeout_s, context)
+
 
 class Unit:
     """The brokers of a host. ``command`` is what starts a broker, before its overrides; ``again`` reads the plan anew
@@ -85,7 +117,9 @@ class Unit:
         self._command = command
         self._again = again
         self._out = out
-        self._children = [Child(one) for one in plan.brokers]
+        self._children = [BrokerChild(one) for one in plan.brokers]
+        self._registry = RegistryChild(plan.registry) if plan.registry is not None else None
+        self._all: list[Child] = [*self._children, *([] if self._registry is None else [self._registry])]
         self._pages = PageServer(self._page)
         self._stopping = asyncio.Event()
         self._exit_code = 0
@@ -100,7 +134,7 @@ class Unit:
         """Run until :meth:`stop`; returns the exit code. Raises OSError if its pages cannot be served."""
         loop = asyncio.get_running_loop()
         await self._pages.start(*self._plan.admin)
-        self._tasks = [loop.create_task(self._keep(child), name=f"broker {child.plan.id}") for child in self._children]
+        self._tasks = [loop.create_task(self._keep(child), name=child.name) for child in self._all]
         self._tasks.append(loop.create_task(self._watch(manager), name="all brokers"))
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -108,10 +142,10 @@ class Unit:
         manager.stopping()
         if self._rolling is not None:
             self._rolling.cancel()
-        for child in self._children:
+        for child in self._all:
             child.stop_wanted = True
             child.signal(signal.SIGTERM)
-        ended = [loop.create_task(self._ended(child, STOP_S)) for child in self._children]
+        ended = [loop.create_task(self._ended(child, STOP_S)) for child in self._all]
         clean = await asyncio.gather(*ended)
         for task in self._tasks:
             task.cancel()
@@ -126,8 +160,11 @@ class Unit:
     # ---- children ------------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child) -> None:
-        """Start the broker; start it again when it ends, later each time."""
+        """Start it; start it again when it ends, later each time."""
         while not self._stopping.is_set():
+            if child is self._registry and not any(one.ready for one in self._children):
+                await self._pause(LOOK_S)
+                continue
             code, child.said = await self._one_run(child)
             child.ready = False
             child.changed.set()
@@ -137,7 +174,7 @@ class Unit:
                 child.stop_wanted = False
                 continue
             if code == EXIT_CONFIG and not any(one.ever_ready for one in self._children):
-                logger.error("broker %d refuses its settings: the unit stops", child.plan.id)
+                logger.error("%s refuses its settings: the unit stops", child.name)
                 self._exit_code = EXIT_CONFIG
                 self.stop()
                 return
@@ -145,7 +182,7 @@ class Unit:
                 child.failures = 0
             pause_s = BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
             child.failures += 1
-            logger.error("broker %d %s; it is started again in %g s", child.plan.id, child.said, pause_s)
+            logger.error("%s %s; it is started again in %g s", child.name, child.said, pause_s)
             await self._pause(pause_s)
 
     async def _one_run(self, child: Child) -> tuple[int | None, str]:
@@ -178,7 +215,7 @@ class Unit:
         child.ready_since, child.ready, child.said = 0.0, False, "starting"
         child.starts += 1
         child.process = process = await asyncio.create_subprocess_exec(
-            *self._command(child.plan),
+            *self._words(child),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -186,13 +223,19 @@ class Unit:
             preexec_fn=ends_with_parent(signal.SIGTERM),
             env=environment,
         )
-        logger.info("broker %d has process %d", child.plan.id, process.pid)
+        logger.info("%s has process %d", child.name, process.pid)
         return process
 
+    def _words(self, child: Child) -> list[str]:
+        if isinstance(child, BrokerChild):
+            return self._command(child.plan)
+        assert self._registry is not None
+        return [*_MAIN, "registry", "--config", self._registry.plan.file]
+
     async def _relay(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """Copy the broker's output, each line behind its name, so that lines of two brokers stay apart."""
+        """Copy its output, each line behind its name, so that lines of two brokers stay apart."""
         assert process.stdout is not None
-        name, rest = f"[broker {child.plan.id}] ".encode(), b""
+        name, rest = f"[{child.name}] ".encode(), b""
         while data := await process.stdout.read(65_536):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > LINE_MAX:
@@ -221,7 +264,7 @@ class Unit:
             await asyncio.wait_for(child.process.wait(), patience_s)
             return True
         except TimeoutError:
-            logger.error("broker %d has not stopped in %g s: killed", child.plan.id, patience_s)
+            logger.error("%s has not stopped in %g s: killed", child.name, patience_s)
             child.signal(signal.SIGKILL)
             await child.process.wait()
             return False
@@ -237,12 +280,14 @@ class Unit:
         logged, looks, complete = "", 0, False
         while True:
             looks += 1
-            await asyncio.gather(*(self._look(child, looks % LIVE_EVERY == 0) for child in self._children))
+            await asyncio.gather(*(self._look(child, looks % LIVE_EVERY == 0) for child in self._all))
             count = sum(child.ready for child in self._children)
             failing = [str(child.plan.id) for child in self._children if child.failures and not child.ready]
             status = f"{count} of {len(self._children)} brokers ready"
             if failing:
                 status += f"; failed, and started again: broker {', '.join(failing)}"
+            if self._registry is not None:
+                status += f"; registry {'ready' if self._registry.ready else 'not ready'}"
             if not complete and all(child.ever_ready or child.failures for child in self._children):
                 complete = True
                 manager.ready(status)
@@ -264,15 +309,15 @@ class Unit:
         child.ready = ready
         if page is not None:
             child.said = page.body.decode(errors="replace").strip()
-        if also_live and child.running:
+        if also_live and child.running and isinstance(child, BrokerChild):
             live = await self._ask(child, "/health/live")
             if live is not None and live.status == 503:
-                logger.error("broker %d: %s: killed", child.plan.id, live.body.decode(errors="replace").strip())
+                logger.error("%s: %s: killed", child.name, live.body.decode(errors="replace").strip())
                 child.signal(signal.SIGKILL)
 
     async def _ask(self, child: Child, path: str, timeout_s: float = 5.0) -> Page | None:
         try:
-            return await fetch_page(child.plan.admin_address(), path, timeout_s)
+            return await child.fetch(path, timeout_s)
         except OSError:
             return None
 
@@ -295,6 +340,8 @@ class Unit:
         self._plan = plan
         for child, one in zip(self._children, plan.brokers, strict=True):
             child.plan = one
+        if self._registry is not None and plan.registry is not None:
+            self._registry.plan = plan.registry
         self._rolls += 1
         self._roll_said = "under way"
         self._rolling = asyncio.get_running_loop().create_task(self._roll(), name="rolling restart")
@@ -309,12 +356,9 @@ class Unit:
             for child in await self._controller_last():
                 if child.running:
                     await self._until(child, "/health/stoppable", "cannot be stopped now")
-                logger.info("rolling restart: broker %d stops", child.plan.id)
-                child.stop_wanted, starts = True, child.starts
-                child.signal(signal.SIGTERM)
-                await self._ended(child, STOP_S)
-                await self._until(child, "/health/caught-up", "is not back", beyond=starts)
-                logger.info("rolling restart: broker %d is back and in sync", child.plan.id)
+                await self._restart(child, "/health/caught-up")
+            if self._registry is not None:
+                await self._restart(self._registry, "/health/ready")
         except TimeoutError as error:
             self._give_up(str(error))
             self._rolls -= 1
@@ -322,7 +366,16 @@ class Unit:
             self._roll_said = "done"
             logger.info("rolling restart: done")
 
-    async def _controller_last(self) -> list[Child]:
+    async def _restart(self, child: Child, page: str) -> None:
+        """Stop it, and wait until its page says that it is back. Raises TimeoutError."""
+        logger.info("rolling restart: %s stops", child.name)
+        child.stop_wanted, starts = True, child.starts
+        child.signal(signal.SIGTERM)
+        await self._ended(child, STOP_S)
+        await self._until(child, page, "is not back", beyond=starts)
+        logger.info("rolling restart: %s is back", child.name)
+
+    async def _controller_last(self) -> list[BrokerChild]:
         """Each election of a controller costs time: the broker that is it comes last."""
         pages = await asyncio.gather(*(self._ask(child, "/metrics") for child in self._children))
         leading = [page is not None and b"\nfleetlog_controller 1" in page.body for page in pages]
@@ -338,9 +391,9 @@ class Unit:
             said = page.body.decode(errors="replace").strip() if page is not None else "no answer"
             now = time.monotonic()
             if now > deadline:
-                raise TimeoutError(f"broker {child.plan.id} {what}: {said}")
+                raise TimeoutError(f"{child.name} {what}: {said}")
             if now > named:
-                logger.warning("rolling restart: broker %d %s: %s", child.plan.id, what, said)
+                logger.warning("rolling restart: %s %s: %s", child.name, what, said)
                 named = now + 30
             await asyncio.sleep(LOOK_S)
 
@@ -368,13 +421,20 @@ class Unit:
             }
             for child in self._children
         ]  # fmt: skip
-        return {"brokers": rows, "rolling_restarts": self._rolls, "last_rolling_restart": self._roll_said}
+        told = {"brokers": rows, "rolling_restarts": self._rolls, "last_rolling_restart": self._roll_said}
+        if (child := self._registry) is not None:
+            process = child.process.pid if child.process and child.running else None
+            told["registry"] = {
+                "process": process, "ready": child.ready, "starts": child.starts, "said": child.said,
+            }  # fmt: skip
+        return told
 
     async def _all_say(self, path: str) -> Page:
-        pages = await asyncio.gather(*(self._ask(child, path) for child in self._children))
+        asked = self._all if path == "/health/ready" else self._children
+        pages = await asyncio.gather(*(self._ask(child, path) for child in asked))
         missing = [
-            f"broker {child.plan.id}: {page.body.decode(errors='replace').strip() if page else 'no answer'}\n"
-            for child, page in zip(self._children, pages, strict=True)
+            f"{child.name}: {page.body.decode(errors='replace').strip() if page else 'no answer'}\n"
+            for child, page in zip(asked, pages, strict=True)
             if page is None or page.status != 200
         ]
         return Page(503 if missing else 200, TEXT, "".join(missing or ["ready\n"]).encode())
@@ -440,7 +500,7 @@ def broker_command(
     config_file: Path, overrides: dict[str, str], log_level: str
 ) -> Callable[[PlannedBroker], list[str]]:
     """What starts a broker of the unit from this file."""
-    start = [sys.executable, "-m", "fleetlog.brokers.cli.main", "broker", str(config_file), "--log-level", log_level]
+    start = [*_MAIN, "broker", str(config_file), "--log-level", log_level]
 
     def command(plan: PlannedBroker) -> list[str]:
         values = {**overrides, **plan.overrides}

@@ -7,6 +7,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ import click
 from fleetlog import how_to_install
 from fleetlog.brokers.cli.command_group import together
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.properties import parse_properties
+from fleetlog.brokers.setting_kinds import ConfigError, suggest
 
 
 class _Number(click.FloatRange):
@@ -144,6 +147,44 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class ServiceCommand(click.Command):
+    """A command that runs as a service: each line of the file of ``--config``, ``listen=0.0.0.0``, is an option of it.
+
+    Those of the command line stand above the file's.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+        text = "Options of this command, NAME=VALUE in a line each, without --; for services."
+        self.params.append(click.Option(["--config"], type=kind, metavar="FILE", expose_value=False, help=text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """By click. Raises click.UsageError."""
+        files = [following for word, following in pairwise([*args, ""]) if word == "--config"]
+        files += [word.removeprefix("--config=") for word in args if word.startswith("--config=")]
+        for file in files:
+            args = [*self._options_of(Path(file)), *args] if Path(file).is_file() else args
+        return super().parse_args(ctx, args)
+
+    def _options_of(self, file: Path) -> list[str]:
+        options = {name[2:]: one for one in self.params for name in one.opts if name.startswith("--")}
+        del options["config"]
+        words = []
+        try:
+            for name, (value, where) in parse_properties(settings_text(file), str(file)).items():
+                option = options.get(name)
+                if not isinstance(option, click.Option):
+                    raise ConfigError(name, "", f"is no option of {self.name}{suggest(name, options)}", where)
+                if option.is_flag and value not in {"true", "false"}:
+                    raise ConfigError(name, value, "must be true or false", where)
+                values = [one.strip() for one in value.split(",")] if option.multiple else [value]
+                words += [f"--{name}"] * (value == "true") if option.is_flag else [f"--{name}={one}" for one in values]
+        except (ConfigError, OSError, UnicodeError) as error:
+            raise click.UsageError(str(error)) from None
+        return words
 
 
 partition_option = click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -117,7 +118,10 @@ def serve(
     stop_s: int,
     ready: Callable[[int], None],
 ) -> None:
-    """Serve an ASGI application, ``ready`` is told the port, until SIGINT or SIGTERM. Raises CliError."""
+    """Serve an ASGI application on the main thread until SIGINT or SIGTERM; ``ready`` is told the port.
+
+    Raises CliError.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,5 +146,6 @@ def serve(
         ssl_keyfile=certificate[1] if certificate is not None else None,
     )
     ready(listening.getsockname()[1])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises a signal again once it has ended by it
     with contextlib.suppress(KeyboardInterrupt), listening:
         uvicorn.Server(config).run(sockets=[listening])

@@ -148,11 +148,15 @@ class Callers:
 
     def allows(self, caller: RegistryUser, operation: AclOperation, subject: str | None) -> bool:
         """Whether they may do that with the subject; None: with what belongs to all. Raises RegistryRefusal: 50001."""
-        old_s = time.monotonic() - self._read_s
-        if old_s > STALE_S:
-            raise RegistryRefusal(50001, f"the brokers have not told the fleet's ACLs for {old_s:.0f} s; ask again")
+        if behind := self.behind():
+            raise RegistryRefusal(50001, f"{behind}; ask again")
         rules = self._rules
         return rules is None or rules.allows(*caller, operation, *resource_of(subject))
+
+    def behind(self) -> str:
+        """Why nobody is let in; empty if the rights are known."""
+        old_s = time.monotonic() - self._read_s
+        return f"the brokers have not told the fleet's ACLs for {old_s:.0f} s" if old_s > STALE_S else ""
 
     def check(self, caller: RegistryUser, operation: AclOperation, subject: str | None, request: str) -> None:
         """The same, with a line in the log of decisions where it is refused or changes something, and is a ``request``.

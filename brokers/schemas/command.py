@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -32,7 +33,7 @@ from fleetlog.brokers.cli.acls import EVERYTHING
 from fleetlog.brokers.cli.admin_client import GONE, TRANSACTION, AdminClient
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code, wait_for_topics
 from fleetlog.brokers.cli.command_config import PROTOCOL
-from fleetlog.brokers.cli.options import host_of, listen_address, need_packages
+from fleetlog.brokers.cli.options import ServiceCommand, host_of, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output
 from fleetlog.brokers.cli.overview import topic_setting
 from fleetlog.brokers.cli.sender import INIT_PRODUCER_ID, InputRecord, Sender
@@ -41,7 +42,7 @@ from fleetlog.brokers.console.command import TlsFiles, tls_options
 from fleetlog.brokers.console.logins import LOGINS_AT_ONCE, LoginTurns, TooManyLogins
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
-from fleetlog.brokers.schemas.callers import Callers, RegistryUser, unauthorized
+from fleetlog.brokers.schemas.callers import STALE_S, Callers, RegistryUser, unauthorized
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
@@ -55,6 +56,7 @@ from fleetlog.brokers.schemas.registry import (
     context_of,
     qualified,
 )
+from fleetlog.brokers.server.service_manager import ServiceManager, service_manager
 from fleetlog.txn.transaction import MAX_EPOCH
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
@@ -155,8 +157,9 @@ class SchemaStore:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._registry = RegistryState()
-        self._copy: RegistryState | None = None
+        self._shown = self._registry.copy()
         self._next = 0
+        self._read_s = 0.0
         self._topic: str | None = None
         """The id of the topic that is read."""
         self._seen: set[bytes] = set()
@@ -193,10 +196,12 @@ class SchemaStore:
 
     def registry(self) -> RegistryState:
         """The state as it is read so far; nobody changes what is returned."""
-        with self._changed:
-            if self._copy is None:
-                self._copy = self._registry.copy()
-            return self._copy
+        return self._shown
+
+    def behind(self) -> str:
+        """Why what is read may be old; empty if it is not."""
+        old_s = time.monotonic() - self._read_s
+        return f"topic {TOPIC} could not be read for {old_s:.0f} s" if old_s > STALE_S else ""
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -210,6 +215,7 @@ class SchemaStore:
                     if 0 in bounds:
                         self._next = max(self._next, bounds[0].first)
                     while not self._ending and 0 not in reader.silent:
+                        self._read_s = time.monotonic()
                         self._read(reader)
             except (CliError, OSError) as error:
                 logger.warning("reading %s is tried again: %s", TOPIC, error)
@@ -221,7 +227,8 @@ class SchemaStore:
         if self._topic not in {None, present}:
             logger.error("topic %s was deleted and made anew; what it has now is what this registry has", TOPIC)
             with self._changed:
-                self._registry, self._copy, self._next = RegistryState(), None, 0
+                self._registry, self._next = RegistryState(), 0
+                self._shown = self._registry.copy()
         self._topic = present
 
     def _read(self, reader: _Reader) -> None:
@@ -235,7 +242,7 @@ class SchemaStore:
                     self._seen |= {
                         value for name, value in record.headers if name == WRITE_HEADER and value
                     } & self._awaited
-            self._copy, self._next = None, part.next_offset
+            self._shown, self._next = self._registry.copy(), part.next_offset
             self._changed.notify_all()
 
     def _wait_read(self, offset: int, deadline_s: float) -> None:
@@ -589,19 +596,26 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 class RegistryServer:
-    """The ASGI application. ``callers``: who may ask; None: everybody, under one of the names ``hosts``, if given."""
+    """The ASGI application. ``callers``: who may ask; None: everybody, under one of the names ``hosts``, if given.
 
-    def __init__(self, store: SchemaStore, callers: Callers | None = None, hosts: frozenset[str] = frozenset()) -> None:
-        self._store, self._callers, self._hosts = store, callers, hosts
+    ``manager`` is told when it serves, and when it stops.
+    """
+
+    def __init__(
+        self,
+        store: SchemaStore,
+        callers: Callers | None = None,
+        hosts: frozenset[str] = frozenset(),
+        manager: ServiceManager | None = None,
+    ) -> None:
+        self._store, self._callers, self._hosts, self._manager = store, callers, hosts, manager
         self._threads = {how: ThreadPoolExecutor(number, f"registry-{how}") for how, number in THREADS.items()}
         self._waiting = dict.fromkeys(THREADS, 0)
         self._logins = LoginTurns()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            while (message := await receive())["type"] != "lifespan.shutdown":
-                await send({"type": f"{message['type']}.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
+            await self._live(receive, send)
             return
         try:
             status, answer = 200, await self._answer(scope, receive)
@@ -618,8 +632,28 @@ class RegistryServer:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b""})
 
+    async def _live(self, receive: Any, send: Any) -> None:
+        """From the first request that could come to the last: all schemas are read."""
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            if self._manager is not None:
+                self._manager.feed_watchdog(asyncio.get_running_loop())
+                self._manager.ready("serves the schemas of the fleet")
+            await send({"type": f"{message['type']}.complete"})
+        if self._manager is not None:
+            self._manager.stopping()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _health(self) -> dict[str, Any]:
+        """Raises RegistryRefusal, 503."""
+        behind = self._store.behind() or ("" if self._callers is None else self._callers.behind())
+        if behind:
+            raise RegistryRefusal(503, behind)
+        return {"ready": True}
+
     async def _answer(self, scope: Any, receive: Any) -> Any:
         parts, context = request_path(scope["raw_path"])
+        if parts == ("health", "ready") and scope["method"] in {"GET", "HEAD"}:
+            return self._health()
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         rows = [row for row in ROUTES if matches(row[1], parts)]
         if not rows:
@@ -750,7 +784,7 @@ async def read_body(headers: dict[bytes, str], receive: Any) -> Any:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=ServiceCommand)
 @click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
 @click.option(
@@ -785,6 +819,7 @@ def registry(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger(LOGGER).setLevel(logging.INFO)
+    manager = service_manager(os.environ)
     store, callers = SchemaStore(target), Callers(target, mechanisms) if mechanisms else None
     store.start(callers)
     own = {str(address), "localhost", *(name.lower() for name in names)}
@@ -793,9 +828,10 @@ def registry(
         url = f"{'https' if tls.pair is not None else 'http'}://{address_text(str(address), at)}"
         out.done(f"schema registry of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
+    hosts = frozenset(own if address.is_loopback and not mechanisms else ())
     try:
         serve(
-            app=RegistryServer(store, callers, frozenset(own if address.is_loopback and not mechanisms else ())),
+            app=RegistryServer(store, callers, hosts, manager),
             host=str(address),
             port=port,
             certificate=tls.pair,

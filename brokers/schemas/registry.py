@@ -362,8 +362,8 @@ class RegistryState:
 
     def _places_of(self, context: str, number: int, most: int = 1) -> list[tuple[str, int]]:
         """The first places of an id: subjects and versions."""
-        found = takewhile(lambda at: at[:2] == (context, number), self._places.keys((context, number, "", 0)))
-        return [at[2:] for at in islice(found, most)]
+        places = takewhile(lambda at: at[:2] == (context, number), self._places.keys((context, number, "", 0)))
+        return [at[2:] for at in islice(places, most)]
 
     def highest_ids(self) -> Record:
         """A record that keeps the highest ids where compaction removes what had them.

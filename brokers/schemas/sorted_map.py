@@ -18,14 +18,14 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """Of a leaf the keys and their values; of others the least key of each node below, and those."""
 
     keys: tuple[Any, ...]
     parts: tuple[Any, ...]
 
 
-_EMPTY: Final = Node((), ())
+_EMPTY: Final = TreeNode((), ())
 
 
 class SortedMap(Generic[K, V]):
@@ -36,7 +36,7 @@ class SortedMap(Generic[K, V]):
     def __init__(self) -> None:
         self._root, self._depth = _EMPTY, 0
 
-    def _made(self, root: Node, depth: int) -> SortedMap[K, V]:
+    def _made(self, root: TreeNode, depth: int) -> SortedMap[K, V]:
         made: SortedMap[K, V] = SortedMap()
         made._root, made._depth = root, depth
         return made
@@ -91,7 +91,7 @@ class SortedMap(Generic[K, V]):
         made = _with(self._root, self._depth, key, value)
         depth, root = self._depth, made[0]
         if len(made) > 1:
-            depth, root = depth + 1, Node(tuple(one.keys[0] for one in made), made)
+            depth, root = depth + 1, TreeNode(tuple(one.keys[0] for one in made), made)
         return self._made(root, depth)
 
     def without(self, key: K) -> SortedMap[K, V]:
@@ -103,7 +103,7 @@ class SortedMap(Generic[K, V]):
             depth, root = depth - 1, root.parts[0]
         return self._made(root, depth if root.keys else 0)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[TreeNode]:
         """All nodes; what two maps share is the same node in both."""
         waiting = [(self._root, self._depth)]
         while waiting:
@@ -112,7 +112,7 @@ class SortedMap(Generic[K, V]):
             waiting += [(part, depth - 1) for part in node.parts] if depth else []
 
 
-def _items(node: Node, depth: int, first: Any) -> Iterator[tuple[Any, Any]]:
+def _items(node: TreeNode, depth: int, first: Any) -> Iterator[tuple[Any, Any]]:
     keys, parts = node
     if not depth:
         begin = 0 if first is None else bisect_left(keys, first)
@@ -124,7 +124,7 @@ def _items(node: Node, depth: int, first: Any) -> Iterator[tuple[Any, Any]]:
         first = None
 
 
-def _with(node: Node, depth: int, key: Any, value: Any) -> tuple[Node, ...]:
+def _with(node: TreeNode, depth: int, key: Any, value: Any) -> tuple[TreeNode, ...]:
     """The node with the item; two where it was full."""
     keys, parts = node
     if depth:
@@ -136,12 +136,12 @@ def _with(node: Node, depth: int, key: Any, value: Any) -> tuple[Node, ...]:
         taken = int(at < len(keys) and keys[at] == key)
     keys, parts = keys[:at] + firsts + keys[at + taken :], parts[:at] + made + parts[at + taken :]
     if len(keys) <= WIDTH:
-        return (Node(keys, parts),)
+        return (TreeNode(keys, parts),)
     half = len(keys) // 2
-    return Node(keys[:half], parts[:half]), Node(keys[half:], parts[half:])
+    return TreeNode(keys[:half], parts[:half]), TreeNode(keys[half:], parts[half:])
 
 
-def _without(node: Node, depth: int, key: Any) -> Node:
+def _without(node: TreeNode, depth: int, key: Any) -> TreeNode:
     """The node without the key, which it has; a node below that is empty goes with it."""
     keys, parts = node
     made: tuple[Any, ...] = ()
@@ -153,4 +153,4 @@ def _without(node: Node, depth: int, key: Any) -> Node:
             firsts, made = (left.keys[0],), (left,)
     else:
         at = bisect_left(keys, key)
-    return Node(keys[:at] + firsts + keys[at + 1 :], parts[:at] + made + parts[at + 1 :])
+    return TreeNode(keys[:at] + firsts + keys[at + 1 :], parts[:at] + made + parts[at + 1 :])

@@ -38,7 +38,7 @@ venv=$tree/usr/lib/fleetlog
 mkdir -p "$tree/DEBIAN" "$tree/usr/bin" "$venv/bin" "$tree/usr/share/doc/fleetlog" "$tree/usr/share/fleetlog" \
   "$tree/lib/systemd/system" "$tree/etc/fleetlog" "$out"
 "$python" -m pip install -q --disable-pip-version-check --root-user-action ignore --no-index --find-links "$wheels" \
-  --no-compile --target "$venv/lib/python3.$minor/site-packages" 'fleetlog[apply,console,oidc]'
+  --no-compile --target "$venv/lib/python3.$minor/site-packages" 'fleetlog[apply,console,oidc,schemas]'
 rm -rf "$venv/lib/python3.$minor/site-packages/bin"
 "$python" -m compileall -q --invalidation-mode unchecked-hash -s "$tree" -p / "$venv/lib"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\n' > "$venv/pyvenv.cfg"
@@ -65,8 +65,8 @@ Depends: python3 (>= 3.$minor), python3 (<< 3.$((minor + 1))), libc6 (>= $(ldd -
 Suggests: openssl, prometheus, zookeeperd
 Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f1)
 Description: brokers that speak the Apache Kafka protocol, beside ZooKeeper
- The command fleetlog, which runs brokers, asks them, and shows them in a
- browser; units for systemd, alert rules for Prometheus, dashboards for Grafana.
+ The command fleetlog, which runs brokers and a schema registry, asks them, and
+ shows them in a browser; units for systemd, alert rules for Prometheus, dashboards for Grafana.
  The installation starts nothing.
 CONTROL
 chmod -R u=rwX,go=rX "$tree"

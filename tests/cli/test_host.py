@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.cli.main import cli
 from fleetlog.coordination import ensemble
-from fleetlog.coordination.ports import free_row
+from fleetlog.coordination.ports import free_ports, free_row
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -55,7 +55,7 @@ class Host:
         values = {**self.settings, **{name.replace("_", "."): value for name, value in settings.items()}}
         self.config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
-    def start(self, **environment: str) -> None:
+    def start(self, *options: str, **environment: str) -> None:
         command = [
             sys.executable,
             "-m",
@@ -64,6 +64,7 @@ class Host:
             str(self.config),
             "--brokers",
             str(self.count),
+            *options,
         ]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | environment)
@@ -89,6 +90,10 @@ class Host:
     def rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(self.page("/brokers")[1])["brokers"]
         return rows
+
+    def registry(self) -> dict[str, Any]:
+        row: dict[str, Any] = json.loads(self.page("/brokers")[1])["registry"]
+        return row
 
     def processes(self) -> list[int]:
         return [int(row["process"]) for row in self.rows()]
@@ -216,6 +221,47 @@ def test_a_killed_broker_comes_back_and_none_outlives_the_unit(host: Host) -> No
     gone = CliRunner().invoke(cli, ["host", "status", str(host.config)])
     assert gone.exit_code == 1
     assert "no `fleetlog host` runs on" in gone.stderr
+
+
+def test_a_registry_runs_beside_the_brokers(tmp_path: Path) -> None:
+    """It is started once a broker is ready, again when it ends, anew by a rolling restart, and ends with the unit."""
+    host = Host(tmp_path, 1)
+    host.write(transaction_state_log_replication_factor=1, transaction_state_log_min_isr=1)
+    (port,) = free_ports(1)
+    file = tmp_path / "registry.properties"
+    file.write_text(f"bootstrap=127.0.0.1:{host.port}\nport={port}\n")
+    words = ["host", str(host.config), "--brokers", "1", "--registry", str(file)]
+    checked = CliRunner().invoke(cli, [*words, "--check"])
+    assert f"registry: http://127.0.0.1:{port}\n" in checked.output
+    try:
+        host.start("--registry", str(file))
+        host.wait_ready()
+        body = json.dumps({"schema": '"string"'}).encode()
+        address = f"http://127.0.0.1:{port}/subjects/s/versions"
+        with urllib.request.urlopen(
+            urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST"), timeout=60
+        ) as answer:
+            assert json.load(answer) == {"id": 1}
+        first = host.registry()
+        os.kill(first["process"], signal.SIGKILL)
+        host.until(lambda: host.registry()["starts"] == 2 and host.registry()["ready"], "it is started again")
+        assert "[registry] " in host.log.read_text() or "registry has process" in host.log.read_text()
+        second = host.registry()["process"]
+        roll = CliRunner().invoke(cli, ["host", "restart", str(host.config), "--timeout", "120"])
+        assert roll.exit_code == 0, roll.output
+        last = host.registry()
+        assert last["process"] not in {first["process"], second}
+        assert f"registry: process {last['process']}, 3 start(s)" in (
+            CliRunner().invoke(cli, ["host", "status", str(host.config)]).output
+        )
+        with urllib.request.urlopen(f"{address}/1/schema", timeout=60) as answer:
+            assert answer.read() == b'"string"'
+        assert host.process is not None
+        host.process.send_signal(signal.SIGTERM)
+        assert host.process.wait(90) == 0, "all ended cleanly"
+        assert not alive(last["process"])
+    finally:
+        host.close()
 
 
 def test_a_broker_that_cannot_start_is_tried_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.cli.host_pages import join_metrics
-from fleetlog.brokers.cli.host_plan import HostPlan, plan_host, same_unit
+from fleetlog.brokers.cli.host_plan import HostPlan, PlannedRegistry, plan_host, same_unit, with_registry
 from fleetlog.brokers.config import ConfigError
 from fleetlog.brokers.metrics.exposition import RowFamily, Rows, exposition_text
 
@@ -46,6 +46,21 @@ def test_the_environment_counts_before_the_file(tmp_path: Path) -> None:
     found = plan(tmp_path, environment={"FLEETLOG_CONFIG_BROKER_ID": "40", "FLEETLOG_CONFIG_NUM_PARTITIONS": "7"})
     assert [broker.id for broker in found.brokers] == [40, 41, 42]
     assert {broker.config.num_partitions for broker in found.brokers} == {7}
+
+
+def test_a_registry_is_planned_from_its_file(tmp_path: Path) -> None:
+    found = with_registry(plan(tmp_path), "bootstrap=h:9092\n", "r.properties").registry
+    assert found == PlannedRegistry("r.properties", ("127.0.0.1", 8081), False)
+    text = "listen=[::1]\nport=9444\ntls-certificate=c.pem\ntls-key=k.pem\n"
+    found = with_registry(plan(tmp_path), text, "r.properties").registry
+    assert found == PlannedRegistry("r.properties", ("::1", 9444), True)
+    for text, said in (
+        ("port=0\n", "from 1 to 65535"),
+        ("port=x\n", "from 1"),
+        ("port=9093\n", "broker 5 and by the sch"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            with_registry(plan(tmp_path, 2), text, "r.properties")
 
 
 @pytest.mark.parametrize(

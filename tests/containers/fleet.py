@@ -25,18 +25,20 @@ PAUSE_S = 0.2
 RESTARTS_MAX = 5
 BROKERS = ("broker-1", "broker-2", "broker-3")
 ZOOKEEPERS = ("zookeeper-1", "zookeeper-2", "zookeeper-3")
+REGISTRY = "registry"
 
 
 class Fleet:
-    """Six containers, two networks and nine volumes, all gone after :meth:`close`."""
+    """Seven containers, two networks and nine volumes, all gone after :meth:`close`."""
 
     def __init__(self, images: Images, *, broker_image: str = "") -> None:
         self.prefix = f"fleetlog-{os.urandom(4).hex()}"
-        ports = free_ports(2 * len(BROKERS))
+        ports = free_ports(2 * len(BROKERS) + 1)
         variables = {"FLEETLOG_IMAGE": broker_image or images.broker, "ZOOKEEPER_IMAGE": images.zookeeper}
         for number in range(1, len(BROKERS) + 1):
             variables[f"FLEETLOG_PORT_{number}"] = str(ports.pop())
             variables[f"FLEETLOG_ADMIN_PORT_{number}"] = str(ports.pop())
+        variables["FLEETLOG_REGISTRY_PORT"] = str(ports.pop())
         self.topology: Topology = read(variables)
         self._networks: dict[str, Network] = {}
         self._containers: dict[str, DockerContainer] = {}
@@ -153,7 +155,7 @@ class Fleet:
         return code
 
     def heal(self) -> None:
-        """Whatever was done to them: all six run, unpaused and on their networks, and the brokers are ready."""
+        """Whatever was done to them: all of them run, unpaused and on their networks, and the brokers are ready."""
         for name, service in self.topology.services.items():
             container = self.container(name)
             if container.status == "paused":
@@ -181,6 +183,8 @@ class Fleet:
         for path in service.tmpfs:
             container.with_tmpfs_mount(path)
         further: dict[str, Any] = {"restart_policy": {"Name": service.restart}, **service.confined}
+        if service.command:
+            container.with_command(list(service.command))
         if service.healthcheck is not None:
             further["healthcheck"] = service.healthcheck
         self._containers[name] = container.with_kwargs(**further)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from urllib.request import Request, urlopen
 
 import pytest
 
 from fleetlog.brokers.config import ENVIRONMENT_PREFIX, load_config
-from tests.containers.fleet import BROKERS, OUTSIDE_PORT, ZOOKEEPERS, Fleet
+from fleetlog.brokers.schemas.command import registry
+from tests.containers.fleet import BROKERS, OUTSIDE_PORT, PAUSE_S, REGISTRY, ZOOKEEPERS, Fleet
 from tests.containers.images import ROOT
 from tests.containers.topology import COMPOSE_FILE, interpolate, read
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 
@@ -19,13 +23,11 @@ pytestmark = pytest.mark.containers
 def test_compose_itself_reads_the_file() -> None:
     """Debian has no `docker compose`; where there is one it must agree with the reader of these tests."""
     topology = read({})
-    assert set(topology.services) == {*BROKERS, *ZOOKEEPERS}
+    assert set(topology.services) == {*BROKERS, *ZOOKEEPERS, REGISTRY}
     known = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
     if known and shutil.which("docker"):
         command = ["docker", "compose", "-f", COMPOSE_FILE, "config", "--format", "json"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        import json
-
         services = json.loads(told)["services"]
         for name, service in topology.services.items():
             assert services[name]["environment"] == service.environment
@@ -90,6 +92,33 @@ def test_the_reader_refuses_what_it_would_not_start() -> None:
         read({}, other)
 
 
-def test_the_engine_reports_all_six_healthy(fleet: Fleet) -> None:
-    for name in (*ZOOKEEPERS, *BROKERS):
+def test_a_registry_takes_its_command() -> None:
+    service = read({}).services[REGISTRY]
+    with registry.make_context("registry", list(service.command[1:])) as context:
+        options = context.params
+    assert service.command[0] == "registry"
+    assert service.ports == {f"{options['port']}/tcp": ("127.0.0.1", 18081)}
+    assert {address.split(":")[0] for address in options["bootstrap"].split(",")} == set(service.depends_on)
+    assert not service.volumes, "it keeps nothing"
+
+
+def test_the_engine_reports_all_seven_healthy(fleet: Fleet) -> None:
+    for name in (*ZOOKEEPERS, *BROKERS, REGISTRY):
         fleet.wait_healthy(name)
+
+
+def test_a_schema_is_registered_from_outside_and_a_registry_that_is_killed_comes_back(fleet: Fleet) -> None:
+    address = f"http://127.0.0.1:{fleet.topology.services[REGISTRY].host_port(8081)}"
+    body = json.dumps({"schema": '"string"'}).encode()
+    request = Request(f"{address}/subjects/s/versions", body, {"Content-Type": "application/json"}, method="POST")
+    with urlopen(request, timeout=60) as answer:
+        number = json.load(answer)["id"]
+    before = fleet.container(REGISTRY).attrs["RestartCount"]
+    fleet.container(REGISTRY).exec_run(["python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)"])
+    eventually(
+        lambda: fleet.container(REGISTRY).attrs["RestartCount"], "the engine starts it again",
+        good=lambda count: count > before, pause_s=PAUSE_S,
+    )  # fmt: skip
+    fleet.wait_healthy(REGISTRY)
+    with urlopen(f"{address}/schemas/ids/{number}", timeout=60) as answer:
+        assert json.load(answer)["schema"] == '"string"'

@@ -12,7 +12,7 @@ import yaml
 COMPOSE_FILE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 SERVICE_KEYS = {
     "image", "restart", "networks", "healthcheck", "environment", "ports", "volumes", "depends_on", "stop_grace_period",
-    "read_only", "tmpfs", "cap_drop", "security_opt",
+    "read_only", "tmpfs", "cap_drop", "security_opt", "command",
 }  # fmt: skip
 NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 
@@ -39,6 +39,8 @@ class Service(NamedTuple):
     """What is taken from the container: ``read_only``, ``cap_drop``, ``security_opt``."""
     tmpfs: tuple[str, ...]
     """Directories in memory."""
+    command: tuple[str, ...] = ()
+    """Instead of the image's own."""
 
     def host_port(self, container_port: int) -> int:
         return self.ports[f"{container_port}/tcp"][1]
@@ -114,6 +116,7 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         stop_grace_s=_duration(entry.get("stop_grace_period", "10s")) // 10**9,
         confined={key: entry[key] for key in ("read_only", "cap_drop", "security_opt") if key in entry},
         tmpfs=tuple(entry.get("tmpfs", [])),
+        command=tuple(entry.get("command", [])),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from fleetlog.brokers.config import BrokerConfig, load_config
+from fleetlog.brokers.schemas.command import registry
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "deploy" / "kubernetes"
@@ -23,7 +25,7 @@ CUSTOM = {"ServiceMonitor"}
 Manifest = dict[str, Any]
 
 
-PATCHES = {"racks/rack.yaml"}
+PATCHES = {"racks/rack.yaml", "registry-login/secrets.yaml"}
 """Parts of manifests, which are whole where they are rendered."""
 
 
@@ -85,7 +87,7 @@ def rendered(folder: str) -> list[Manifest]:
 
 def settings_are_shared(found: list[Manifest]) -> bool:
     """Whether all brokers have the settings by the name that changes with them: new settings are an update."""
-    (settings,) = [one for one in found if one["kind"] == "ConfigMap"]
+    (settings,) = [one for one in found if one["kind"] == "ConfigMap" and "broker.properties" in one["data"]]
     brokers = [one for one in found if one["kind"] == "StatefulSet" and one["metadata"]["name"].startswith("fleetlog")]
     volumes = [one["spec"]["template"]["spec"]["volumes"] for one in brokers]
     return bool(brokers) and all(volume["configMap"]["name"] == settings["metadata"]["name"] for (volume,) in volumes)
@@ -97,7 +99,7 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no k
 @needs_kubectl
 def test_kubectl_renders_all_of_it() -> None:
     found = rendered("example")
-    assert len(found) == len(ALL) + 1, "and the settings"
+    assert len(found) == len(ALL) + 2, "and the settings of both"
     (brokers,) = [one for one in found if name_of(one) == "StatefulSet/fleetlog"]
     assert settings_are_shared(found)
     assert [one["image"] for one in brokers["spec"]["template"]["spec"]["containers"]] == ["fleetlog:0.1.0"]
@@ -149,7 +151,8 @@ def test_brokers_of_racks_have_their_own_ids_and_say_their_rack() -> None:
 
 
 def labels_of_pods() -> list[Manifest]:
-    return [one["spec"]["template"]["metadata"]["labels"] for one in ALL if one["kind"] == "StatefulSet"]
+    kinds = {"StatefulSet", "Deployment"}
+    return [one["spec"]["template"]["metadata"]["labels"] for one in ALL if one["kind"] in kinds]
 
 
 def selectors() -> list[tuple[str, dict[str, str]]]:
@@ -196,6 +199,63 @@ def test_probes_ask_for_pages_that_a_broker_has() -> None:
     }  # fmt: skip
     served = "".join((ROOT / "brokers" / name).read_text() for name in ("app.py", "server/admin.py"))
     assert all(f'b"{path}"' in served for path in probes.values())
+
+
+def registry_options(file: Path) -> dict[str, Any]:
+    """What `fleetlog registry` makes of the file, whose other files need not be there."""
+    text = file.read_text()
+    for line in text.splitlines():
+        if not line.startswith("#") and "=/etc/" in line:
+            text = text.replace(line, f"{line.partition('=')[0]}={file}")
+    with tempfile.NamedTemporaryFile("w", suffix=".properties") as changed:
+        changed.write(text)
+        changed.flush()
+        with registry.make_context("registry", ["--config", changed.name]) as context:
+            return context.params
+
+
+def test_a_registry_takes_its_options_and_its_probes_ask_for_pages_that_it_has() -> None:
+    spec = the("Deployment", "fleetlog-registry")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["args"] == ["registry", "--config", "/etc/fleetlog/registry.properties"]
+    options = registry_options(DIRECTORY / "registry" / "registry.properties")
+    (port,) = [port["containerPort"] for port in container["ports"]]
+    (service,) = the("Service", "fleetlog-registry")["spec"]["ports"]
+    assert (options["host"], options["port"], options["bootstrap"]) == ("0.0.0.0", port, "fleetlog:9092")
+    assert service["port"] == port
+    probes = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert probes == {"startupProbe": "/", "livenessProbe": "/", "readinessProbe": "/health/ready"}
+    labels = the("Deployment", "fleetlog-registry")["spec"]["template"]["metadata"]["labels"]
+    assert labels["fleetlog-client"] == "true", "it is let to the brokers"
+    secured = registry_options(DIRECTORY / "registry-login" / "registry.properties")
+    assert secured["mechanisms"] == ("SCRAM-SHA-512",)
+    assert secured["command_config"] is not None
+    assert secured["tls_certificate"] is not None
+
+
+@needs_kubectl
+def test_a_registry_with_logins_has_its_secrets_in_files(tmp_path: Path) -> None:
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(DIRECTORY, folder)
+    (folder / "secured").mkdir()
+    (folder / "secured" / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        "resources: [../base]\ncomponents: [../registry, ../registry-login]\n"
+    )
+    found = rendered(str(folder / "secured"))
+    (one,) = [one for one in found if name_of(one) == "Deployment/fleetlog-registry"]
+    spec = one["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert "env" not in container
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert mounted["/etc/fleetlog-login"]["secret"]["secretName"] == "fleetlog-registry-login"
+    assert mounted["/etc/fleetlog-tls"]["secret"]["secretName"] == "fleetlog-registry-tls"
+    (settings,) = [one for one in found if one["kind"] == "ConfigMap" and "registry.properties" in one["data"]]
+    assert mounted["/etc/fleetlog"]["configMap"]["name"] == settings["metadata"]["name"], "new options are an update"
+    files = [line.partition("=")[2] for line in settings["data"]["registry.properties"].splitlines() if "=/etc" in line]
+    assert all(str(Path(file).parent) in mounted for file in files)
+    assert {container[name]["httpGet"]["scheme"] for name in container if name.endswith("Probe")} == {"HTTPS"}
 
 
 def config_of(brokers: Manifest, number: int, settings: str) -> BrokerConfig:

@@ -17,6 +17,7 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "deploy" / "systemd"
+SERVICES = ("fleetlog@.service", "fleetlog-host.service", "fleetlog-registry.service")
 EXPOSURE_MAX = 2.0
 """Of 10, by `systemd-analyze security`: below 2 it says OK."""
 
@@ -63,7 +64,7 @@ def test_the_printed_commands_make_what_the_units_start(units: Path) -> None:
     assert link is not None
     assert {venv[1], venv[2], link[1]} == {venv[1]}
     assert not venv[1].startswith(("/home", "/root", "/tmp")), "the services don't see it"
-    for name in ("fleetlog@.service", "fleetlog-host.service"):
+    for name in SERVICES:
         started = re.search(r"^ExecStart=(\S+)", (units / name).read_text(), re.MULTILINE)
         assert started is not None
         done = subprocess.run([started[1], "--version"], capture_output=True, text=True, timeout=60, check=True)
@@ -71,7 +72,7 @@ def test_the_printed_commands_make_what_the_units_start(units: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["fleetlog@1.service", "fleetlog-host.service", "fleetlog.slice"])
+@pytest.mark.parametrize("name", ["fleetlog@1.service", "fleetlog.slice", *SERVICES[1:]])
 def test_systemd_finds_no_fault(units: Path, name: str) -> None:
     if "@" in name:
         (units / name).write_text((units / "fleetlog@.service").read_text())
@@ -80,7 +81,7 @@ def test_systemd_finds_no_fault(units: Path, name: str) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["fleetlog@.service", "fleetlog-host.service"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_little_of_the_system_is_exposed(units: Path, name: str) -> None:
     said = analyze(
         "security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}", "--no-pager", str(units / name)
@@ -90,9 +91,20 @@ def test_little_of_the_system_is_exposed(units: Path, name: str) -> None:
     assert float(found[1]) <= EXPOSURE_MAX
 
 
-def test_both_services_are_hardened_alike() -> None:
-    one, other = ((UNITS / name).read_text() for name in ("fleetlog@.service", "fleetlog-host.service"))
-    assert one.partition("# Hardening")[2] == other.partition("# Hardening")[2] != ""
+def test_all_services_are_hardened_alike() -> None:
+    one, other, registry = ((UNITS / name).read_text().partition("# Hardening")[2] for name in SERVICES)
+    assert one == other != ""
+    wanted = [line for line in one.splitlines()[1:] if "setpriority" not in line and not line.startswith("# the")]
+    assert registry.splitlines()[1:] == wanted, "but for the cleaner, which it has not"
+
+
+def test_no_secret_stands_where_others_see_it() -> None:
+    """A command line and a service's environment are shown to whoever may look; what the units start is in files."""
+    for name in SERVICES:
+        text = (UNITS / name).read_text()
+        assert re.findall(r"^ExecStart=.*$", text, re.MULTILINE)
+        assert not re.search(r"^Environment=|password|secret|--login", text.replace("hold passwords", "").replace(
+            "keys and passwords", ""), re.MULTILINE | re.IGNORECASE)  # fmt: skip
 
 
 def fed_again(inbox: socket.socket) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,12 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSe
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, type_pb2
+from kafka import TopicPartition
 
-from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.client import Target, admin
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.sender import InputRecord, Sender
 from fleetlog.brokers.schemas import command
 from fleetlog.brokers.schemas.command import SchemaStore
 from fleetlog.brokers.schemas.registry import Plan, RegistryState
@@ -245,6 +249,20 @@ def test_a_registry_that_is_paused_is_fenced_and_ids_are_given_once(tmp_path: Pa
             other.process.kill()
 
 
+class LateWriter(Sender):
+    """One that got this producer id and epoch before others did."""
+
+    def __init__(self, client: AdminClient, producer: tuple[int, int]) -> None:
+        self.producer = producer
+        super().__init__(client, command.TOPIC, acks="all", codec="none", timeout_s=60.0)
+
+    def _new_producer(self, deadline_s: float) -> tuple[int, int]:
+        return self.producer
+
+
+NOOP = InputRecord(None, b'{"keytype":"NOOP","magic":0}', partition=0)
+
+
 def test_a_writer_whose_producer_id_ran_out_of_epochs_is_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,19 +273,19 @@ def test_a_writer_whose_producer_id_ran_out_of_epochs_is_fenced(
     try:
         old.start(None)
         old.change(partial(_registered, "a"), time.monotonic())
-        writer = old._writer
-        assert writer is not None
-        writer._producer = (writer._producer[0], LAST_CLIENT_EPOCH)
-        writer._partitions.clear()  # an epoch begins its sequences anew
-        old.change(partial(_registered, "b"), time.monotonic())
-        monkeypatch.setattr(command, "TRANSACTIONAL_ID", "one-that-has-another-producer-id")
-        new.start(None)
-        new.change(partial(_registered, "c"), time.monotonic())
-        with pytest.raises(CliError, match="epoch"):
-            writer.send([command._row(command.BARRIER)])
+        with admin(target, "the partition") as client:
+            partition = TopicPartition(command.TOPIC, 0)
+            (first,) = client.describe_producers([partition])[partition].active_producers
+            writer = LateWriter(client, (first.producer_id, LAST_CLIENT_EPOCH))
+            writer.send([NOOP])
+            monkeypatch.setattr(command, "TRANSACTIONAL_ID", "one-that-has-another-producer-id")
+            new.start(None)
+            new.change(partial(_registered, "b"), time.monotonic())
+            with pytest.raises(CliError, match="epoch"):
+                writer.send([NOOP])
         monkeypatch.setattr(command, "CLAIM_S", 0.0)
-        new.change(partial(_registered, "d"), time.monotonic())
-        assert new.registry().subjects() == ["a", "b", "c", "d"]
+        new.change(partial(_registered, "c"), time.monotonic())
+        assert new.registry().subjects() == ["a", "b", "c"]
     finally:
         old.close()
         new.close()
@@ -341,6 +359,30 @@ def test_a_topic_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
     finally:
         registry.process.kill()
         fleet.close()
+
+
+def test_a_service_tells_its_manager_and_ends_cleanly(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file = tmp_path / "notify", tmp_path / "registry.properties"
+    file.write_text(f"bootstrap={fleet.bootstrap}\nlisten=127.0.0.1\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(path))
+        inbox.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        process = RegistryProcess("127.0.0.1:1", "--config", str(file))
+        try:
+            assert inbox.recv(4096) == b"READY=1\nSTATUS=serves the schemas of the fleet"
+            assert process.ask("GET", "/health/ready") == {"ready": True}
+            assert [inbox.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+            process.process.send_signal(signal.SIGTERM)
+            while (told := inbox.recv(4096)) == b"WATCHDOG=1":
+                pass
+            assert told == b"STOPPING=1\nSTATUS=stopping"
+            assert process.process.wait(60) == 0
+        finally:
+            process.process.kill()
 
 
 def test_a_topic_that_loses_schemas_is_refused(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.schemas import command
+from fleetlog.brokers.schemas.callers import Callers
 from fleetlog.brokers.schemas.command import FIELDS_MAX, RegistryServer, SchemaStore
 from fleetlog.brokers.schemas.registry import RegistryRefusal, RegistryState
 
@@ -25,6 +28,9 @@ class Kept(SchemaStore):
 
     def registry(self) -> RegistryState:
         return self.state
+
+    def behind(self) -> str:
+        return ""
 
 
 async def answered_by(
@@ -171,6 +177,54 @@ def test_a_schema_waits_for_no_list(path: str) -> None:
         return [status, *listed]
 
     assert asyncio.run(both()) == [404, 200, 200, 200]
+
+
+def options_of(file: Path, *words: str) -> dict[str, Any]:
+    with command.registry.make_context("registry", [*words, "--config", str(file)]) as context:
+        return context.params
+
+
+def test_options_come_from_a_file_and_those_of_the_command_line_stand_above(tmp_path: Path) -> None:
+    file = tmp_path / "registry.properties"
+    file.write_text(
+        "# for the service\nlisten = 192.0.2.1\nport=9\nlogin=SCRAM-SHA-256, OAUTHBEARER\nbehind-tls-proxy=true\n"
+    )
+    found = options_of(file)
+    assert (found["host"], found["port"]) == ("192.0.2.1", 9)
+    assert found["mechanisms"] == ("SCRAM-SHA-256", "OAUTHBEARER")
+    assert found["behind_tls_proxy"]
+    assert options_of(file, "--port", "10")["port"] == 10
+    with command.registry.make_context("registry", [f"--config={file}"]) as context:
+        assert context.params["port"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listne=0.0.0.0\n", "listne.*is no option of registry.*listen"), ("config=other\n", "config.*is no option"),
+        ("behind-tls-proxy=yes\n", "behind-tls-proxy.*true or false"), ("listen\n", "must be name=value"),
+        ("port=1\nport=2\n", "stands twice"), ("port=many\n", "--port"), ("login=NONE\n", "--login"),
+        ("tls-key=/nowhere\n", "--tls-key"), ("help=true\n", "help.*is no option"), ("\xff", "UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_a_file_cannot_say_is_said(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "registry.properties"
+    file.write_bytes(text.encode("latin-1"))
+    refused = CliRunner().invoke(command.registry, ["--config", str(file)])
+    assert refused.exit_code == 2
+    assert re.search(said, refused.output), refused.output
+    assert CliRunner().invoke(command.registry, ["--config", str(tmp_path)]).exit_code == 2
+
+
+def test_it_is_ready_while_it_reads_on() -> None:
+    store = SchemaStore(Target("localhost:1", 1.0, {}))
+    status, body = ask(RegistryServer(store), "GET", "/health/ready")
+    assert (status, body["error_code"]) == (503, 503)
+    assert "_schemas could not be read" in body["message"]
+    assert ask(RegistryServer(Kept()), "GET", "/health/ready") == (200, {"ready": True})
+    rights = Callers(Target("localhost:1", 1.0, {}), ("PLAIN",))
+    assert "ACLs" in ask(RegistryServer(Kept(), rights), "GET", "/health/ready")[1]["message"]
+    assert ask(RegistryServer(Kept(), rights), "DELETE", "/health/ready")[0] == 404
 
 
 def test_a_change_that_waited_too_long_is_not_begun() -> None:

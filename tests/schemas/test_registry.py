@@ -25,6 +25,7 @@ from fleetlog.brokers.schemas.registry import (
     context_of,
     qualified,
 )
+from fleetlog.brokers.schemas.sorted_map import SortedMap
 from tests.support.bytecodes import Bytecodes
 
 
@@ -304,7 +305,8 @@ def filled(count: int) -> RegistryState:
 
 
 def nodes_of(state: RegistryState) -> set[int]:
-    maps = [*vars(state).values(), *state._subjects.values()]
+    maps = list(vars(state).values())
+    maps += [inner for one in maps for inner in one.values() if isinstance(inner, SortedMap)]
     return {id(node) for one in maps for node in one.nodes()}
 
 

@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands, as they are printed."""
+"""Pages of commands, docs/operations.md and others: the commands, as they are printed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-def blocks() -> dict[str, list[str]]:
+def blocks(page: Path = PAGE) -> dict[str, list[str]]:
     """The page's commands by the headings that have some, in their order."""
-    parts = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    parts = re.split(r"^## (.+)$", page.read_text(), flags=re.MULTILINE)[1:]
     found = {
         heading: re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         for heading, text in zip(parts[::2], parts[1::2], strict=True)
