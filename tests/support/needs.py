@@ -13,6 +13,8 @@ PACKAGES: Final = {
     "chromedriver": "apt install chromium-driver",
     "chromium": "apt install chromium",
     "kcat": "apt install kcat",
+    "node": "apt install nodejs",
+    "npm": "apt install npm",
     "promtool": "Debian's package prometheus has it, or FLEETLOG_PROMTOOL=path",
     "valgrind": "apt install valgrind",
 }
