@@ -185,6 +185,7 @@ class SchemaStore:
             end = TopicReader(client, TOPIC).bounds(undecided=False)
         if 0 not in end:
             raise CliError(f"topic {TOPIC}: its leader does not answer; see `fleetlog topics describe {TOPIC}`")
+        self._read_s = time.monotonic()
         threading.Thread(target=self._follow, name="schemas", daemon=True).start()
         self._wait_read(end[0].end, time.monotonic() + self._target.timeout_s)
 
