@@ -13,7 +13,7 @@ from tests.containers.images import Images
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
-SIZE_MAX_MB = 300
+SIZE_MAX_MB = 350
 COMPRESSED_MAX_MB = 120
 WRITES = """
 import os, pathlib
