@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from fleetlog.brokers.cli.admin_client import AdminClient
@@ -10,6 +13,8 @@ from fleetlog.brokers.cli.cluster_config import settings_of_brokers
 
 METRICS_S: Final = 5.0
 """How long a broker's endpoint may be silent."""
+PAGE_S: Final = 9.0
+"""How long a whole page may take: less than a step of the console's figures."""
 LINE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -22,13 +27,28 @@ def metrics_address(client: AdminClient, broker_id: int, host: str) -> tuple[str
     return (host if listening in {"0.0.0.0", "[::]"} else listening).strip("[]"), int(port)
 
 
-def metrics_lines(address: tuple[str, int], bytes_max: int) -> Iterator[bytes]:
-    """The lines of a broker's page, ``bytes_max`` of it. Raises ValueError, OSError."""
+def metrics_lines(address: tuple[str, int], bytes_max: int, page_s: float = PAGE_S) -> Iterator[bytes]:
+    """The lines of a broker's page, ``bytes_max`` of it. Raises ValueError, OSError, also if it takes over ``page_s``.
+
+    A page that ends early raises, too: what is missing of it is not zero.
+    """
     import http.client  # which most commands do without
 
     host, port = address
     connection = http.client.HTTPConnection(host, port, timeout=METRICS_S)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):
+            stream.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(page_s, end)
+    timer.daemon = True
     try:
+        connection.connect()
+        stream = connection.sock
+        timer.start()
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         if answer.status != 200:
@@ -37,7 +57,12 @@ def metrics_lines(address: tuple[str, int], bytes_max: int) -> Iterator[bytes]:
         while left > 0 and (line := answer.readline(min(left, LINE_BYTES_MAX))):
             left -= len(line)
             yield line
+        if late.is_set() or (left > 0 and answer.length):
+            raise ValueError(f"{host}:{port} did not end its page" + (f" within {page_s:g} s" if late.is_set() else ""))
     except http.client.HTTPException as error:
+        if late.is_set():
+            raise ValueError(f"{host}:{port} did not answer within {page_s:g} s") from None
         raise ValueError(f"{host}:{port} answers no HTTP: {error}") from None
     finally:
+        timer.cancel()
         connection.close()

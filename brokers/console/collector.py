@@ -22,7 +22,7 @@ import click
 from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.clients import FleetClients
-from fleetlog.brokers.console.history import KINDS, NAN, STEP_S, SUM, History, HistoryError, folded
+from fleetlog.brokers.console.history import KINDS, MOST_KEPT, NAN, STEP_S, SUM, History, HistoryError, folded
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Scrape:
         """Cumulated counts by upper bound: of Produce, Fetch and ``loop``."""
         self.ends: dict[tuple[str, str], float] = {}
         """The end offset of each partition that the broker leads."""
+        self.group_topics: dict[str, set[str]] = {}
+        """Of which topics the lag of a group is a sum."""
         for line in lines:
             name, brace, rest = line.partition(b"{")
             if brace:
@@ -74,6 +76,8 @@ class Scrape:
         elif name == _END:
             self.ends[key, _unescaped(labels.get(b"partition", b""))] = figure
         else:
+            if name == _LAG:
+                self.group_topics.setdefault(key, set()).add(_unescaped(labels.get(b"topic", b"")))
             by_label = self.labelled.setdefault(name, {})
             known = by_label.get(key, 0.0)
             by_label[key] = max(known, figure) if name == _LAG_S else known + figure
@@ -275,6 +279,8 @@ class FigureCollector:
         """Why there are no new figures at all; None if there are."""
         self.troubles: dict[int, str] = {}
         """Why brokers told none, by id."""
+        self.group_topics: dict[str, set[str]] = {}
+        """The topics that were in the sums of each group, as long as this process knows."""
         self._directory = directory
         self._clients = FleetClients(target, lambda _: True)
         self._scrapes: dict[int, Scrape] = {}
@@ -332,6 +338,11 @@ class FigureCollector:
             broker_id: Differences(self._scrapes.get(broker_id), scrape) for broker_id, scrape in scrapes.items()
         }
         self.troubles, self._scrapes = troubles, scrapes
+        if len(self.group_topics) > 2 * MOST_KEPT["group"]:
+            self.group_topics = {}
+        for scrape in scrapes.values():
+            for group, topics in scrape.group_topics.items():
+                self.group_topics[group] = self.group_topics.get(group, set()) | topics
         at = round(time.time() / STEP_S) * STEP_S
         history.add(at, figures_of(brokers, complete=not troubles))
 

@@ -99,12 +99,17 @@ class _File:
         self.end = 0
 
     def load(self) -> None:
-        """Find the rows. A last one that is not whole is cut off; raises _Damaged for anything else."""
+        """Find the rows. A last one that is not whole is cut off; raises _Damaged for anything else.
+
+        A count that is wrong looks like a last row; a whole row behind it tells.
+        """
         data = self.path.read_bytes()
         while self.end + _HEAD.size <= len(data):
             checksum, count, at = _HEAD.unpack_from(data, self.end)
             following = self.end + _HEAD.size + 4 * count
             if following > len(data):
+                if self._whole_row_in(data):
+                    raise _Damaged
                 break
             if zlib.crc32(data[self.end + 4 : following]) != checksum or (self.rows and at <= self.rows[-1][0]):
                 raise _Damaged
@@ -112,6 +117,16 @@ class _File:
             self.end = following
         if self.end < len(data):
             os.ftruncate(self.number, self.end)
+
+    def _whole_row_in(self, data: bytes) -> bool:
+        """Whether one begins behind the head at the end."""
+        for place in range(self.end + _HEAD.size, len(data) - _HEAD.size + 1, 4):
+            checksum, count, at = _HEAD.unpack_from(data, place)
+            end = place + _HEAD.size + 4 * count
+            soon = not self.rows or 0 < at - self.rows[-1][0] <= 10 * KEPT_S
+            if soon and end <= len(data) and zlib.crc32(data[place + 4 : end]) == checksum:
+                return True
+        return False
 
     def append(self, at: int, row: array[float]) -> None:
         floats = row.tobytes()

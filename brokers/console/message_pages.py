@@ -537,7 +537,7 @@ def _messages(asking: Asking, decoders: tuple[str, ...]) -> Answer:
         "left": (left if mode == "newest" else behind) if following else 0,
         "cut_short": page.cut_short,
         "scanned": budget.scanned,
-        "scanned_bytes": budget.scanned_bytes,
+        "scanned_bytes": None if search.mask.paths else budget.scanned_bytes,  # of one record it is its length
         "undecoded": [{"reason": reason, "records": count} for reason, count in search.undecoded.most_common(5)],
     }
 

@@ -465,7 +465,7 @@ def group_page(asking: Asking) -> Answer:
         "age_s": group["age_s"] if group is not None else None,
         "unknown": unknown if group is None else [],
         "lag_by_topic": [{"topic": topic, "lag": lag} for topic, lag in sorted(by_topic.items())],
-        "pictures": Pictures(asking).of_group(name),
+        "pictures": Pictures(asking).of_group(asking, name),
     }
 
 

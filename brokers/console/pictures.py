@@ -26,6 +26,7 @@ from fleetlog.brokers.console.charts import (
     days_until_full,
 )
 from fleetlog.brokers.console.history import KINDS, MEAN, MOST, Points, folded
+from fleetlog.wire.errors import ErrorCode
 
 DESCRIBE: Final = 8
 """AclOperation."""
@@ -34,6 +35,7 @@ NO_LOGIN: Final = (
     "--figures-config FILE."
 )
 FIGURES_MISSING: Final = "Figures are missing: the fleet's page says why, to those who may describe the cluster."
+LAG_UNTOLD: Final = "Lag is not charted: it is known of topics together, and not all of them are yours to describe."
 HOUR: Final = "1h"
 SOON_DAYS: Final = 30
 SMALL_POINTS: Final = 45
@@ -86,6 +88,8 @@ GROUP_CHARTS: Final[tuple[ChartSpec, ...]] = (
     ("Members", COUNT, (("members", "members"),), ""),
     ("Commits", PER_S, (("commits", "offsets"),), ""),
 )
+LAG_CHARTS: Final = 2
+"""The first ones of a group, which are sums over topics."""
 
 
 class Pictures:
@@ -136,15 +140,25 @@ class Pictures:
         recent = {number: _mean(points) for number, points in rates.items()}
         return {**self._value(charts), "records_s": {str(number): rate for number, rate in recent.items()}}
 
-    def of_group(self, group: str) -> dict[str, Any]:
-        """Those of a group that the viewer may describe, with its rebalances."""
+    def of_group(self, asking: Asking, group: str) -> dict[str, Any]:
+        """Those of a group that the viewer may describe, with its rebalances; its lag is a sum over topics, and is left
+        out unless the viewer may describe all of them."""
         figures = self._read("group", group)
         marks = {
             at: f"{count:.0f} rebalance{'s' if count > 1 else ''}"
             for at, count in figures["rebalances"] if not isnan(count) and count >= 1
         }  # fmt: skip
-        charts = self._charts("group", group, GROUP_CHARTS, figures=figures, marks=marks)
-        return self._value(charts)
+        told = self._history is None or self._may_describe_topics(asking, group)
+        charts = self._charts("group", group, GROUP_CHARTS[0 if told else LAG_CHARTS :], figures=figures, marks=marks)
+        value = self._value(charts)
+        return value if told else {**value, "notes": [*value["notes"], LAG_UNTOLD]}
+
+    def _may_describe_topics(self, asking: Asking, group: str) -> bool:
+        topics = self._collector.group_topics.get(group) if self._collector is not None else None
+        if not topics:
+            return False
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return all(one["error_code"] != denied for one in asking.client.describe_topics(sorted(topics)))
 
     def _charts(
         self, kind: str, name: str, specs: Sequence[ChartSpec], *, points: int = 0,

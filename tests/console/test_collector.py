@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import socket
+import threading
+from contextlib import suppress
 
 import pytest
 
+from fleetlog.brokers.cli.broker_metrics import metrics_lines
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.asking import Asking
 from fleetlog.brokers.console.collector import Differences, FigureCollector, Figures, Scrape, figures_of, p99
@@ -88,8 +92,39 @@ def test_p99_is_in_proportion_between_the_bounds() -> None:
 def test_pages_of_topics_and_groups_tell_nobody_where_the_brokers_figures_are() -> None:
     target = Target("localhost:1", 1.0, {})
     collector = FigureCollector(target)
-    pictures = Pictures(Asking(None, target, collector=collector))
+    asking = Asking(None, target, collector=collector)
+    pictures = Pictures(asking)
     for collector.trouble, collector.troubles in (("the login of user console failed", {}), (None, {1: "10.0.0.1:80"})):
-        assert pictures.of_topic("t", 1)["notes"] == pictures.of_group("g")["notes"] == [FIGURES_MISSING]
+        assert pictures.of_topic("t", 1)["notes"] == pictures.of_group(asking, "g")["notes"] == [FIGURES_MISSING]
     collector.troubles = {}
     assert pictures.of_topic("t", 1)["notes"] == []
+
+
+@pytest.mark.parametrize(("head", "part", "words"), [
+    (b"HTTP/1.1 200 OK\r\n\r\n", b"a", "did not end its page within 0.5 s"),
+    (b"HTTP/1.1 200 OK\r\n", b"X-Slow: 1\r\n", "within 0.5 s"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nfleetlog_connections 5\n", b"", "did not end its page"),
+], ids=["a page", "its head", "a page that is cut"])  # fmt: skip
+def test_a_page_that_does_not_end_is_given_up(head: bytes, part: bytes, words: str) -> None:
+    def drip() -> None:
+        peer, _ = listening.accept()
+        with peer, suppress(OSError):
+            peer.recv(4096)
+            peer.sendall(head)
+            while part and not over.wait(0.05):
+                peer.sendall(part)
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises((ValueError, OSError), match=words):
+                list(metrics_lines(listening.getsockname(), 1 << 20, 0.5))
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_the_topics_of_a_groups_lag_are_known() -> None:
+    assert scraped(0.0).group_topics == {'a "b"\n\\': {"orders", "other"}}

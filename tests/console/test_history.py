@@ -100,6 +100,17 @@ def test_a_torn_end_costs_one_step_and_damage_begins_anew(tmp_path: Path) -> Non
     history.close()
 
 
+def test_a_count_that_is_damaged_is_no_torn_end(tmp_path: Path) -> None:
+    filled(tmp_path, 5).close()
+    (rows,) = tmp_path.glob("10-*.rows")
+    data = bytearray(rows.read_bytes())
+    data[6] ^= 0x40  # the first row's count: it would end far behind the file's end
+    rows.write_bytes(data)
+    history = History(tmp_path)
+    assert "damaged" in (history.begun_anew or "")
+    history.close()
+
+
 @pytest.mark.parametrize("text", [
     "", "no JSON\n", '["format", 0]\n', '["format", 1]\n["topic", "x", -4]\n["topic"]\n',
     '["format", 1]\n["topic", "x", 1e999]\n', f'["format", 1]\n{"[" * 100_000}\n',

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from fleetlog.brokers.console.pictures import LAG_UNTOLD
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor, log_in, scram_config
 from tests.support.fleet import Fleet
-from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -128,8 +131,40 @@ def test_a_viewer_sees_charts_of_what_it_may_describe(guarded: Fleet, tmp_path: 
             assert "need the right to describe the cluster" in alice.page(path)
         assert alice.get("/topics/hidden").status in {403, 404}
         assert alice.get("/group?name=hidden").status in {403, 404}
+        _a_sum_over_topics(guarded, admin, alice)
     finally:
         assert console.close() == 0
+
+
+def _a_sum_over_topics(guarded: Fleet, admin: Visitor, alice: Visitor) -> None:
+    """A group's lag is charted for who may describe all of its topics."""
+    login = {"bootstrap.servers": guarded.bootstrap, **confluent("SCRAM-SHA-256", BROKER_USER, BROKER_PASSWORD)}
+    client = AdminClient(login)
+    topics = [NewTopic(name, 1, 1) for name in ("of-all", "of-some")]
+    for one in client.create_topics(topics).values():
+        one.result(30)
+    producer = Producer(login)
+    for topic in topics:
+        producer.produce(topic.topic, b"a")
+    assert producer.flush(30) == 0
+    offsets = ConsumerGroupTopicPartitions("sums", [TopicPartition(one.topic, 0, 0) for one in topics])
+    client.alter_consumer_group_offsets([offsets])["sums"].result(30)
+    form = {"operation": "Describe", "permission": "allow", "principal": f"User:{USER}", "confirm": "yes"}
+    for kind, name in (("group", "sums"), ("topic", "of-all")):
+        token = {"form_token": admin.json("/topics")["form_token"]}
+        got = admin.post(
+            "/change/add-acl", {**token, **form, "resource": kind, "name": name}, Accept="application/json"
+        )
+        assert got.status == 200
+    path = "/group?name=sums&range=15m"
+
+    def titles(page: dict[str, Any]) -> set[str]:
+        return {one["title"] for one in page["pictures"]["charts"]}
+
+    drawn(admin, path, lambda page: "Lag in records" in titles(page) and figures(page, "Lag in records"), lambda: None)
+    page = drawn(alice, path, lambda page: "Members" in titles(page), lambda: None)
+    assert "Lag in records" not in titles(page)
+    assert page["pictures"]["notes"] == [LAG_UNTOLD]
 
 
 def test_without_a_login_of_its_own_there_are_no_charts_but_pages(guarded: Fleet, tmp_path: Path) -> None:
