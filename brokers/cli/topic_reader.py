@@ -64,13 +64,14 @@ class PartitionBounds(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """Bytes of a batch as it is stored, and with its records inflated."""
+    """Bytes of a batch as it is stored, and with its records inflated. ``producer_id`` is -1 without idempotence."""
 
     stored: int
     inflated: int
     records: int
     codec: str
     is_control: bool
+    producer_id: int
 
 
 class FetchedPart(NamedTuple):
@@ -217,7 +218,8 @@ def decode_part(
         next_offset = max(next_offset, header.last_offset + 1)
         size += max(header.size, inflated)
         codec = NAMES.get(header.codec, str(header.codec))
-        batches.append(StoredBatch(header.size, HEADER_SIZE + inflated, len(records), codec, header.is_control))
+        sizes = header.size, HEADER_SIZE + inflated, len(records)
+        batches.append(StoredBatch(*sizes, codec, header.is_control, header.producer_id))
     return FetchedPart(stored, next_offset, size, tuple(batches))
 
 

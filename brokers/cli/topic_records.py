@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 KEYS_MAX: Final = 1_000_000
 TOP_KEYS: Final = 5
+TOP_PRODUCERS: Final = 5
+FEW_RECORDS: Final = 5
+"""A batch with fewer costs more than it need."""
+MANY_BATCHES: Final = 20
+"""Fewer say nothing of how producers batch."""
+LARGE_SHARE: Final = 0.2
+"""Of all records with keys: a key that has so many makes its partition larger than the others."""
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "largest": 1.0}
 
 # ---------------------------------------------------------------- trim
@@ -123,8 +130,40 @@ class _Figures:
             "inflated_bytes": inflated,
             "compression_ratio": round(inflated / stored, 2) if stored else None,
             "codecs": dict(codecs.most_common()),
+            "producers": self._producers(),
             "partitions": {str(p): number for p, number in sorted(self.partitions.items())},
         }
+
+    def _producers(self) -> list[dict[str, Any]]:
+        """Those whose batches have the fewest records, first; -1 are all that are not idempotent."""
+        batches = Counter(one.producer_id for one in self.batches)
+        records: Counter[int] = Counter()
+        for one in self.batches:
+            records[one.producer_id] += one.records
+        worst = sorted(batches, key=lambda number: (records[number] / batches[number], number))[:TOP_PRODUCERS]
+        return [
+            {"producer_id": number, "batches": batches[number], "records": records[number],
+             "batch_records": round(records[number] / batches[number], 1)}
+            for number in worst
+        ]  # fmt: skip
+
+
+def remarks_of(value: dict[str, Any]) -> list[str]:
+    """What of an analysis is worth a change, in words."""
+    remarks, keyed = [], value["records"] - value["without_key"]
+    mean, first = value["batch_records"]["mean"], next(iter(value["most_frequent_keys"]), None)
+    if value["batches"] >= MANY_BATCHES and mean < FEW_RECORDS:
+        remarks.append(
+            f"Batches have {mean:g} records: producers that wait a little (linger.ms) send fewer, larger ones."
+        )
+    if value["batches"] >= MANY_BATCHES and set(value["codecs"]) == {"none"}:
+        remarks.append(
+            "Nothing is compressed: with compression.type=lz4 or zstd producers send less, and disks hold more."
+        )
+    if first is not None and keyed >= 100 and first["records"] > LARGE_SHARE * keyed:
+        share = round(100 * first["records"] / keyed)
+        remarks.append(f"One key has {share} % of the records with keys: its partition gets more than the others.")
+    return remarks
 
 
 def _spread(numbers: list[int]) -> dict[str, float | int | None]:
@@ -173,6 +212,7 @@ def analyze_topic(*, target: Target, out: Output, name: str, records: int, megab
         if not bounds:
             raise CliError("no partition could be read")
     value = {"topic": name, "cut_short": not whole, **figures.value()}
+    value["remarks"] = remarks_of(value)
     if out.as_json:
         out.value(value)
     else:
@@ -206,4 +246,10 @@ def _show(value: dict[str, Any]) -> None:
     )
     if value["most_frequent_keys"]:
         table(["most frequent key", "records"], [[one["key"], one["records"]] for one in value["most_frequent_keys"]])
+    if len(value["producers"]) > 1:
+        table(
+            ["producer id", "batches", "records", "records a batch"], [list(one.values()) for one in value["producers"]]
+        )
     table(["partition", "records"], list(value["partitions"].items()))
+    for one in value["remarks"]:
+        click.echo(one)

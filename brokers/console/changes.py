@@ -278,9 +278,7 @@ def _set_password(form: Form) -> PlannedChange:
     options = _option(form, "iterations", "iterations") + _mechanisms(form)
     return PlannedChange(
         f"Set the password of {name}", CommandLine("users", "add", (*options, "--password-stdin"), (name,)),
-        "/security", CommandLine("users", "list", (), (name,)),
-        "A password that the user has is replaced: who logs in with it must be told." if form.get("known") == "yes"
-        else "", asks_password=True,
+        "/security", CommandLine("users", "list", (), (name,)), asks_password=True,
     )  # fmt: skip
 
 
@@ -412,6 +410,16 @@ def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
     rows = preview if isinstance(preview, list) else [preview]
     rows = rows if change.shown is None else [change.shown(row) for row in rows]
     return [row for row in rows if isinstance(row, dict)]
+
+
+def password_user(change: PlannedChange, mechanism: str) -> str | None:
+    """Whose password by the mechanism the change sets; None: nobody's."""
+    chosen = [one for one in change.command.options if one.startswith("--mechanism=")]
+    return (
+        change.command.names[0]
+        if change.asks_password and (not chosen or f"--mechanism={mechanism}" in chosen)
+        else None
+    )
 
 
 def performed(change: PlannedChange, target: Target, typed: Mapping[str, str]) -> tuple[str, str]:

@@ -15,7 +15,8 @@ from fleetlog.brokers.addresses import address_text
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, REGISTRY_USER, read_command_config
 from fleetlog.brokers.cli.options import is_loopback, listen_address, need_packages
-from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.cli.output import CliError, Output, warn
+from fleetlog.brokers.cli.profiles import read_profiles
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console.masking import Masks, read_masks
 from fleetlog.brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
@@ -134,7 +135,7 @@ def console(
     _check(target, address, login, tls, names)
     need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.serving import serve
-    from fleetlog.brokers.console.web import ConsoleSettings, create_console
+    from fleetlog.brokers.console.web import ConsoleSettings, FleetLink, create_console
 
     url, masks = registry_url or target.registry, _masks(mask_file)
     registry, user = _registry(url or None, registry_config)
@@ -160,6 +161,7 @@ def console(
                 masks,
                 _figures(target, login, figures_config),
                 figures_dir,
+                tuple(FleetLink(*one) for one in _fleets(target)),
             )
         ),
         host=str(address),
@@ -175,6 +177,20 @@ def _figures(target: Target, login: str | None, file: Path | None) -> Target | N
     if file is not None:
         return replace(target, properties=read_command_config(file))
     return target if login is None else None
+
+
+def _fleets(target: Target) -> list[tuple[str, str, bool]]:
+    """Name and console of each profile that names one, and whether it is of this fleet; the file is the user's own."""
+    try:
+        profiles = read_profiles().by_name
+    except CliError as error:
+        warn(f"other fleets are not shown: {error.format_message()}")
+        return []
+    return [
+        (name, one.console, one.bootstrap == target.bootstrap)
+        for name, one in sorted(profiles.items())
+        if one.console.startswith(("http://", "https://"))
+    ]
 
 
 def _issuer(

@@ -251,7 +251,9 @@ def _events(timeline: dict[str, Any]) -> list[dict[str, Any]]:
 
 PAGE_ROWS = 200
 TOPIC_ORDERS: Final = tuple(
-    f"{sign}{name}" for sign in ("", "-") for name in ("topic", "partitions", "replication", "bytes", "state")
+    f"{sign}{name}"
+    for sign in ("", "-")
+    for name in ("topic", "partitions", "replication", "bytes", "records", "state")
 )
 TOPIC_ELECTIONS_SHOWN = 50
 
@@ -259,7 +261,8 @@ TOPIC_ELECTIONS_SHOWN = 50
 def topics_page(asking: Asking) -> Answer:
     """Topics with counts, problems and bytes at the leaders: those whose name has the text, some at a time.
 
-    ``sort`` is a column, downwards with a ``-`` before it; ``state`` has the worst first.
+    ``sort`` is a column, downwards with a ``-`` before it; ``state`` has the worst first. Records are counted if one
+    asks for that, or sorts by them.
     """
     order = asking.choice("sort", TOPIC_ORDERS)
     overview = fetch_overview(asking.client)
@@ -277,6 +280,7 @@ def topics_page(asking: Asking) -> Answer:
             "partitions": len(partitions),
             "replication": max(len(p.target) for p in partitions),
             "bytes": sum(sizes) if sizes else None,
+            "records": None,
             "offline": sum(p.offline for p in partitions),
             "under_replicated": sum(p.under_replicated for p in partitions),
             "under_min_isr": sum(p.under_min_in_sync for p in partitions),
@@ -284,6 +288,9 @@ def topics_page(asking: Asking) -> Answer:
             "internal": partitions[0].internal,
         })  # fmt: skip
     column = order.lstrip("-")
+    counted = column == "records" or asking.text("records") == "yes"
+    if column == "records":
+        _count_records(asking, rows, names)
     if column == "state":
         rows.sort(key=lambda row: [-row[one] for one in ("offline", "under_min_isr", "under_replicated", "moving")])
     elif column != "topic":
@@ -291,14 +298,26 @@ def topics_page(asking: Asking) -> Answer:
     if order.startswith("-"):
         rows.reverse()
     following = start + PAGE_ROWS if start + PAGE_ROWS < len(rows) else None
+    if counted and column != "records":
+        _count_records(asking, rows[start : start + PAGE_ROWS], names)
     return {
         "topics": rows[start : start + PAGE_ROWS],
         "count": len(rows),
         "start": start,
         "next_start": following,
         "sort": order,
+        "counted": counted,
         "settings": sorted(name for name, row in TOPIC_SETTINGS.items() if not row.inert),
     }
+
+
+def _count_records(asking: Asking, rows: list[dict[str, Any]], names: dict[str, list[Any]]) -> None:
+    """Offsets between the first and the end, of partitions whose leaders answer; None where none does."""
+    ends = fetch_ends(asking.client, [p for row in rows for p in names[row["topic"]]])
+    for row in rows:
+        spans = [ends[p.tp] for p in names[row["topic"]]]
+        known = [end - first for first, end in spans if first is not None and end is not None]
+        row["records"] = sum(known) if known else None
 
 
 def topic_page(asking: Asking) -> Answer:
@@ -327,6 +346,27 @@ def topic_page(asking: Asking) -> Answer:
         "timeline": timeline,
         "settings": _topic_settings(client, name),
     }
+
+
+ANALYSED: Final = {"records": (20_000, 100_000), "megabytes": (20, 50), "seconds": (5, 10)}
+"""What an analysis may read: by default, and at most."""
+
+
+def analysis_page(asking: Asking) -> Answer:
+    """What a topic's newest records are like, as ``fleetlog topics analyze`` has it, within a budget.
+
+    Where fields are masked, neither keys nor sizes of single records and batches are told.
+    """
+    budget = {name: asking.number(name, usual, 1, most) for name, (usual, most) in ANALYSED.items()}
+    options = tuple(f"--{name}={number}" for name, number in budget.items())
+    value = listed(asking.target, "topics", "analyze", *options, names=(asking.name,))
+    masked = asking.masks.of(asking.name).names
+    if masked:
+        value |= {"most_frequent_keys": [], "record_bytes": None, "batch_bytes": None}
+    ids = {row["producer_id"]: row["transactional_id"] for row in listed(asking.target, "transactions")}
+    for one in value["producers"]:
+        one["transactional_id"] = ids.get(one["producer_id"])
+    return {**value, "budget": budget, "most": {name: most for name, (_, most) in ANALYSED.items()}, "masked": masked}
 
 
 PRODUCERS_SHOWN: Final = 200
@@ -642,15 +682,15 @@ def acl_tables(section: dict[str, Any], text: str = "") -> dict[str, Any]:
             by_type.setdefault(row["resource"], {}).setdefault(key, set()).add(row["operation"])
     tables, left = [], ACL_ROWS
     for kind, resource in TYPE_NAMES.items():
-        operations_by_row = by_type.get(resource, {})
-        if not operations_by_row and kind not in _EDITABLE:
+        by_key = by_type.get(resource, {})
+        if not by_key and kind not in _EDITABLE:
             continue
         usual = [*(OPERATION_NAMES[one] for one in OPERATIONS_OF[kind]), OPERATION_NAMES[AclOperation.ALL]]
-        odd = sorted({one for operations in operations_by_row.values() for one in operations}.difference(usual))
+        odd = sorted({one for operations in by_key.values() for one in operations}.difference(usual))
         rows = [
             {"principal": key[0], "name": key[1], "pattern": key[2], "host": key[3], "permission": key[4],
              "operations": [one for one in usual + odd if one in operations]}
-            for key, operations in sorted(operations_by_row.items())[:left]
+            for key, operations in sorted(by_key.items())[:left]
         ]  # fmt: skip
         left -= len(rows)
         tables.append(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import anyio
@@ -32,7 +33,7 @@ from fleetlog.brokers.cli.output import CliError, bytes_text, iso
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console import charts, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
-from fleetlog.brokers.console.changes import filled, performed, plan_change, previewed
+from fleetlog.brokers.console.changes import filled, password_user, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
@@ -123,6 +124,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
+"""The beginning of its name: a host's ports share cookies, and each fleet's console has its own."""
 LOGIN_COOKIE: Final = "fleetlog_console_login"
 HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
@@ -157,6 +159,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
     ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", pages.clients_page),
+    ("/topics/{name}/analysis", "analysis.html", pages.analysis_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/find", "find.html", pages.find_page),
     ("/groups", "groups.html", pages.groups_page),
@@ -168,6 +171,14 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
 """Address, template and function of each page that only reads."""
 
 _Value = TypeVar("_Value")
+
+
+class FleetLink(NamedTuple):
+    """A fleet of the profiles, and the address of its console."""
+
+    name: str
+    url: str
+    is_this: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +197,7 @@ class ConsoleSettings:
     masks: Masks = field(default_factory=Masks)
     figures: Target | None = None
     figures_directory: Path | None = None
+    fleets: tuple[FleetLink, ...] = ()
 
 
 class LoginNeeded(Exception):
@@ -197,6 +209,7 @@ class Console:
 
     def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
+        self.cookie = f"{COOKIE}_{zlib.crc32(settings.target.bootstrap.encode()):08x}"
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
         self.memory = SpareMemory(trim_function())
@@ -216,6 +229,7 @@ class Console:
             "figure": charts.figure_text, "address": _with_params,
         }  # fmt: skip
         self._templates.globals |= {"share_bar": pages.share_bar, "bars": pages.bars, "navigation": NAVIGATION}
+        self._templates.globals |= {"fleets": settings.fleets}
 
     async def sweep(self) -> None:
         """Each minute, end the sessions whose time is over, and close what nothing uses."""
@@ -238,7 +252,7 @@ class Console:
 
     def session(self, request: Request) -> BrowserSession:
         """The request's session, a new one where no login is wanted; raises LoginNeeded."""
-        session = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
+        session = self.sessions.find(request.cookies.get(self.cookie), renews=not is_automatic(request))
         if self.settings.login is not None:
             if session is None or session.login is None:
                 raise LoginNeeded
@@ -306,7 +320,7 @@ class Console:
 
     def _remember(self, response: Response, session: BrowserSession) -> None:
         response.set_cookie(
-            COOKIE, session.key, httponly=True, samesite="strict", secure=self.settings.secure_cookie, path="/"
+            self.cookie, session.key, httponly=True, samesite="strict", secure=self.settings.secure_cookie, path="/"
         )
 
     async def export(self, request: Request) -> Response:
@@ -342,6 +356,9 @@ class Console:
             return self.render(request, session, "confirm.html", answer)
         text, made = await self.run(lambda: refusable(lambda: performed(planned, target, typed)))
         logger.warning("%s did: %s", session.login.user if session.login is not None else "a visitor", command)
+        login = session.login
+        if login is not None and password_user(planned, login.mechanism) == login.user:
+            session.login = login._replace(password=typed.get("password") or made)  # else its next page is refused
         if wants_json(request):
             answer = {"done": True, "command": command, "text": text, **({"password": made} if made else {})}
             return self.render(request, session, "confirm.html", answer)
@@ -356,7 +373,7 @@ class Console:
         """The form, and what becomes of it."""
         if self.settings.login is None:
             return RedirectResponse("/", 303)
-        session = self.sessions.visitor(request.cookies.get(COOKIE))
+        session = self.sessions.visitor(request.cookies.get(self.cookie))
         onward = local_path(request.query_params.get("next", "/"))
         if request.method == "GET":
             return self._login_page(request, session, onward)
@@ -407,7 +424,7 @@ class Console:
         """Back from the issuer. The answer is a page that goes on by itself: a redirect would still be the issuer's
         navigation, in which browsers keep the session's strict cookie to themselves."""
         oidc, params, redirect = self._issuer(), dict(request.query_params), self._callback(request)
-        visitor = self.sessions.visitor(request.cookies.get(COOKIE))
+        visitor = self.sessions.visitor(request.cookies.get(self.cookie))
 
         def finish() -> TokenLogin:
             returned = oidc.finish(request.cookies.get(LOGIN_COOKIE, ""), params, redirect)
@@ -450,7 +467,7 @@ class Console:
         if login is not None and not self.sessions.logged_in(login):
             await self.run(lambda: self.clients.drop(login))
         response = RedirectResponse("/", 303)
-        response.delete_cookie(COOKIE, path="/")
+        response.delete_cookie(self.cookie, path="/")
         return response
 
     # ---- errors ----------------------------------------------------------------------------------------------------
@@ -465,7 +482,7 @@ class Console:
             return RedirectResponse(f"/login?next={quote(_address(request), '')}", 303)
         status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
         text = str(error) if isinstance(error, PageError) else REFUSALS.get(status, HTTPStatus(status).phrase)
-        session = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
+        session = self.sessions.find(request.cookies.get(self.cookie), renews=not is_automatic(request))
         answer = {"error": text, "status": status, "title": HTTPStatus(status).phrase}
         return self.render(request, session, "error.html", answer, status)
 

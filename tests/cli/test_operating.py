@@ -157,6 +157,7 @@ def test_what_the_records_of_a_topic_are_like(own: Fleet, shell: Shell, topic: s
     assert value["batch_records"]["mean"] > 1
     assert value["cut_short"] is False
     assert len(value["most_frequent_keys"]) == 5
+    assert [one["records"] for one in value["producers"]] == [402], "what was aborted was sent, too"
     few = shell.json("topics", "analyze", topic, "--records", "20")
     assert 0 < few["records"] < 401
     text = shell.run("topics", "analyze", topic).stdout

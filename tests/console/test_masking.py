@@ -168,6 +168,9 @@ def test_what_is_masked_reaches_no_page_and_no_export(masking: Visitor, topic: s
     shown = masking.json(f"/topics/{topic}/messages?{columns}&from=beginning")["messages"]
     assert shown[0]["columns"][0::4] == ["***", "Ada"]
     assert shown[0]["size"] < 100
+    found = masking.json(f"/topics/{topic}/analysis")
+    assert (found["most_frequent_keys"], found["record_bytes"], found["records"]) == ([], None, 4)
+    assert "Fields are masked here" in masking.page(f"/topics/{topic}/analysis")
     one = masking.json(f"/topics/{topic}/messages?at=0:0&count=1")
     assert (len(one["messages"]), one["scanned_bytes"]) == (1, None), "what was read for one record is its length"
     assert "Masked here" in masking.page(f"/topics/{topic}/messages")

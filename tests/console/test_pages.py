@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Producer
@@ -110,6 +112,56 @@ def test_who_uses_a_topic(visitor: Visitor, fleet: Fleet, topic: str) -> None:
     producer.abort_transaction(30)
     assert f'hx-get="/topics/{topic}/clients"' in visitor.page(f"/topics/{topic}")
     assert visitor.get("/topics/no-such/clients").status == 404
+
+
+def test_what_is_in_a_topic_is_analysed_within_a_budget(visitor: Visitor, topic: str) -> None:
+    value = visitor.json(f"/topics/{topic}/analysis")
+    assert (value["records"], value["without_key"], value["cut_short"], value["remarks"]) == (3, 3, False, [])
+    assert sum(one["records"] for one in value["producers"]) == 3
+    page = visitor.page(f"/topics/{topic}/analysis?records=3&megabytes=1")
+    assert "records of a batch" in page
+    assert f'href="/topics/{topic}/analysis"' in visitor.page(f"/topics/{topic}")
+
+
+def test_the_fleets_of_the_profiles_lead_to_each_other_and_keep_their_sessions(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    other = {"bootstrap": "other:9092", "console": "https://other.example/"}
+    here = {"bootstrap": fleet.bootstrap, "console": "http://127.0.0.1:1/"}
+    odd = {"bootstrap": "a:1", "console": "javascript:alert(1)"}
+    profiles = {"here": here, "prod": other, "odd": odd, "none": {"bootstrap": "a:1"}}
+    (tmp_path / "fleetlog").mkdir()
+    file = tmp_path / "fleetlog" / "profiles.json"
+    file.write_text(json.dumps({"in_use": "", "profiles": profiles}))
+    file.chmod(0o600)
+    console, second = Served(fleet.bootstrap), Served(f"{fleet.bootstrap},{fleet.bootstrap}")
+    try:
+        page = Visitor(console).page("/topics")
+        assert "<summary>here</summary>" in page
+        assert '<a href="https://other.example/">prod</a>' in page
+        assert "javascript" not in page
+        assert "alert(1)" not in page
+        visitor = Visitor(console)
+        token = visitor.json("/topics")["form_token"]
+        for served in (second, console):
+            visitor.address = urlsplit(served.url).netloc
+            visitor.page("/topics")
+        assert visitor.json("/topics")["form_token"] == token, "the other console has a cookie of its own"
+    finally:
+        assert (console.close(), second.close()) == (0, 0)
+
+
+def test_records_are_counted_if_one_asks(visitor: Visitor, topic: str) -> None:
+    assert visitor.json(f"/topics?name={topic}")["topics"][0]["records"] is None
+    assert visitor.json(f"/topics?name={topic}&records=yes")["topics"][0]["records"] == 3
+    page = visitor.page(f"/topics?name={topic}&records=yes")
+    assert '<td class="n" data-records>3</td>' in page
+    assert f"/topics?name={topic}&amp;internal=&amp;records=yes&amp;sort=-bytes" in page
+    rows = visitor.json("/topics?sort=-records")["topics"]
+    counts = [-1 if row["records"] is None else row["records"] for row in rows]
+    assert counts == sorted(counts, reverse=True)
+    assert topic in [row["topic"] for row in rows if row["records"] == 3]
 
 
 def test_topics_are_sorted_by_each_column(visitor: Visitor, topic: str) -> None:

@@ -77,7 +77,6 @@ def test_a_user_is_made_and_its_password_stands_nowhere(guarded: Fleet, admin: V
     eventually(lambda: _logs_in(guarded, "clara", typed), "it logs in")
 
     assert 'name="iterations" value="5000"><input type="hidden" name="SCRAM-SHA-512"' in admin.page("/security")
-    form |= {"known": "yes"}
     asked = posted(admin, "set-password", **form)
     assert asked.value["preview"] == [{"user": "clara", "mechanism": "SCRAM-SHA-512", "iterations": 5000}]
     got = admin.post("/change/set-password", token | form | {"confirm": "yes", "password": "", "again": ""})
@@ -89,6 +88,9 @@ def test_a_user_is_made_and_its_password_stands_nowhere(guarded: Fleet, admin: V
     eventually(lambda: _logs_in(guarded, "clara", made), "the new one is good")
     assert not _logs_in(guarded, "clara", typed)
 
+    for user in ("clara", BROKER_USER):
+        page = admin.post("/change/remove-user", {**token, "user": user}).text
+        assert ("You are logged in as this user." in page) == (user == BROKER_USER)
     asked = posted(admin, "remove-user", user="clara")
     assert asked.value["preview"][0]["user"] == "clara"
     assert asked.value["destroys"]
@@ -98,6 +100,18 @@ def test_a_user_is_made_and_its_password_stands_nowhere(guarded: Fleet, admin: V
     logged = log.read_text()
     assert "fleetlog users add" in logged
     assert not {one for one in (typed, made) if one in logged}
+
+
+def test_who_changes_its_own_password_stays_logged_in(guarded: Fleet, console: Served, admin: Visitor) -> None:
+    other, changed = "of-the-brokers-8", {"user": "dora", "SCRAM-SHA-256": "yes", "confirm": "yes"}
+    acl = {"resource": "cluster", "permission": "Allow", "principal": "User:dora", "op:All": "yes", "confirm": "yes"}
+    assert posted(admin, "add-acl", **acl).status == 200
+    assert posted(admin, "set-password", **changed, password=PASSWORD, again=PASSWORD).status == 200
+    dora = Visitor(console)
+    eventually(lambda: log_in(dora, "dora", PASSWORD).status == 303, "it is there")
+    assert posted(dora, "set-password", **changed, password=other, again=other).status == 200
+    eventually(lambda: _logs_in(guarded, "dora", other, "SCRAM-SHA-256"), "the new one is good")
+    assert posted(dora, "set-password", user="dora").value["preview"], "a command logs in anew"
 
 
 def test_no_user_has_an_odd_name_or_too_few_iterations(admin: Visitor) -> None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.clients import UserLogin
 from fleetlog.brokers.console.logins import IDLE_SESSION_S, SESSIONS_MAX, BrowserSessions
-from fleetlog.brokers.console.web import COOKIE, Console, ConsoleSettings, LoginNeeded
+from fleetlog.brokers.console.web import Console, ConsoleSettings, LoginNeeded
 
 LOGIN = UserLogin("alice", "secret", "SCRAM-SHA-256")
 
@@ -57,7 +57,7 @@ def test_what_a_page_asks_by_itself_keeps_no_session(header: str, lasts: bool) -
     console = Console(ConsoleSettings(Target("127.0.0.1:1", 1.0), frozenset(), "SCRAM-SHA-256"))
     console.sessions = BrowserSessions(lambda: now_s[0])
     session = console.sessions.begin(LOGIN)
-    headers = [(b"cookie", f"{COOKIE}={session.key}".encode()), (header.encode(), b"true")]
+    headers = [(b"cookie", f"{console.cookie}={session.key}".encode()), (header.encode(), b"true")]
     request = Request({"type": "http", "headers": headers})
     now_s[0] = IDLE_SESSION_S - 1
     assert console.session(request) is session
