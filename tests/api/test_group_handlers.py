@@ -63,6 +63,14 @@ def test_join_with_a_name_that_does_not_fit_the_log(api: Api) -> None:
     assert api.call(12, 4, request).error_code == ErrorCode.INVALID_GROUP_ID
 
 
+@pytest.mark.parametrize("version", versions(11)[5:])
+def test_an_instance_id_is_not_empty(api: Api, version: int) -> None:
+    """Static members that all leave it empty would fence each other."""
+    assert api.join(version, group_instance_id="").error_code == ErrorCode.INVALID_REQUEST
+    assert "g" not in api.driver.shard.groups
+    assert isinstance(api.join(version, group_instance_id="s"), DelayedResponse), "it waits for others to join"
+
+
 def test_a_join_without_an_answer_ends_with_its_deadline(api: Api) -> None:
     first = api.join(9)
     delayed = api.join(9, first.member_id)
