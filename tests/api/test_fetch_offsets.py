@@ -87,6 +87,18 @@ def test_the_largest_timestamp_is_that_of_the_first_record_that_has_it(stage: St
             assert (found.offset, found.timestamp) == (offset, now), (start, timestamp)
 
 
+def test_no_record_has_the_largest_timestamp_where_none_has_one(stage: Stage) -> None:
+    stage.topic("t", epoch=3)
+    for _ in range(2):
+        assert (found := list_offsets(stage, -3)).error_code == 0
+        assert (found.offset, found.timestamp, found.leader_epoch) == (-1, -1, -1)
+        stage.append("t", 1, timestamp=-1)
+    stage.append("t", 1, timestamp=7)
+    stage.append("t", 1, timestamp=-1)
+    found = list_offsets(stage, -3)
+    assert (found.offset, found.timestamp, found.leader_epoch) == (2, 7, 3)
+
+
 @pytest.mark.parametrize(("timestamp", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99), (-99, 99)])
 def test_special_offsets_have_their_first_version(stage: Stage, timestamp: int, first: int) -> None:
     stage.topic("t")
