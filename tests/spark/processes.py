@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 from fleetlog.spark import spark_environment
-from tests.spark.matrix.sessions import signal_all
+from tests.spark.matrix.sessions import signal_all, within
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
@@ -32,9 +34,11 @@ class SparkProcess:
 
     def __init__(self, command: list[str], log_file: Path) -> None:
         self.log_file = log_file
+        self.temporary = Path(tempfile.mkdtemp(prefix="spark-process-"))
         env = spark_environment(
             {**os.environ, "PYSPARK_SUBMIT_ARGS": shlex.join([*SUBMIT, "pyspark-shell"]), "SPARK_LOCAL_IP": "127.0.0.1"}
         )
+        env = within(env, self.temporary)
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=env,
@@ -68,6 +72,7 @@ class SparkProcess:
         return "worker failed to connect back" in self.log()
 
     def kill(self) -> None:
-        """SIGKILL to Python, JVM and workers."""
+        """SIGKILL to Python, JVM and workers; what they left in ``temporary`` is removed."""
         signal_all(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -68,6 +70,13 @@ def signal_all(session_id: int, number: signal.Signals) -> list[int]:
         time.sleep(0.02)
 
 
+def within(environment: Mapping[str, str], temporary: Path) -> dict[str, str]:
+    """An environment whose JVMs and Python processes put there what they leave behind when they are killed."""
+    options = f'{environment.get("JAVA_TOOL_OPTIONS", "")} "-Djava.io.tmpdir={temporary}" -XX:-UsePerfData'.strip()
+    folder = str(temporary)
+    return {**environment, "TMPDIR": folder, "SPARK_LOCAL_DIRS": folder, "JAVA_TOOL_OPTIONS": options}
+
+
 class Query:
     """A query in a driver."""
 
@@ -114,7 +123,8 @@ class Session:
         self.events: list[dict[str, Any]] = []
         self.stopped = False
         self._changed = threading.Condition()
-        env = spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH})
+        self._temporary = Path(tempfile.mkdtemp(prefix="driver-"))
+        env = within(spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH}), self._temporary)
         env["SPARK_LOCAL_IP"] = "127.0.0.1"
         work = directory / f"driver-{self.number}"
         work.mkdir(parents=True)
@@ -182,6 +192,7 @@ class Session:
         """SIGKILL to driver, JVM and workers at once; what was done."""
         hit = signal_all(self.pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
         assert self.process.returncode == -signal.SIGKILL, self.process.returncode
         return f"driver {self.pid} and {len(hit) - 1} processes of it killed with SIGKILL"
 
@@ -203,6 +214,7 @@ class Session:
         with contextlib.suppress(AssertionError, ProcessLookupError):
             signal_all(self.pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def log(self) -> str:
         """What Spark logged."""
@@ -223,7 +235,9 @@ class Standalone:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         home = Path(pyspark.__file__).parent
-        self._env = dict(environment or spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH}))
+        self._temporary = Path(tempfile.mkdtemp(prefix="cluster-"))
+        given = environment or spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH})
+        self._env = within(given, self._temporary)
         java = Path(self._env["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in self._env else Path("java")
         self._java = [str(java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
         self._env |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_WORKER_DIR": str(directory)}
@@ -294,6 +308,7 @@ class Standalone:
         for process in self._processes:
             signal_all(process.pid, signal.SIGKILL)
             process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def _descendants(pid: int) -> list[int]:

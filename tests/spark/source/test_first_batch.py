@@ -167,8 +167,10 @@ def test_a_driver_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path,
     held = started("held", hold=True)
     try:
         assert held.wait("batch 0 is held"), held.log()[-4000:]
+        assert list(held.temporary.glob("blockmgr-*")), "what a killed Spark leaves is there"
     finally:
         held.kill()
+    assert not held.temporary.exists()
     assert not list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
     cluster.send(topic, numbered(10, 15))
     again = started("again", hold=False)
