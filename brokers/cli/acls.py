@@ -25,7 +25,7 @@ from fleetlog.brokers.acls.image import (
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from fleetlog.brokers.cli.client import Target, admin, client_options, explain, raise_for_code
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.output import CliError, Output, confirm, warn
+from fleetlog.brokers.cli.output import CliError, Output, confirm, count_text, warn
 from fleetlog.brokers.logins.principals import BadPrincipal, parse_principal
 from fleetlog.wire.errors import ErrorCode
 
@@ -305,7 +305,7 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
         rows = acl_rows(client, wanted)
         if not rows:
             raise CliError("no ACL matches; see `fleetlog acls list`")
-        confirm(f"Remove {len(rows)} ACLs?", yes)
+        confirm(f"Remove {count_text(len(rows), 'ACL')}?", yes)
         removed = _delete(client, wanted.filters())
     out.rows(COLUMNS, removed, title="removed")
 

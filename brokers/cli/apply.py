@@ -38,7 +38,7 @@ from fleetlog.brokers.cli.fleet_changes import (
     differences,
 )
 from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWanted, read_fleet
-from fleetlog.brokers.cli.output import CliError, Output, confirm
+from fleetlog.brokers.cli.output import CliError, Output, confirm, count_text
 from fleetlog.brokers.cli.overview import own_settings
 from fleetlog.brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
 from fleetlog.brokers.cli.users import alter_users_at, upsertions, users_at
@@ -86,9 +86,9 @@ def apply(file: Path, check: bool, prune: bool, yes: bool, target: Target, out: 
         passwords = {one.name: password_of(one.name, one.wanted) for one in changes if isinstance(one, SetPassword)}
         if not out.as_json:
             click.echo("\n".join(lines))
-        confirm(f"Make {len(changes)} change(s)?", yes)
+        confirm(f"Make {count_text(len(changes), 'change')}?", yes)
         make(client, changes, passwords, target)
-    out.done(f"made {len(changes)} change(s)", {"changes": lines, "applied": True})
+    out.done(f"made {count_text(len(changes), 'change')}", {"changes": lines, "applied": True})
 
 
 def password_of(name: str, wanted: UserWanted) -> str:
@@ -159,7 +159,8 @@ def make(client: Any, changes: Sequence[FleetChange], passwords: dict[str, str],
             if not number:
                 raise
             rest = "mend this one, and run the command again for the rest"
-            raise CliError(f"{error}; {number} of {len(changes)} changes are made, and stay: {rest}") from error
+            those = f"{number} of {count_text(len(changes), 'change', 'are')} made"
+            raise CliError(f"{error}; {those}, and stay: {rest}") from error
     created = [change.name for change in changes if isinstance(change, CreateTopic)]
     if created:
         wait_for_topics(client, created, target.timeout_s)

@@ -29,7 +29,7 @@ from kafka.structs import TopicPartition
 
 from fleetlog.brokers.cli.admin_client import GONE, AdminClient, BrokerGone
 from fleetlog.brokers.cli.options import at_least
-from fleetlog.brokers.cli.output import CliError, Output, number_text, warn
+from fleetlog.brokers.cli.output import CliError, Output, count_text, number_text, warn
 from fleetlog.brokers.cli.tls_probe import TLS_CONTEXT, TlsRefused, tls_connection, tls_refusal, without_tls
 from fleetlog.wire.errors import ErrorCode
 
@@ -513,8 +513,8 @@ def warn_of_minimum(settings: Mapping[str, str], replicas: int, name: str) -> No
     minimum = settings.get("min.insync.replicas", "")
     if minimum.isdecimal() and int(minimum) > replicas:
         warn(
-            f"min.insync.replicas={minimum} is more than the {replicas} replica(s) of {name}: every replica must be in"
-            " sync for acks=all, so one broker that stops refuses writes"
+            f"min.insync.replicas={minimum} is more than the {count_text(replicas, 'replica')} of {name}:"
+            " every replica must be in sync for acks=all, so one broker that stops refuses writes"
         )
 
 

@@ -12,7 +12,7 @@ import click
 from fleetlog.brokers.cli.client import Target, admin, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import config_file_argument, move_options, numbers, override_option
-from fleetlog.brokers.cli.output import CliError, Output, bytes_text, table
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, table
 from fleetlog.brokers.cli.overview import (
     BrokerOverview,
     Overview,
@@ -237,16 +237,15 @@ def _print(overview: Overview, health: FleetHealth) -> None:
     topics = len({p.topic for p in overview.partitions.values() if not p.internal})
     internal = len({p.topic for p in overview.partitions.values() if p.internal})
     live = overview.live_brokers()
-    alive = f"{len(live)} of {len(overview.brokers)} brokers alive"
+    alive = f"{len(live)} of {count_text(len(overview.brokers), 'broker')} alive"
     if cut_off := sum(broker.cut_off for broker in live):
         alive = f"{alive} when last known: ZooKeeper answers {cut_off} of them nothing"
     click.echo(f"cluster {overview.cluster_id}, controller {overview.controller}, {alive}")
     good = health.level == "good"
     words = _words(counted) or ("no problems" if good else "no partition has a problem")
-    suffix = "" if good else f"; {len(health.words)} problem(s), see below"
-    click.echo(
-        f"{topics} topics and {internal} internal ones with {counted['partitions']} partitions: {words}{suffix}\n"
-    )
+    suffix = "" if good else f"; {count_text(len(health.words), 'problem')}, see below"
+    both = f"{count_text(topics, 'topic')} and {count_text(internal, 'internal one')}"
+    click.echo(f"{both} with {count_text(counted['partitions'], 'partition')}: {words}{suffix}\n")
     _print_brokers(overview)
     if not good:
         click.echo("\n" + "\n".join([*health.words, "fleetlog doctor says more, and what to do"]))

@@ -20,7 +20,7 @@ from fleetlog.brokers.cli.client import (
     known_partitions,
     raise_for_code,
 )
-from fleetlog.brokers.cli.output import CliError, Output, bytes_text, progress
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, progress
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview
 from fleetlog.wire import messages
 from fleetlog.wire.messages import Encodable
@@ -162,7 +162,7 @@ def _row(copy: Copy, before: CopyFigures | None, after: CopyFigures | None, now:
     note = after.trouble
     if note is None and after.clean_offset < before.end_offset:
         young = "" if now else ", or younger than min.compaction.lag.ms"
-        left = before.end_offset - after.clean_offset
-        note = f"{left} offsets are left for later: not replicated, or behind an open transaction{young}"
+        left = count_text(before.end_offset - after.clean_offset, "offset", "are")
+        note = f"{left} left for later: not replicated, or behind an open transaction{young}"
     clean = None if after.state == STOPPED else after.clean_offset
     return [*copy, clean, before.size_bytes, after.size_bytes, note]

@@ -30,7 +30,7 @@ from fleetlog.brokers.cli.client import (
     topic_partitions,
 )
 from fleetlog.brokers.cli.options import regular_expression
-from fleetlog.brokers.cli.output import CliError, Output, iso, number_text, progress, warn
+from fleetlog.brokers.cli.output import CliError, Output, count_text, iso, number_text, progress, warn
 from fleetlog.brokers.cli.record_format import RecordText
 from fleetlog.brokers.cli.registries import known_registry, registry_access, registry_option
 from fleetlog.brokers.cli.times import Point, PointType
@@ -227,7 +227,8 @@ def consume(
             signal.signal(signal.SIGTERM, before)
             sys.stdout.flush()
     if sys.stderr.isatty():
-        warn(f"{writer.count} records" + (f" of {writer.count + writer.left_out}" if matches is not None else ""))
+        seen = f" of {writer.count + writer.left_out}" if matches is not None else ""
+        warn(f"{count_text(writer.count, 'record')}{seen}")
 
 
 def _check_group(group: str, wanted: list[PartitionsOf], start: Point | None) -> None:

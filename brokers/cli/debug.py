@@ -20,7 +20,7 @@ from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target, admin, client_options, first_line
 from fleetlog.brokers.cli.cluster_config import SOURCES, settings_of_brokers
 from fleetlog.brokers.cli.command_group import CommandGroup
-from fleetlog.brokers.cli.output import CliError, Output
+from fleetlog.brokers.cli.output import CliError, Output, count_text
 from fleetlog.brokers.setting_kinds import HIDDEN, secret
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def make_bundle(target: Target, out: Output, path: Path | None, logs: tuple[Path
     files["README.txt"] = "\n".join([*readme, "", "Secrets are left out: of settings, and lines of logs.", ""])
     _write(path, files)
     out.done(
-        f"{path}: {len(files)} files; look into it before you give it away", {"file": str(path), "files": [*files]}
+        f"{path}: {count_text(len(files), 'file')}; look into it before you give it away",
+        {"file": str(path), "files": [*files]},
     )
 
 

@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.dev_security import (
     load_or_make,
 )
 from fleetlog.brokers.cli.dev_state import (
+    BrokerState,
     DevError,
     FleetState,
     Process,
@@ -36,7 +37,7 @@ from fleetlog.brokers.cli.dev_state import (
 )
 from fleetlog.brokers.cli.interrupts import Interrupted, interrupts
 from fleetlog.brokers.cli.options import pairs
-from fleetlog.brokers.cli.output import table, warn
+from fleetlog.brokers.cli.output import count_text, table, warn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -358,20 +359,8 @@ def _running(directory: Path) -> FleetState:
 def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
     if state is None:
         return {"running": False, "directory": str(directory), "brokers": []}
-    rows = [
-        {
-            "id": broker.id,
-            "address": broker.address,
-            "pid": broker.process.pid if broker.process is not None else None,
-            "running": broker.process is not None and broker.process.alive(),
-            "ready": fleet.is_ready(broker),
-            "admin": f"http://127.0.0.1:{broker.admin_port}",
-            "config": str(Path(broker.directory) / fleet.CONFIG_FILE),
-            "log": str(fleet.log_path(broker)),
-        }
-        for broker in state.brokers
-    ]
     zookeeper = state.zookeeper is not None and state.zookeeper.alive()
+    rows = [_broker_row(broker, zookeeper) for broker in state.brokers]
     return {
         "running": zookeeper and all(row["ready"] for row in rows),
         "directory": str(directory),
@@ -388,27 +377,45 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
     }
 
 
+def _broker_row(broker: BrokerState, zookeeper: bool) -> dict[str, Any]:
+    running = broker.process is not None and broker.process.alive()
+    reason = fleet.not_ready(broker)
+    ready = reason is None
+    starts = reason == fleet.STARTING and zookeeper
+    return {
+        "id": broker.id,
+        "address": broker.address,
+        "pid": broker.process.pid if broker.process is not None else None,
+        "running": running,
+        "ready": ready,
+        "state": "ready" if ready else "down" if not running else fleet.STARTING if starts else "not ready",
+        "not_ready": reason if running and not starts else None,
+        "admin": f"http://127.0.0.1:{broker.admin_port}",
+        "config": str(Path(broker.directory) / fleet.CONFIG_FILE),
+        "log": str(fleet.log_path(broker)),
+    }
+
+
 def _print_table(report: dict[str, Any]) -> None:
     zookeeper = report["zookeeper"]
     log = str(Path(report["directory"]) / "zookeeper" / "zookeeper.log")
-    up = zookeeper["running"]
-    rows = [["zookeeper", zookeeper["connect"], zookeeper["pid"], _word(up, up), log]]
-    rows += [
-        [f"broker {row['id']}", row["address"], row["pid"], _word(row["running"], row["ready"]), row["log"]]
-        for row in report["brokers"]
-    ]
+    state = "ready" if zookeeper["running"] else "down"
+    rows = [["zookeeper", zookeeper["connect"], zookeeper["pid"], state, log]]
+    rows += [[f"broker {row['id']}", row["address"], row["pid"], row["state"], row["log"]] for row in report["brokers"]]
     table(["process", "address", "pid", "state", "log"], rows)
-
-
-def _word(running: bool, ready: bool) -> str:
-    return "ready" if ready else "starting" if running else "down"
+    for row in report["brokers"]:
+        if row["not_ready"] is not None:
+            click.echo(f"broker {row['id']} is not ready: {row['not_ready']}")
+    if not zookeeper["running"]:
+        where = f"--dir {report['directory']}"
+        click.echo(f"no ZooKeeper runs: `fleetlog dev down {where}`, then `fleetlog dev up {where}` start all again")
 
 
 def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**_report(state, directory), "seconds": round(seconds, 2)}, indent=2))
         return
-    click.echo(f"ready after {seconds:.1f} s: {len(state.brokers)} brokers at {state.bootstrap}")
+    click.echo(f"ready after {seconds:.1f} s: {count_text(len(state.brokers), 'broker')} at {state.bootstrap}")
     click.echo(f"  export FLEETLOG_BOOTSTRAP={state.bootstrap}")
     if state.registry is not None:
         click.echo(f"  schema registry: {state.registry_url}")

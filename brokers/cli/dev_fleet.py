@@ -18,7 +18,7 @@ from fleetlog._native.temporary import own_directory
 from fleetlog.brokers.cli.dev_security import APP, CONSOLE, LISTENER, MECHANISM, REGISTRY, DevSecurity, write_private
 from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from fleetlog.brokers.cli.interrupts import interrupts
-from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.output import CliError, count_text
 from fleetlog.coordination.ensemble import (
     EnsembleError,
     ZooKeeperNode,
@@ -53,7 +53,9 @@ OWN_SETTINGS: Mapping[str, str] = {
 """What differs from broker to broker and is dev's to choose, with the option that it is chosen by."""
 
 Progress = Callable[[str], None]
-
+STARTING = "starting"
+"""What a broker says of itself until it has its services."""
+ANSWER_BYTES = 65_536
 
 TOPIC_PREFIX = "dev-ready-check-"
 """Prefix of the topic and the group that the ready check uses and deletes."""
@@ -102,8 +104,8 @@ def count_of(directory: Path, wanted: int | None) -> int:
         return holds or DEFAULT_COUNT
     if wanted < holds:
         raise DevError(
-            f"{directory} holds the data of {holds} brokers: start them all (without --brokers, or --brokers {holds}),"
-            " use another directory with --dir, or delete the data with"
+            f"{directory} holds the data of {count_text(holds, 'broker')}: start them all"
+            f" (without --brokers, or --brokers {holds}), use another directory with --dir, or delete the data with"
             f" `fleetlog dev down --delete-data --dir {directory}`"
         )
     return wanted
@@ -335,7 +337,7 @@ def log_path(broker: BrokerState) -> Path:
 
 def wait_ready(broker: BrokerState, deadline: float) -> None:
     """Wait until the broker is ready; raises DevError with the end of its log if it ended or is not ready in time."""
-    while not is_ready(broker):
+    while not_ready(broker) is not None:
         if broker.process is None or not broker.process.alive():
             raise DevError(f"broker {broker.id} ended:\n{log_tail(broker)}")
         if time.monotonic() > deadline:
@@ -343,16 +345,21 @@ def wait_ready(broker: BrokerState, deadline: float) -> None:
         time.sleep(0.05)
 
 
-def is_ready(broker: BrokerState) -> bool:
-    """Does the broker's health endpoint say ready?"""
+def not_ready(broker: BrokerState) -> str | None:
+    """Why the broker's health endpoint says that it is not ready, STARTING before it says anything; None if it is."""
     question = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:
         with socket.create_connection(("127.0.0.1", broker.admin_port), timeout=2) as connection:
             connection.sendall(question)
             with connection.makefile("rb") as answer:
-                return answer.readline().split()[1:2] == [b"200"]
+                head, _, text = answer.read(ANSWER_BYTES).partition(b"\r\n\r\n")
+    except TimeoutError:
+        return "it does not answer"
     except OSError:
-        return False
+        return STARTING
+    if head.split()[1:2] == [b"200"]:
+        return None
+    return text.decode(errors="replace").strip().removeprefix("not ready: ")
 
 
 def log_tail(broker: BrokerState, lines: int = 15) -> str:
@@ -493,7 +500,7 @@ def _round_trip(settings: dict[str, str], count: int, topic: str, timeout_s: flo
             if message is not None and message.error() is None:
                 got += 1
             if time.monotonic() > deadline:
-                raise DevError(f"a stock client reads {got} of {count} records")
+                raise DevError(f"a stock client reads {got} of {count_text(count, 'record')}")
         consumer.commit(asynchronous=False)
     finally:
         consumer.close()

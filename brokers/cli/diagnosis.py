@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from fleetlog.brokers.cli.output import count_text
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
@@ -208,17 +209,17 @@ def _brokers(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
 
 def _partitions(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     kinds = (
-        ("offline", Severity.ERROR, "cannot be read or written",
+        ("offline", Severity.ERROR, "", "cannot be read or written",
          "bring one of its replicas back; only if all are lost: fleetlog topics elect --unclean"),
-        ("under min ISR", Severity.ERROR, "refuse writes with acks=all",
+        ("under min ISR", Severity.ERROR, "refuse", "writes with acks=all",
          "bring the missing replicas back, or move them: fleetlog brokers replace"),
-        ("under-replicated", Severity.WARNING, "have fewer copies than they should",
+        ("under-replicated", Severity.WARNING, "have", "fewer copies than assigned",
          "bring the missing replicas back, or move them: fleetlog brokers replace"),
     )  # fmt: skip
-    for problem, severity, effect, todo in kinds:
+    for problem, severity, verb, effect, todo in kinds:
         troubled = [p for _, p in sorted(facts.overview.partitions.items()) if p.problem == problem]
         if troubled:
-            what = f"{len(troubled)} partition(s) {effect}: {_listed(str(p.tp) for p in troubled)}"
+            what = f"{count_text(len(troubled), 'partition', verb)} {effect}: {_listed(str(p.tp) for p in troubled)}"
             yield Finding(severity, "partitions", problem, what, _missing(facts, troubled), todo)
 
 
@@ -233,7 +234,7 @@ def _moves(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     for broker_id, tps in sorted(away.items()):
         yield Finding(
             Severity.WARNING, "move", f"broker {broker_id}",
-            f"{len(tps)} move(s) wait for it, and it is not registered: {_listed(map(str, tps))}",
+            f"{count_text(len(tps), 'move', 'wait')} for it, and it is not registered: {_listed(map(str, tps))}",
             "a move ends when all its new replicas are in sync; until then the old ones stay",
             "start the broker, or give the moves up: fleetlog topics reassign TOPIC --cancel",
         )  # fmt: skip
@@ -321,8 +322,8 @@ def _hot_partitions(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
         where = f"broker {partition.leader}" if partition is not None else "its leader"
         yield Finding(
             Severity.WARNING, "hot partition", str(hot),
-            f"it gets {most / 1e6:.1f} MB a second, {100 * most / total:.0f} % of what the {len(rates)} partitions of"
-            f" {topic} get",
+            f"it gets {most / 1e6:.1f} MB a second, {100 * most / total:.0f} % of what the"
+            f" {count_text(len(rates), 'partition')} of {topic} get",
             f"most records have the same key, or name that partition; {where} and one consumer do all the work",
             "see which keys they have: fleetlog consume; spread them by another key; more partitions alone do not help",
         )  # fmt: skip
@@ -366,7 +367,7 @@ def _files(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             )  # fmt: skip
         elif 0 < limit < FEW_FILES:
             yield Finding(
-                Severity.NOTE, "files", f"broker {broker_id}", f"it may open {limit} files only",
+                Severity.NOTE, "files", f"broker {broker_id}", f"it may open {count_text(limit, 'file')} only",
                 "each segment takes three and each connection one", todo,
             )  # fmt: skip
 
@@ -476,7 +477,8 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
         inner = [topic for topic in lone if topic in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)]
         severity = Severity.WARNING if inner else Severity.NOTE
         yield Finding(
-            severity, "settings", "replication factor", f"{len(lone)} topic(s) with one replica: {_listed(lone)}",
+            severity, "settings", "replication factor",
+            f"{count_text(len(lone), 'topic')} with one replica: {_listed(lone)}",
             "a broker that stops takes them away, a disk that fails loses them",
             "fleetlog topics reassign TOPIC --replication-factor 3",
         )  # fmt: skip
@@ -484,7 +486,7 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     if brittle:
         yield Finding(
             Severity.WARNING, "settings", "min.insync.replicas",
-            f"{len(brittle)} topic(s) need every replica for a write: {_listed(brittle)}",
+            f"{count_text(len(brittle), 'topic', 'need')} every replica for a write: {_listed(brittle)}",
             "min.insync.replicas is not below the replication factor: one broker that stops refuses writes",
             "lower min.insync.replicas to one less than the factor: fleetlog topics alter",
         )  # fmt: skip
@@ -492,13 +494,14 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     if weak:
         yield Finding(
             Severity.NOTE, "settings", "min.insync.replicas",
-            f"{len(weak)} topic(s) take writes with one replica in sync: {_listed(weak)}",
+            f"{count_text(len(weak), 'topic', 'take')} writes with one replica in sync: {_listed(weak)}",
             "with acks=all a record may then be on one disk only", "set min.insync.replicas=2: fleetlog topics alter",
         )  # fmt: skip
     if facts.unclean_topics:
         yield Finding(
             Severity.WARNING, "settings", "unclean.leader.election.enable",
-            f"{len(facts.unclean_topics)} topic(s) allow unclean elections: {_listed(facts.unclean_topics)}",
+            f"{count_text(len(facts.unclean_topics), 'topic', 'allow')} unclean elections:"
+            f" {_listed(facts.unclean_topics)}",
             "a replica that lacks acknowledged records may lead", "set unclean.leader.election.enable=false",
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ from fleetlog.brokers.cli.diagnosis import (
 )
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.options import at_least
-from fleetlog.brokers.cli.output import CliError, Output, visible
+from fleetlog.brokers.cli.output import CliError, Output, count_text, visible
 from fleetlog.brokers.cli.overview import (
     PATIENCE_S,
     Overview,
@@ -88,7 +88,7 @@ def doctor(target: Target, out: Output, **limits: Any) -> None:
 
 def _print(found: list[Finding], facts: FleetFacts) -> None:
     brokers, partitions = facts.overview.live_brokers(), facts.overview.partitions
-    click.echo(f"{len(brokers)} broker(s) and {len(partitions)} partition(s) examined")
+    click.echo(f"{count_text(len(brokers), 'broker')} and {count_text(len(partitions), 'partition')} examined")
     for one in found:
         click.echo(f"\n{one.severity.name}  {one.check}: {visible(one.where)}")
         for word, sentence in (("what", one.what), ("why", one.why), ("do", one.todo)):

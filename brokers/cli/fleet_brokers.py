@@ -14,7 +14,7 @@ from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from fleetlog.brokers.cli.moves import moves_to
 from fleetlog.brokers.cli.options import BROKER_ID, move_options, pairs
-from fleetlog.brokers.cli.output import CliError, Output, warn
+from fleetlog.brokers.cli.output import CliError, Output, count_text, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from fleetlog.brokers.cli.reassign import execute
 
@@ -131,7 +131,8 @@ def _hand_over(target: Target, out: Output, broker_id: int, plan: Callable[[Over
         stuck = without_source(overview, broker_id)
         execute(client, target, out, overview, listed, **how)
     if stuck:
-        warn(f"{len(stuck)} partition(s), such as {stuck[0].tp}, have no leader to copy from, and stay: see doctor")
+        those = f"{count_text(len(stuck), 'partition', 'have')} no leader to copy from, such as {stuck[0].tp}"
+        warn(f"{those}: nothing moves them; see doctor")
 
 
 # ---------------------------------------------------------------- levels

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from fleetlog.brokers.cli.fleet_file import AclRow, Entity, FleetFile, TopicWanted, UserWanted
-from fleetlog.brokers.cli.output import number_text
+from fleetlog.brokers.cli.output import count_text, number_text
 from fleetlog.brokers.inert_settings import KAFKA_TOPIC_SETTINGS
 from fleetlog.brokers.setting_kinds import ConfigError
 from fleetlog.brokers.topic_config import TOPIC_SETTINGS
@@ -44,7 +44,8 @@ class CreateTopic(NamedTuple):
 
     def __str__(self) -> str:
         count, factor, config = self.wanted
-        said = [f"{count if count else 'default'} partitions", f"{factor if factor else 'default'} replicas"]
+        said = [count_text(count, "partition") if count else "default partitions"]
+        said += [count_text(factor, "replica") if factor else "default replicas"]
         return f"+ topic {self.name}: {', '.join([*said, *(f'{name}={text}' for name, text in config.items())])}"
 
 
@@ -56,7 +57,7 @@ class AddPartitions(NamedTuple):
     wanted: int
 
     def __str__(self) -> str:
-        return f"~ topic {self.name}: {self.wanted} partitions instead of {self.present}"
+        return f"~ topic {self.name}: {count_text(self.wanted, 'partition')} instead of {self.present}"
 
 
 class AlterTopic(NamedTuple):
@@ -90,7 +91,8 @@ class SetPassword(NamedTuple):
     wanted: UserWanted
 
     def __str__(self) -> str:
-        return f"+ user {self.name}: {', '.join(self.mechanisms)} with {self.wanted.iterations} iterations"
+        cost = count_text(self.wanted.iterations, "iteration")
+        return f"+ user {self.name}: {', '.join(self.mechanisms)} with {cost}"
 
 
 class AlterAcl(NamedTuple):
@@ -161,13 +163,13 @@ def _of_topic(name: str, wanted: TopicWanted, found: TopicFound | None, prune: b
     changes: list[FleetChange] = []
     if wanted.partitions is not None and wanted.partitions != found.partitions:
         if wanted.partitions < found.partitions:
-            what = f"topic {name}: {wanted.partitions} partitions instead of {found.partitions}"
+            what = f"topic {name}: {count_text(wanted.partitions, 'partition')} instead of {found.partitions}"
             changes.append(Impossible(what, "a topic never loses partitions; make another one"))
         else:
             changes.append(AddPartitions(name, found.partitions, wanted.partitions))
     if wanted.replication is not None and found.factors != {wanted.replication}:
         factors = " and ".join(map(str, sorted(found.factors)))
-        what = f"topic {name}: {wanted.replication} replicas instead of {factors}"
+        what = f"topic {name}: {count_text(wanted.replication, 'replica')} instead of {factors}"
         changes.append(Impossible(what, "move replicas with `fleetlog topics reassign`"))
     for setting, text in sorted(wanted.config.items()):
         present = found.config.get(setting)

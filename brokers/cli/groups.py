@@ -70,6 +70,8 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
     behind), ERR (stopped, stalled or rewound). With names each partition is shown. All is as old as age_s says, in
     seconds; `groups describe` counts the lag when it is asked.
     """
+    if "" in names:
+        raise_for_code("groups lag", ErrorCode.INVALID_GROUP_ID)
     with admin(target, " ".join(names)) as client:
         lags, unknown = lag_of_groups(client, names)
     for text in unknown:

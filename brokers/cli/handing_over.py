@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.output import CliError, count_text
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview
 from fleetlog.brokers.controller.placement import crowding
 from fleetlog.brokers.model import BrokerId, TopicPartition
@@ -33,9 +33,11 @@ def away_from(overview: Overview, broker_id: int) -> Assigned:
         rest = [BrokerId(b) for b in p.target if b != broker_id]
         others = [b for b in where if b not in rest]
         if not others:
+            lower = f"fleetlog topics reassign {p.topic} --replication-factor {len(where)}"
+            alive = count_text(len(where), "other broker", "are")
             raise CliError(
-                f"{tp} has {len(p.target)} replicas, and {len(where)} other broker(s) are alive: add a broker, or "
-                f"lower its number of replicas: fleetlog topics reassign {p.topic} --replication-factor {len(where)}"
+                f"{tp} has {count_text(len(p.target), 'replica')}, and {alive} alive: add a broker"
+                + (f", or lower its number of replicas: {lower}" if where else "")
             )
         new = min(others, key=lambda b: (crowding(b, rest, where), load[b], b))
         load[new] += 1

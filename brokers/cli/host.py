@@ -26,7 +26,7 @@ from fleetlog.brokers.cli.options import (
     override_option,
     settings_text,
 )
-from fleetlog.brokers.cli.output import CliError, number_text
+from fleetlog.brokers.cli.output import CliError, count_text, number_text
 from fleetlog.brokers.config import ConfigError
 from fleetlog.brokers.server.service_manager import service_manager
 
@@ -156,9 +156,9 @@ def unit_status(config_file: Path, override: dict[str, str]) -> None:
     click.echo(f"process {process}; last rolling restart: {state['last_rolling_restart']}")
     for row in state["brokers"]:
         said = str(row["said"]).replace("\n", "; ")
-        click.echo(f"broker {row['id']}: process {row['process']}, {row['starts']} start(s), {said}")
+        click.echo(f"broker {row['id']}: process {row['process']}, {count_text(row['starts'], 'start')}, {said}")
     if row := state.get("registry"):
-        click.echo(f"registry: process {row['process']}, {row['starts']} start(s), {row['said']}")
+        click.echo(f"registry: process {row['process']}, {count_text(row['starts'], 'start')}, {row['said']}")
 
 
 @host.command("restart")
@@ -184,6 +184,6 @@ def restart_unit(config_file: Path, override: dict[str, str], timeout: float) ->
         if state["rolling_restarts"] > before["rolling_restarts"] and said != "under way":
             if said != "done":
                 raise CliError(f"rolling restart {said}")
-            click.echo(f"restarted {len(state['brokers'])} brokers")
+            click.echo(f"restarted {count_text(len(state['brokers']), 'broker')}")
             return
     raise CliError(f"the rolling restart goes on after {number_text(timeout)} s; see `fleetlog host status`")

@@ -23,6 +23,7 @@ from typing import IO, Any
 import fleetlog
 from fleetlog.brokers.cli.host_pages import TEXT, Page, PageServer, fetch_page, gauge, join_metrics
 from fleetlog.brokers.cli.host_plan import HostPlan, PlannedBroker, PlannedRegistry, local_address, same_unit
+from fleetlog.brokers.cli.output import count_text
 from fleetlog.brokers.config import ConfigError
 from fleetlog.brokers.server.service_manager import ServiceManager
 from fleetlog.coordination.ensemble import ends_with_parent
@@ -283,7 +284,7 @@ class Unit:
             await asyncio.gather(*(self._look(child, looks % LIVE_EVERY == 0) for child in self._all))
             count = sum(child.ready for child in self._children)
             failing = [str(child.plan.id) for child in self._children if child.failures and not child.ready]
-            status = f"{count} of {len(self._children)} brokers ready"
+            status = f"{count} of {count_text(len(self._children), 'broker')} ready"
             if failing:
                 status += f"; failed, and started again: broker {', '.join(failing)}"
             if self._registry is not None:

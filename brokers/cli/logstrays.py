@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from fleetlog.brokers.cli.output import CliError, bytes_text, confirm, table
+from fleetlog.brokers.cli.output import CliError, bytes_text, confirm, count_text, table
 from fleetlog.brokers.log.directories.directories import STRAY_DIRECTORY
 from fleetlog.brokers.log.disk.checkpoints import PARTITION_METADATA, DamagedFile, decode_partition_metadata
 from fleetlog.brokers.model import id_text
@@ -49,12 +49,12 @@ def log_strays(*, paths: tuple[Path, ...], remove: bool, yes: bool, as_json: boo
     elif strays:
         table(["partition", "topic id", "size", "directory"],
               [[one.partition, one.topic_id, bytes_text(one.bytes), str(one.path)] for one in strays])  # fmt: skip
-        click.echo(f"{len(strays)} log(s) lie aside, {bytes_text(total)}")
+        click.echo(f"{count_text(len(strays), 'log', 'lie')} aside, {bytes_text(total)}")
     else:
         click.echo("no log lies aside")
     if not remove or not strays:
         return
-    confirm(f"Remove {len(strays)} log(s), {bytes_text(total)}? Their records are gone then.", yes)
+    confirm(f"Remove {count_text(len(strays), 'log')}, {bytes_text(total)}? Their records are gone then.", yes)
     for stray in strays:
         try:
             shutil.rmtree(stray.path)

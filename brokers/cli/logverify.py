@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fleetlog.brokers.cli.output import CliError, bytes_text, progress, warn
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, progress, warn
 from fleetlog.brokers.log.segment import LOG_SUFFIX
 from fleetlog.brokers.log.verify import Verified, partition_of, verify_partition
 
@@ -54,8 +54,8 @@ def verify_logs(*, paths: tuple[Path, ...], records: bool, as_json: bool) -> Non
                 _tell(verified)
     if damaged:
         warn(
-            f"{damaged} of {len(directories)} partitions are damaged. Where others are in sync, stop the broker,"
-            " move the partition's directory away and start the broker: it fetches the partition again"
+            f"{damaged} of {count_text(len(directories), 'partition', 'are')} damaged. Where others are in sync, stop"
+            " the broker, move the partition's directory away and start the broker: it fetches the partition again"
         )
         sys.exit(1)
 
@@ -91,11 +91,12 @@ def _row(found: Verified) -> dict[str, Any]:
 
 def _tell(found: Verified) -> None:
     tp = found.partition
-    verdict = f"{len(found.problems) + found.more} problems" if found.problems else "whole"
-    end = f", {found.unfinished} bytes behind the last whole batch" if found.unfinished else ""
+    verdict = count_text(len(found.problems) + found.more, "problem") if found.problems else "whole"
+    end = f", {count_text(found.unfinished, 'byte')} behind the last whole batch" if found.unfinished else ""
+    stored = f"{count_text(found.batches, 'batch')} in {count_text(found.segments, 'segment')}"
     click.echo(
-        f"{tp.topic}-{tp.partition}: {verdict}; offsets {found.start} to {found.end}, {found.batches} batches in"
-        f" {found.segments} segments, {bytes_text(found.size)}{end}"
+        f"{tp.topic}-{tp.partition}: {verdict}; offsets {found.start} to {found.end}, {stored},"
+        f" {bytes_text(found.size)}{end}"
     )
     for problem in found.problems:
         at = f" offset {problem.offset}:" if problem.offset >= 0 else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetlog.brokers.cli.output import CliError, bytes_text
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview
 from fleetlog.brokers.controller.placement import Places, crowding
 from fleetlog.brokers.model import BrokerId, TopicPartition
@@ -141,7 +141,7 @@ LOAD_COLUMNS = ("broker", "replicas", "then", "first replica", "then", "bytes", 
 def summary(moves: Sequence[ReplicaMove], rate: int | None) -> str:
     """The plan in one line: partitions, bytes to copy, and the least time that takes at the rate."""
     copied = sum(move.bytes_copied for move in moves)
-    text = f"{len(moves)} partition{'s' if len(moves) != 1 else ''} change{'s' if len(moves) == 1 else ''}"
+    text = count_text(len(moves), "partition", "change")
     text += f", {bytes_text(copied)} {'are' if copied != 1 else 'is'} copied"
     if rate:
         # every broker may send and receive at that rate, so the busiest one decides

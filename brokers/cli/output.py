@@ -153,6 +153,24 @@ def number_text(number: float) -> str:
     return f"{number:.0f}" if float(number).is_integer() else f"{Decimal(repr(number)):f}"
 
 
+_IRREGULAR = {"are": "is", "have": "has", "were": "was"}
+
+
+def _with_s(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith(("ch", "s", "x")) else f"{word}s"
+
+
+def count_text(count: int, noun: str, verb: str = "") -> str:
+    """A number of things, and what they do: 1 topic takes, 2 topics take."""
+    if count == 1:
+        return f"1 {noun} {_with_s(verb)}" if verb else f"1 {noun}"
+    return f"{count} {_with_s(noun)} {verb}".rstrip()
+
+
 def bytes_text(size: int) -> str:
     """A number of bytes for users: about three digits, and a unit."""
     if size < 1000:

@@ -15,7 +15,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from fleetlog.brokers.cli.admin_client import AdminClient
-from fleetlog.brokers.cli.output import CliError, bytes_text
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text
 from fleetlog.brokers.controller.placement import Place
 from fleetlog.brokers.model import TopicPartition, has_room
 
@@ -231,7 +231,8 @@ class Overview:
                 if missing:
                     named = ", ".join(map(str, missing[:MISSING_NAMED]))
                     more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
-                    troubles.append((broker_id, f"no log of {len(missing)} replica(s) assigned to it: {named}{more}"))
+                    lacks = f"no log of {count_text(len(missing), 'replica')} assigned to it"
+                    troubles.append((broker_id, f"{lacks}: {named}{more}"))
         return troubles
 
     def copied(self, partition: PartitionOverview) -> tuple[int, int] | None:

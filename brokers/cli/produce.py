@@ -23,7 +23,7 @@ import click
 
 from fleetlog.brokers.cli.client import Target, admin, client_options, complete_topics
 from fleetlog.brokers.cli.options import pairs, partition_option
-from fleetlog.brokers.cli.output import CliError, Output, progress, warn
+from fleetlog.brokers.cli.output import CliError, Output, count_text, progress, warn
 from fleetlog.brokers.cli.record_encoding import RecordEncoding, WrongValue, schema_options, wanted_encoding
 from fleetlog.brokers.cli.record_format import Verb, parse_format
 from fleetlog.brokers.cli.sender import InputRecord, Sender
@@ -133,7 +133,7 @@ def produce(
     last = {str(p): offset for p, offset in sorted(sender.last.items())}
     left_out = f", {reading.left_out} left out" if reading.left_out else ""
     out.done(
-        f"{sender.written} records to {topic}{left_out}",
+        f"{count_text(sender.written, 'record')} to {topic}{left_out}",
         {"topic": topic, "records": sender.written, "last_offsets": last}
         | ({"left_out": reading.left_out} if reading.skips else {}),
     )

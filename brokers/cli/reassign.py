@@ -34,7 +34,7 @@ from fleetlog.brokers.cli.moving import (
     wait_for_reassignments,
 )
 from fleetlog.brokers.cli.options import move_options, numbers, yes_option
-from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, count_text, table, warn
 from fleetlog.brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire.errors import ErrorCode
@@ -155,7 +155,7 @@ def execute(
         {"moves": plans.as_value(listed), "done": [str(move.tp) for move in result.done], "failed": failed},
     )
     if failed:
-        raise CliError(f"{len(failed)} of {len(listed)} partitions did not move")
+        raise CliError(f"{len(failed)} of {count_text(len(listed), 'partition')} did not move")
 
 
 def _lead(client: AdminClient, target: Target, moved: Sequence[TopicPartition] | None) -> None:
@@ -274,7 +274,7 @@ def elect_leaders(
     else:
         out.rows(["topic", "partition", "result"], rows)
     if failed:
-        raise CliError(f"{failed} of {len(rows)} elections failed")
+        raise CliError(f"{failed} of {count_text(len(rows), 'election')} failed")
 
 
 def describe_moves(overview: Overview) -> list[list[Any]]:

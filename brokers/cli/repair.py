@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from fleetlog.brokers.cli.options import settings_text
-from fleetlog.brokers.cli.output import CliError, confirm
+from fleetlog.brokers.cli.output import CliError, confirm, count_text
 from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.inventories import Inventory, decode_inventory
@@ -51,10 +51,10 @@ async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int]
         for line in plan.lines:
             click.echo(line)
         if plan.done:
-            click.echo(f"{plan.done} topic(s) are right already: a repair that was broken off wrote them")
+            click.echo(f"{count_text(plan.done, 'topic', 'are')} right already: a repair that broke off wrote them")
         click.echo(
-            f"{len(plan.topics)} topic(s) are written anew, each partition in a new leader epoch; controller epoch"
-            f" {plan.controller_epoch}, generation {plan.generation}"
+            f"{count_text(len(plan.topics), 'topic', 'are')} written anew, each partition in a new leader epoch;"
+            f" controller epoch {plan.controller_epoch}, generation {plan.generation}"
         )
         if not execute:
             click.echo("nothing was written; --execute writes it")

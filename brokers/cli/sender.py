@@ -19,7 +19,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog._native.columns import partition_for_key
 from fleetlog.brokers.cli.admin_client import GONE, AdminClient
 from fleetlog.brokers.cli.client import explain, raise_for_code
-from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.cli.output import CliError, count_text
 from fleetlog.wire.compression import CODES, compress
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import request_class
@@ -219,7 +219,7 @@ class Sender:
     def outcome(self) -> str:
         """How much was written, as text."""
         unsure = f", up to {self.pending} more may be" if self.pending else ""
-        return f"{self.written} records were written before{unsure}"
+        return f"{count_text(self.written, 'record', 'were')} written before{unsure}"
 
     def finish(self) -> None:
         """With acks=0: wait until the brokers that answer have read what was sent."""

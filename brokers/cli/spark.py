@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import count_text
 
 
 @click.group(cls=CommandGroup)
@@ -31,7 +32,8 @@ def pack(archive: Path, more: tuple[str, ...]) -> None:
     except packing.PackError as problem:
         raise click.ClickException(str(problem)) from problem
     version = ".".join(map(str, sys.version_info[:3]))
-    click.echo(f"{archive}: Python {version}, {len(packed.packages)} packages, {packed.bytes / 2**20:.0f} MiB")
+    packages = count_text(len(packed.packages), "package")
+    click.echo(f"{archive}: Python {version}, {packages}, {packed.bytes / 2**20:.0f} MiB")
     click.echo("To submit with the driver on this machine:")
     click.echo(f"  mkdir -p fleetlog && tar xzf {archive} -C fleetlog")
     click.echo(f"  PYSPARK_PYTHON=./fleetlog/bin/python spark-submit --archives {archive}#fleetlog JOB.py")

@@ -21,7 +21,7 @@ from fleetlog.brokers.cli.client import (
     topic_partitions,
 )
 from fleetlog.brokers.cli.options import at_least
-from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, confirm, count_text, table, warn
 from fleetlog.brokers.cli.times import Point, PointType
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def trim_topic(
         shrinking = {tp: goal for tp, goal in goals.items() if goal > begins[tp]}
         count = sum(goal - begins[tp] for tp, goal in shrinking.items())
         if shrinking and not dry_run:
-            confirm(f"Delete {count} offsets of {len(shrinking)} partition(s) of {topic}?", yes)
+            where = f"{count_text(len(shrinking), 'partition')} of {topic}"
+            confirm(f"Delete {count_text(count, 'offset')} of {where}?", yes)
             client.delete_records(shrinking, target.timeout_ms)
     rows = [[tp.partition, begins[tp], goal, goal - begins[tp]] for tp, goal in sorted(goals.items())]
     out.rows(["partition", "first offset", "new first offset", "offsets"], rows)
@@ -222,8 +223,9 @@ def analyze_topic(*, target: Target, out: Output, name: str, records: int, megab
 def _show(value: dict[str, Any]) -> None:
     """For people."""
     click.echo(
-        f"{value['topic']}: {value['records']} newest records in {value['batches']} batches of"
-        f" {len(value['partitions'])} partition(s)" + (", until the budget ended" if value["cut_short"] else "")
+        f"{value['topic']}: {count_text(value['records'], 'newest record')} in {count_text(value['batches'], 'batch')}"
+        f" of {count_text(len(value['partitions']), 'partition')}"
+        + (", until the budget ended" if value["cut_short"] else "")
     )
     spreads = {"record": "record_bytes", "batch": "batch_bytes", "records of a batch": "batch_records"}
     rows = []
@@ -241,8 +243,8 @@ def _show(value: dict[str, Any]) -> None:
         f" compression ratio {value['compression_ratio']} ({', '.join(value['codecs']) or 'nothing'})"
     )
     click.echo(
-        f"keys: {value['distinct_keys']} distinct ones, {value['without_key']} records without;"
-        f" {value['tombstones']} tombstones"
+        f"keys: {count_text(value['distinct_keys'], 'distinct one')},"
+        f" {count_text(value['without_key'], 'record')} without; {count_text(value['tombstones'], 'tombstone')}"
     )
     if value["most_frequent_keys"]:
         table(["most frequent key", "records"], [[one["key"], one["records"]] for one in value["most_frequent_keys"]])

@@ -25,7 +25,7 @@ from fleetlog.brokers.cli.client import (
 )
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
-from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
+from fleetlog.brokers.cli.output import CliError, Output, confirm, count_text, table, visible, warn
 from fleetlog.brokers.cli.overview import (
     PATIENCE_S,
     Overview,
@@ -130,8 +130,9 @@ def create_topics(
     verb = "could be created" if dry_run else "created"
     lines = [
         f"{r['topic']}: {'exists already' if not r['created'] and not dry_run else verb}"
-        + (f", {r['partitions']} partitions, {r['replication_factor']} copies" if r["partitions"] > 0 else "")
+        + (f", {count_text(count, 'partition')}, {count_text(r['replication_factor'], 'copy')}" if count > 0 else "")
         for r in results
+        for count in [r["partitions"]]
     ]
     out.done("\n".join(lines), results)
 
@@ -293,7 +294,7 @@ def alter_topic(
             for one in response.results:
                 raise_for_code(f"topic {one.name}", one.error_code, one.error_message)
     done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
-    done += [f"{partitions} partitions"] if partitions else []
+    done += [count_text(partitions, "partition")] if partitions else []
     verb = "would have" if dry_run else "has now"
     rows: list[dict[str, Any]] = [
         {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run}

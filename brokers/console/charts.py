@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup, escape
 
-from fleetlog.brokers.cli.output import bytes_text
+from fleetlog.brokers.cli.output import bytes_text, count_text
 from fleetlog.brokers.console.history import MEAN, MOST, STEP_S, Points, folded
 
 BYTES, BYTES_S, PER_S, SECONDS, NUMBER, COUNT = "bytes", "bytes/s", "/s", "seconds", "number", "count"
@@ -369,7 +369,7 @@ def days_text(days: float) -> str:
     """About how long."""
     if days < 1:
         return f"{max(1, round(days * 24))} h"
-    return f"{days:.0f} day{'' if round(days) == 1 else 's'}"
+    return count_text(round(days), "day")
 
 
 SQUARE, PER_ROW = 7, 25

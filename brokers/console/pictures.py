@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kafka.protocol.admin import DescribeClusterRequest
 
+from fleetlog.brokers.cli.output import count_text
 from fleetlog.brokers.console.asking import Asking
 from fleetlog.brokers.console.charts import (
     BYTES,
@@ -145,7 +146,7 @@ class Pictures:
         out unless the viewer may describe all of them."""
         figures = self._read("group", group)
         marks = {
-            at: f"{count:.0f} rebalance{'s' if count > 1 else ''}"
+            at: count_text(round(count), "rebalance")
             for at, count in figures["rebalances"] if not isnan(count) and count >= 1
         }  # fmt: skip
         told = self._history is None or self._may_describe_topics(asking, group)

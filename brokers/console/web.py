@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
-from fleetlog.brokers.cli.output import CliError, bytes_text, iso
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, iso
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console import charts, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
@@ -222,7 +222,10 @@ class Console:
             loader=PackageLoader("fleetlog.brokers.console"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
+        self._templates.filters |= {
+            "bytes": _bytes_filter, "count_text": count_text, "iso": _iso_filter,
+            "q": lambda text: quote(str(text), ""),
+        }  # fmt: skip
         self._templates.globals |= {"json_tree": json_tree, "json_preview": json_preview, "tree_nodes": TreeNodes}
         self._templates.globals |= {
             "drawn": charts.drawn, "drawn_small": charts.drawn_small, "replicas_cell": charts.replicas_cell,

@@ -54,8 +54,8 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
         return result
 
     plan = [
-        "+ topic orders: 3 partitions, 1 replicas, retention.ms=3600000",
-        "+ topic sources: 1 partitions, 1 replicas, retention.ms=1900000, fleetlog.dedup=source",
+        "+ topic orders: 3 partitions, 1 replica, retention.ms=3600000",
+        "+ topic sources: 1 partition, 1 replica, retention.ms=1900000, fleetlog.dedup=source",
         "+ user carol: SCRAM-SHA-512 with 4096 iterations",
         "+ acl: Allow Write on literal Topic orders for User:carol",
         "+ quota of user carol: producer_byte_rate=1000000",
@@ -64,7 +64,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
     assert "needs --yes. Nothing was changed" in run(code=1).stderr
     assert "no password in the variable CAROL_PASSWORD" in run("--yes", code=1, password="").stderr
     assert run("--check", code=3).stdout.splitlines() == plan
-    assert run("--yes").stdout.splitlines() == [*plan, "made 5 change(s)"]
+    assert run("--yes").stdout.splitlines() == [*plan, "made 5 changes"]
     assert run("--check").stdout == "nothing to do\n"
     assert run("--yes").stdout == "nothing to do\n"
 
@@ -91,7 +91,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
         "+ acl: Allow Describe on literal Topic orders for User:carol",
         "- acl: Allow Write on literal Topic orders for User:carol",
         "~ quota of user carol: producer_byte_rate=2000000 instead of 1000000",
-        "made 7 change(s)",
+        "made 7 changes",
     ]
     assert run("--check", "--prune").stdout == "nothing to do\n"
     producer.produce("orders", b"x", on_delivery=lambda error, _: failed.append(error) if error else None)
@@ -108,10 +108,10 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
     assert "INVALID_REPLICATION_FACTOR" in said
     assert "1 of 3 changes are made, and stay: mend this one, and run the command again for the rest" in said
     file.write_text(file.read_text().replace("9", "1"))
-    assert run("--yes").stdout.splitlines()[-1] == "made 2 change(s)"
+    assert run("--yes").stdout.splitlines()[-1] == "made 2 changes"
 
     file.write_text("topics:\n  strict: {partitions: 1, config: {min.insync.replicas: 2}}\n")
-    word = "min.insync.replicas={} is more than the 1 replica(s) of strict"
+    word = "min.insync.replicas={} is more than the 1 replica of strict"
     assert word.format(2) in run("--yes").stderr
     file.write_text(file.read_text().replace("2}", "3}"))
     assert word.format(3) in run("--yes").stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,15 @@ NOWHERE = ("-b", "127.0.0.1:1")
         ("brokers drain three", "'three' is not a valid broker id."),
         ("brokers drain 2147483648", "2147483648 is not in the range 0<=x<=2147483647"),
         ("brokers replace 1 --with next", "'next' is not a valid broker id."),
+        ("groups lag g ''", "groups lag: a group's name must not be empty (INVALID_GROUP_ID)"),
         ("apply -f FILE", "FILE: no text in UTF-8"),
     ],
 )
 def test_it_is_named(tmp_path: Path, words: str, said: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"\xff\xfe")
-    command = words.replace("FILE", str(file)).split()
-    at = NOWHERE if command[0] in ("doctor", "brokers", "apply") else ()
+    command = shlex.split(words.replace("FILE", str(file)))
+    at = NOWHERE if command[0] in ("doctor", "brokers", "apply", "groups") else ()
     done = CliRunner().invoke(cli, [*command, *at], catch_exceptions=False)
     assert done.exit_code in (1, 2)
     assert said.replace("FILE", str(file)) in done.stderr

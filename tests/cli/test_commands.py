@@ -211,6 +211,19 @@ def test_sizes_for_people(size: int, text: str) -> None:
     assert output.bytes_text(size) == text
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ((1, "topic"), "1 topic"), ((0, "topic"), "0 topics"), ((2, "topic"), "2 topics"),
+        ((1, "copy"), "1 copy"), ((3, "copy"), "3 copies"), ((3, "key"), "3 keys"), ((2, "batch"), "2 batches"),
+        ((1, "partition", "have"), "1 partition has"), ((2, "partition", "have"), "2 partitions have"),
+        ((1, "internal one", "take"), "1 internal one takes"), ((2, "record", "were"), "2 records were"),
+    ],
+)  # fmt: skip
+def test_a_count_and_what_is_counted_agree(given: tuple[Any, ...], text: str) -> None:
+    assert output.count_text(*given) == text
+
+
 # --- points and times -------------------------------------------------------------------------------------------
 
 

@@ -373,6 +373,17 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert [row["id"] for row in report["brokers"]] == [1, 2, 3]
     assert len(dev.processes()) == 5
     use(report["brokers"][2]["address"], "t")
+    assert [row["state"] for row in report["brokers"]] == ["ready"] * 3
+    os.kill(report["zookeeper"]["pid"], signal.SIGKILL)
+    reason = "the ZooKeeper session's lease has run out"
+    report = eventually(
+        dev.status, "leases run out", good=lambda one: {row["not_ready"] for row in one["brokers"]} == {reason}
+    )
+    assert [row["state"] for row in report["brokers"]] == ["not ready"] * 3
+    shown = dev.run("status").stdout
+    assert "starting" not in shown
+    assert shown.count(" is not ready: ") == 3
+    assert "no ZooKeeper runs: `fleetlog dev down" in shown
     dev.ok("down")
     assert dev.processes() == []
     assert dev.status()["running"] is False

@@ -118,7 +118,7 @@ def test_a_move_to_a_broker_that_is_away_is_named() -> None:
         tp = TopicPartition("t", index)
         facts.overview.partitions[tp] = PartitionOverview("t", index, 1, 0, (1, *adding), (1,), adding=adding)
     (told,) = [one for one in findings_of(facts, Thresholds()) if one.check == "move"]
-    assert (told.where, told.what) == ("broker 3", "2 move(s) wait for it, and it is not registered: t-0, t-2")
+    assert (told.where, told.what) == ("broker 3", "2 moves wait for it, and it is not registered: t-0, t-2")
     assert "--cancel" in told.todo
 
 

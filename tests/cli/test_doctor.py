@@ -93,7 +93,7 @@ def until_told(
 def test_a_healthy_fleet_has_few_files_at_one_broker_only(fleet: Fleet, topic: str) -> None:
     until_fine(fleet)
     text = Shell(fleet).run("doctor", "--zookeeper-ms", "60000", "--loop-ms", "60000", "--sync-ms", "60000").stdout
-    assert text.startswith("3 broker(s) and ")
+    assert text.startswith("3 brokers and ")
     assert f"broker 2\n  what    it may open {FILES} files only" in text
     assert "do      raise LimitNOFILE" in text
 

@@ -127,5 +127,5 @@ def test_a_dead_broker_is_replaced_and_another_one_drained(fleet: Fleet) -> None
 
     eventually(all_read, "all records are read")
     consumer.close()
-    assert "has 3 replicas, and 2 other broker(s) are alive" in shell.run("brokers", "drain", "4", code=1).stderr
+    assert "has 3 replicas, and 2 other brokers are alive" in shell.run("brokers", "drain", "4", code=1).stderr
     assert "there is no broker 9" in shell.run("brokers", "drain", "9", code=1).stderr

@@ -243,7 +243,7 @@ def test_nothing_erases_what_is_typed(shell: Shell, topic: str) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"\x1b" not in shown
-    assert f"1 records to {topic}".encode() in shown
+    assert f"1 record to {topic}".encode() in shown
     assert "typed" in shell.lines("consume", topic, "--to", "end")
 
 

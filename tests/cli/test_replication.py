@@ -350,7 +350,7 @@ def test_a_minimum_above_the_replicas_is_taken_with_a_word(fleet: Fleet, shell: 
     create(shell, topic, "1,2", "2,1")
     quiet = shell.run("topics", "alter", topic, "--set", "min.insync.replicas=2")
     assert quiet.stderr == ""
-    word = "fleetlog: min.insync.replicas=3 is more than the 2 replica(s) of strict"
+    word = "fleetlog: min.insync.replicas=3 is more than the 2 replicas of strict"
     for command in (["alter", topic], ["create", "stricter", "-r", "2"]):
         assert "did you mean min.insync.replicas?" in shell.fails("topics", *command, "--set", "min.insync.replica=3")
         told = shell.run("topics", *command, "--set", "min.insync.replicas=3").stderr

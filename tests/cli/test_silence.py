@@ -100,7 +100,7 @@ def test_produce_that_is_interrupted_says_how_much_was_written(alone: Fleet, she
     assert "topic t: interrupted; " in errors
     assert "Traceback" not in errors
     # The answer may still have been on its way.
-    assert "1 records were written before\n" in errors or "0 records were written before, up to 1 more may be" in errors
+    assert "1 record was written before\n" in errors or "0 records were written before, up to 1 more may be" in errors
 
 
 def test_a_broker_that_falls_silent_ends_produce(alone: Fleet, shell: Shell) -> None:
@@ -115,9 +115,7 @@ def test_a_broker_that_falls_silent_ends_produce(alone: Fleet, shell: Shell) -> 
         assert process.returncode == 1
         assert process.stderr is not None
         (line,) = process.stderr.read().splitlines()
-        assert (
-            "topic t: the brokers did not confirm in time; 1 records were written before, up to 1 more may be" in line
-        )
+        assert "topic t: the brokers did not confirm in time; 1 record was written before, up to 1 more may be" in line
     finally:
         broker.signal(signal.SIGCONT)
         process.kill()

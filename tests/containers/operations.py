@@ -136,7 +136,7 @@ def check_services(found: Machine) -> None:
     found.run("chgrp fleetlog /etc/fleetlog/host.*; systemctl start fleetlog-host; systemctl reload fleetlog-host")
     eventually(
         lambda: found.said("fleetlog host status /etc/fleetlog/host.properties"), "the rolling restart is done",
-        good=lambda said: "last rolling restart: done" in said and said.count("2 start(s), ready") == 2, pause_s=0.5,
+        good=lambda said: "last rolling restart: done" in said and said.count("2 starts, ready") == 2, pause_s=0.5,
     )  # fmt: skip
     found.run("systemctl stop fleetlog.slice")
     assert found.said("pgrep -u fleetlog") == ""
