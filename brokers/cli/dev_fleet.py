@@ -18,7 +18,7 @@ from fleetlog._native.temporary import own_directory
 from fleetlog.brokers.cli.dev_security import APP, CONSOLE, LISTENER, MECHANISM, REGISTRY, DevSecurity, write_private
 from fleetlog.brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from fleetlog.brokers.cli.interrupts import interrupts
-from fleetlog.brokers.cli.output import CliError, count_text
+from fleetlog.brokers.cli.output import CliError, count_text, visible
 from fleetlog.coordination.ensemble import (
     EnsembleError,
     ZooKeeperNode,
@@ -359,7 +359,7 @@ def not_ready(broker: BrokerState) -> str | None:
         return STARTING
     if head.split()[1:2] == [b"200"]:
         return None
-    return text.decode(errors="replace").strip().removeprefix("not ready: ")
+    return visible(text.decode(errors="replace").strip().removeprefix("not ready: ")) or "it does not say why"
 
 
 def log_tail(broker: BrokerState, lines: int = 15) -> str:
