@@ -127,6 +127,7 @@ def _binding(asked: CreateAclsCreations, context: Context) -> AclBinding | AclRe
 # ---------------------------------------------------------------- describing
 
 
+@Row(api_keys.DESCRIBE_ACLS, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP)
 @in_slices
 def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
     """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
@@ -206,6 +207,14 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
             return _UNWRITTEN
 
 
+def _create_acls(request: CreateAclsRequest, response: messages.CreateAclsResponse) -> Changes:
+    for one, row in zip(request.creations, response.results, strict=True):
+        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
+        detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
+        yield Change(kind, one.resource_name, AclOperation.ALTER, ErrorCode(row.error_code), detail)
+
+
+@Row(api_keys.CREATE_ACLS, (ALTER_CLUSTER,), Recorded(_create_acls, ("creations",)))
 @in_task
 async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
     """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too.
@@ -256,6 +265,16 @@ async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Do
     return Done(response(version=version, results=rows))
 
 
+def _delete_acls(request: DeleteAclsRequest, response: messages.DeleteAclsResponse) -> Changes:
+    for one, row in zip(request.filters, response.filter_results, strict=True):
+        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
+        asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)
+        detail = f"{len(row.matching_acls)} ACLs deleted by the filter: {asked}"
+        code = row.error_code or next((acl.error_code for acl in row.matching_acls if acl.error_code), 0)
+        yield Change(kind, one.resource_name_filter or "*", AclOperation.ALTER, ErrorCode(code), detail)
+
+
+@Row(api_keys.DELETE_ACLS, (ALTER_CLUSTER,), Recorded(_delete_acls, ("filters",)))
 @in_task
 async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
     """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
@@ -359,26 +378,3 @@ def _acl_text(permission: int, principal: str | None, host: str | None, operatio
     return (
         f"{allowed} {_name_of(OPERATION_NAMES, AclOperation, operation)} to {principal or 'any'} from {host or 'any'}"
     )
-
-
-def _create_acls(request: CreateAclsRequest, response: messages.CreateAclsResponse) -> Changes:
-    for one, row in zip(request.creations, response.results, strict=True):
-        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
-        detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
-        yield Change(kind, one.resource_name, AclOperation.ALTER, ErrorCode(row.error_code), detail)
-
-
-def _delete_acls(request: DeleteAclsRequest, response: messages.DeleteAclsResponse) -> Changes:
-    for one, row in zip(request.filters, response.filter_results, strict=True):
-        kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
-        asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)
-        detail = f"{len(row.matching_acls)} ACLs deleted by the filter: {asked}"
-        code = row.error_code or next((acl.error_code for acl in row.matching_acls if acl.error_code), 0)
-        yield Change(kind, one.resource_name_filter or "*", AclOperation.ALTER, ErrorCode(code), detail)
-
-
-API = (
-    Row(api_keys.DESCRIBE_ACLS, handle_describe_acls, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP),
-    Row(api_keys.CREATE_ACLS, handle_create_acls, (ALTER_CLUSTER,), Recorded(_create_acls, ("creations",))),
-    Row(api_keys.DELETE_ACLS, handle_delete_acls, (ALTER_CLUSTER,), Recorded(_delete_acls, ("filters",))),
-)

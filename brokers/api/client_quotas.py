@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
+@Row(api_keys.DESCRIBE_CLIENT_QUOTAS, (DESCRIBE_CONFIGS_CLUSTER,))
 @in_task
 async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
     """DescribeClientQuotas v0-v1: the quotas of the entities that all components of the filter match."""
@@ -101,6 +102,14 @@ async def _refresh(context: Context) -> None:
         raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, UNANSWERED) from None
 
 
+def _alter_quotas(request: AlterClientQuotasRequest, response: messages.AlterClientQuotasResponse) -> Changes:
+    for entry, row in zip(request.entries, response.entries, strict=True):
+        name = brief("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
+        detail = brief("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))
+        yield Change("ClientQuota", name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
+
+
+@Row(api_keys.ALTER_CLIENT_QUOTAS, (ALTER_CONFIGS_CLUSTER,), Recorded(_alter_quotas, ("entries",)))
 @in_task
 async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context: Context) -> Done:
     """AlterClientQuotas v0-v1: the quotas of each entity are altered together or not at all."""
@@ -176,21 +185,3 @@ async def _altered(
             parts.append(make(entity_type=one.entity_type, entity_name=one.entity_name))
         rows.append(response.EntryData(error_code=int(error), error_message=message, entity=parts))
     return Done(response(version=context.api_version, entries=rows))
-
-
-def _alter_quotas(request: AlterClientQuotasRequest, response: messages.AlterClientQuotasResponse) -> Changes:
-    for entry, row in zip(request.entries, response.entries, strict=True):
-        name = brief("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
-        detail = brief("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))
-        yield Change("ClientQuota", name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
-
-
-API = (
-    Row(api_keys.DESCRIBE_CLIENT_QUOTAS, handle_describe_client_quotas, (DESCRIBE_CONFIGS_CLUSTER,)),
-    Row(
-        api_keys.ALTER_CLIENT_QUOTAS,
-        handle_alter_client_quotas,
-        (ALTER_CONFIGS_CLUSTER,),
-        Recorded(_alter_quotas, ("entries",)),
-    ),
-)

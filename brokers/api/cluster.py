@@ -23,6 +23,8 @@ CONTROLLERS = 2
 logger = logging.getLogger(__name__)
 
 
+# for the operations of the answer
+@Row(api_keys.DESCRIBE_CLUSTER, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP)
 def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -> Done:
     """DescribeCluster v0-v2. Brokers without an address on the client's listener are left out, as in Metadata."""
     response = messages.DescribeClusterResponse
@@ -53,6 +55,12 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -
     return Done(response(version=version, controller_id=metadata.controller_id, brokers=rows, **fields))
 
 
+def _unregister_broker(request: UnregisterBrokerRequest, response: messages.UnregisterBrokerResponse) -> Changes:
+    detail = f"unregister broker {request.broker_id}"
+    yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(response.error_code), detail)
+
+
+@Row(api_keys.UNREGISTER_BROKER, (ALTER_CLUSTER,), Recorded(_unregister_broker))
 @in_task
 async def handle_unregister_broker(request: UnregisterBrokerRequest, context: Context) -> Done:
     """UnregisterBroker v0: the record of a broker that is stopped, and holds no replica, is removed; by any broker."""
@@ -88,15 +96,3 @@ async def _unregister(broker_id: int, context: Context) -> tuple[ErrorCode, str 
         return ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered"
     logger.info("broker %d was unregistered by %s", broker_id, context.client_id)
     return ErrorCode.NONE, None
-
-
-def _unregister_broker(request: UnregisterBrokerRequest, response: messages.UnregisterBrokerResponse) -> Changes:
-    detail = f"unregister broker {request.broker_id}"
-    yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(response.error_code), detail)
-
-
-API = (
-    # for the operations of the answer
-    Row(api_keys.DESCRIBE_CLUSTER, handle_describe_cluster, (DESCRIBE_CLUSTER,), cost=Cost.CHEAP),
-    Row(api_keys.UNREGISTER_BROKER, handle_unregister_broker, (ALTER_CLUSTER,), Recorded(_unregister_broker)),
-)

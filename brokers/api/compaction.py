@@ -29,6 +29,13 @@ Asked = list[tuple[TopicPartition, Log | ErrorCode]]
 _UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)
 
 
+def _compact_topics(request: CompactTopicsRequest, response: m.CompactTopicsResponse) -> Changes:
+    verb = "compact at once" if request.now else "compact"
+    names = ((topic.name, brief(verb, topic.partitions)) for topic in request.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.topics, "name"))
+
+
+@Row(api_keys.COMPACT_TOPICS, (ALTER_TOPIC,), Recorded(_compact_topics, ("topics",)))
 @in_slices
 def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Paced:
     """CompactTopics: this broker's copies are cleaned soon, whatever their dirty ratio. Answered before that is done.
@@ -56,6 +63,7 @@ def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Pa
     return Done(m.CompactTopicsResponse(version=0, topics=_rows(kind, kind.CompactedPartition, answers)))
 
 
+@Row(api_keys.DESCRIBE_COMPACTION, (DESCRIBE_TOPIC,))
 @in_slices
 def handle_describe_compaction(request: DescribeCompactionRequest, context: Context) -> Paced:
     """DescribeCompaction: how far this broker's copies of the partitions are clean, and what the cleaner does."""
@@ -107,15 +115,3 @@ def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, An
         kind(name=name, partitions=[part(partition_index=tp.partition, **fields) for tp, fields in those])
         for name, those in by_topic(answers)
     ]
-
-
-def _compact_topics(request: CompactTopicsRequest, response: m.CompactTopicsResponse) -> Changes:
-    verb = "compact at once" if request.now else "compact"
-    names = ((topic.name, brief(verb, topic.partitions)) for topic in request.topics)
-    return named("Topic", AclOperation.ALTER, names, codes_of(response.topics, "name"))
-
-
-API = (
-    Row(api_keys.COMPACT_TOPICS, handle_compact_topics, (ALTER_TOPIC,), Recorded(_compact_topics, ("topics",))),
-    Row(api_keys.DESCRIBE_COMPACTION, handle_describe_compaction, (DESCRIBE_TOPIC,)),
-)

@@ -135,6 +135,7 @@ def _check_access(operation: AclOperation, kind: int, name: str, context: Contex
 # ---------------------------------------------------------------- describing
 
 
+@Row(api_keys.DESCRIBE_CONFIGS, (DESCRIBE_CONFIGS_TOPIC, DESCRIBE_CONFIGS_GROUP, DESCRIBE_CONFIGS_CLUSTER))
 @in_slices
 def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -> Paced:
     """DescribeConfigs v0-v4: every setting, with its source, synonyms, type and documentation.
@@ -247,12 +248,40 @@ def _described(entry: ConfigEntry, request: DescribeConfigsRequest, row: type[_D
 # ---------------------------------------------------------------- altering
 
 
+def _alter_configs(
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    response: messages.AlterConfigsResponse | messages.IncrementalAlterConfigsResponse,
+) -> Changes:
+    resources: Sequence[AlterConfigsResources | IncrementalAlterConfigsResources] = request.resources
+    rows: Sequence[_Altered] = response.responses
+    for resource, row in zip(resources, rows, strict=True):
+        kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
+        verbs: dict[str, list[str]] = {}
+        for one in resource.configs:
+            verbs.setdefault(_CONFIG_VERBS.get(getattr(one, "config_operation", 0), "alter"), []).append(one.name)
+        detail = "; ".join(brief(verb, names) for verb, names in verbs.items())
+        if request.validate_only:
+            detail = f"validated only: {detail}"
+        name = resource.resource_name or "<default>"
+        yield Change(kind, name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
+
+
+@Row(
+    api_keys.ALTER_CONFIGS,
+    (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
+    Recorded(_alter_configs, ("resources",)),
+)
 @in_task
 async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -> Done:
     """AlterConfigs v0-v2: the request names all overrides a resource shall have."""
     return await _alter(request, context, messages.AlterConfigsResponse, keep=False)
 
 
+@Row(
+    api_keys.INCREMENTAL_ALTER_CONFIGS,
+    (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
+    Recorded(_alter_configs, ("resources",)),
+)
 @in_task
 async def handle_incremental_alter_configs(request: IncrementalAlterConfigsRequest, context: Context) -> Done:
     """IncrementalAlterConfigs v0-v1: set, delete, append to and subtract from single settings."""
@@ -463,6 +492,7 @@ def _defaults(resource: Resource, metadata: MetadataCache) -> dict[str, str]:
 # ---------------------------------------------------------------- listing
 
 
+@Row(api_keys.LIST_CONFIG_RESOURCES, (DESCRIBE_CONFIGS_CLUSTER,))
 @in_slices
 def handle_list_config_resources(request: ListConfigResourcesRequest, context: Context) -> Paced:
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
@@ -491,43 +521,3 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
 
 _CONFIG_KINDS: Final = {2: "Topic", 4: "Broker", 8: "BrokerLogger", 16: "ClientMetrics", 32: "Group"}
 _CONFIG_VERBS: Final = {0: "set", 1: "delete", 2: "append to", 3: "subtract from"}
-
-
-def _alter_configs(
-    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
-    response: messages.AlterConfigsResponse | messages.IncrementalAlterConfigsResponse,
-) -> Changes:
-    resources: Sequence[AlterConfigsResources | IncrementalAlterConfigsResources] = request.resources
-    rows: Sequence[_Altered] = response.responses
-    for resource, row in zip(resources, rows, strict=True):
-        kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
-        verbs: dict[str, list[str]] = {}
-        for one in resource.configs:
-            verbs.setdefault(_CONFIG_VERBS.get(getattr(one, "config_operation", 0), "alter"), []).append(one.name)
-        detail = "; ".join(brief(verb, names) for verb, names in verbs.items())
-        if request.validate_only:
-            detail = f"validated only: {detail}"
-        name = resource.resource_name or "<default>"
-        yield Change(kind, name, AclOperation.ALTER_CONFIGS, ErrorCode(row.error_code), detail)
-
-
-API = (
-    Row(
-        api_keys.DESCRIBE_CONFIGS,
-        handle_describe_configs,
-        (DESCRIBE_CONFIGS_TOPIC, DESCRIBE_CONFIGS_GROUP, DESCRIBE_CONFIGS_CLUSTER),
-    ),
-    Row(
-        api_keys.ALTER_CONFIGS,
-        handle_alter_configs,
-        (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
-        Recorded(_alter_configs, ("resources",)),
-    ),
-    Row(
-        api_keys.INCREMENTAL_ALTER_CONFIGS,
-        handle_incremental_alter_configs,
-        (ALTER_CONFIGS_TOPIC, ALTER_CONFIGS_GROUP, ALTER_CONFIGS_CLUSTER),
-        Recorded(_alter_configs, ("resources",)),
-    ),
-    Row(api_keys.LIST_CONFIG_RESOURCES, handle_list_config_resources, (DESCRIBE_CONFIGS_CLUSTER,)),
-)

@@ -13,6 +13,7 @@ from fleetlog.wire.requests import DescribeConnectionsRequest
 ROWS_MAX = 500
 
 
+@Row(api_keys.DESCRIBE_CONNECTIONS, (DESCRIBE_CLUSTER,))
 @in_slices
 def handle_describe_connections(request: DescribeConnectionsRequest, context: Context) -> Paced:
     """DescribeConnections v0: the open connections behind an id, the oldest first, at most ``limit``, 500 at most.
@@ -41,6 +42,3 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         if len(rows) >= limit:
             break
     return Done(kind(version=0, total=total, connections=rows))
-
-
-API = (Row(api_keys.DESCRIBE_CONNECTIONS, handle_describe_connections, (DESCRIBE_CLUSTER,)),)

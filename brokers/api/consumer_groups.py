@@ -51,6 +51,7 @@ CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 """Types of members: by the protocol that they use (KIP-1099)."""
 
 
+@Row(api_keys.CONSUMER_GROUP_HEARTBEAT, (READ_GROUP, DESCRIBE_TOPIC), EventType.HEARTBEAT, cost=Cost.CHEAP)
 @in_slices
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
     """ConsumerGroupHeartbeat v0-v1: joins, keeps and ends a membership, and tells the member its partitions."""
@@ -216,6 +217,7 @@ def _heartbeat_response(
     )
 
 
+@Row(api_keys.CONSUMER_GROUP_DESCRIBE, (DESCRIBE_GROUP,))
 @in_slices
 def handle_consumer_group_describe(request: ConsumerGroupDescribeRequest, context: Context) -> Paced:
     """ConsumerGroupDescribe v0-v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols.
@@ -300,15 +302,3 @@ def _described_member(
         target_assignment=assignment(kind.TargetAssignment, member.target or ()),
         member_type=CLASSIC_MEMBER if member.classic else CONSUMER_MEMBER,
     )
-
-
-API = (
-    Row(
-        api_keys.CONSUMER_GROUP_HEARTBEAT,
-        handle_consumer_group_heartbeat,
-        (READ_GROUP, DESCRIBE_TOPIC),
-        EventType.HEARTBEAT,
-        cost=Cost.CHEAP,
-    ),
-    Row(api_keys.CONSUMER_GROUP_DESCRIBE, handle_consumer_group_describe, (DESCRIBE_GROUP,)),
-)

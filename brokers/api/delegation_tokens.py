@@ -13,20 +13,16 @@ from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 
 
-def handle_delegation_token(request: object, context: Context) -> Done:
-    """CreateDelegationToken v1-v3, Renew and ExpireDelegationToken v1-v2, DescribeDelegationToken v1-v3."""
-    response = messages.response_class(context.api_key)
-    return Done(response(version=context.api_version, error_code=int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)))
-
-
 def _tokens(request: object, response: Any) -> Changes:
     kind = TYPE_NAMES.get(ResourceType.DELEGATION_TOKEN, "DelegationToken")
     yield Change(kind, "", AclOperation.ALTER, ErrorCode(response.error_code))
 
 
-API = (
-    Row(api_keys.CREATE_DELEGATION_TOKEN, handle_delegation_token, audit=Recorded(_tokens)),
-    Row(api_keys.RENEW_DELEGATION_TOKEN, handle_delegation_token, audit=Recorded(_tokens)),
-    Row(api_keys.EXPIRE_DELEGATION_TOKEN, handle_delegation_token, audit=Recorded(_tokens)),
-    Row(api_keys.DESCRIBE_DELEGATION_TOKEN, handle_delegation_token),
-)
+@Row(api_keys.CREATE_DELEGATION_TOKEN, audit=Recorded(_tokens))
+@Row(api_keys.RENEW_DELEGATION_TOKEN, audit=Recorded(_tokens))
+@Row(api_keys.EXPIRE_DELEGATION_TOKEN, audit=Recorded(_tokens))
+@Row(api_keys.DESCRIBE_DELEGATION_TOKEN)
+def handle_delegation_token(request: object, context: Context) -> Done:
+    """CreateDelegationToken v1-v3, Renew and ExpireDelegationToken v1-v2, DescribeDelegationToken v1-v3."""
+    response = messages.response_class(context.api_key)
+    return Done(response(version=context.api_version, error_code=int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)))

@@ -32,6 +32,17 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
+def _elect_leaders(request: ElectLeadersRequest, response: messages.ElectLeadersResponse) -> Changes:
+    kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
+    whole = getattr(response, "error_code", 0)
+    if request.topic_partitions is None:
+        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(whole), f"{kind} leaders of all partitions")
+        return
+    names = ((one.topic, brief(f"{kind} leaders of partitions", one.partitions)) for one in request.topic_partitions)
+    yield from named("Topic", AclOperation.ALTER, names, codes_of(response.replica_election_results, "topic"), whole)
+
+
+@Row(api_keys.ELECT_LEADERS, (ALTER_CLUSTER,), Recorded(_elect_leaders, ("topic_partitions",)))
 @in_task
 async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -> Done:
     """ElectLeaders v0-v2. Asked for all partitions, the answer has only those where something was to be done."""
@@ -70,20 +81,3 @@ def _elected(
         lambda name, parts: kind(topic=name, partition_result=parts),
     )
     return response(version=context.api_version, error_code=int(top), replica_election_results=rows)
-
-
-def _elect_leaders(request: ElectLeadersRequest, response: messages.ElectLeadersResponse) -> Changes:
-    kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
-    whole = getattr(response, "error_code", 0)
-    if request.topic_partitions is None:
-        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, ErrorCode(whole), f"{kind} leaders of all partitions")
-        return
-    names = ((one.topic, brief(f"{kind} leaders of partitions", one.partitions)) for one in request.topic_partitions)
-    yield from named("Topic", AclOperation.ALTER, names, codes_of(response.replica_election_results, "topic"), whole)
-
-
-API = (
-    Row(
-        api_keys.ELECT_LEADERS, handle_elect_leaders, (ALTER_CLUSTER,), Recorded(_elect_leaders, ("topic_partitions",))
-    ),
-)

@@ -20,6 +20,15 @@ from fleetlog.wire.requests import UpdateFeaturesFeatureUpdates, UpdateFeaturesR
 logger = logging.getLogger(__name__)
 
 
+def _update_features(request: UpdateFeaturesRequest, response: messages.UpdateFeaturesResponse) -> Changes:
+    codes = {row.feature: row.error_code for row in response.results or ()}
+    for row in request.feature_updates:
+        error = ErrorCode(response.error_code or codes.get(row.feature, 0))
+        detail = f"feature {row.feature} to level {row.max_version_level}"
+        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, error, detail)
+
+
+@Row(api_keys.UPDATE_FEATURES, (ALTER_CLUSTER,), Recorded(_update_features, ("feature_updates",)))
 @in_task
 async def handle_update_features(request: UpdateFeaturesRequest, context: Context) -> Done:
     """UpdateFeatures v0-v2: all updates or none, so the outcome is that of each; validated only if asked so."""
@@ -65,19 +74,3 @@ def _answer(version: int, updates: list[FeatureUpdate], outcome: FeatureOutcome,
     names = dict.fromkeys(update.name for update in updates)
     rows = [kind(feature=name, error_code=error, error_message=message) for name in names]
     return Done(response(version=version, error_message=None, results=rows))
-
-
-def _update_features(request: UpdateFeaturesRequest, response: messages.UpdateFeaturesResponse) -> Changes:
-    codes = {row.feature: row.error_code for row in response.results or ()}
-    for row in request.feature_updates:
-        error = ErrorCode(response.error_code or codes.get(row.feature, 0))
-        detail = f"feature {row.feature} to level {row.max_version_level}"
-        yield Change("Cluster", CLUSTER_NAME, AclOperation.ALTER, error, detail)
-
-
-API = (
-    Row(
-        api_keys.UPDATE_FEATURES, handle_update_features, (ALTER_CLUSTER,),
-        Recorded(_update_features, ("feature_updates",)),
-    ),
-)  # fmt: skip

@@ -711,14 +711,7 @@ BATCHING = Batching(decode_fetch_run, execute_fetch, None, batchable=False)
 """How the server executes a Fetch where it was received."""
 
 
-API = (
-    # consumers, replicas
-    Row(
-        api_keys.FETCH,
-        handle_fetch,
-        (READ_TOPIC, CLUSTER_ACTION_CLUSTER),
-        EventType.CONSUME,
-        batching=BATCHING,
-        cost=Cost.DATA,
-    ),
+# consumers, replicas
+Row(api_keys.FETCH, (READ_TOPIC, CLUSTER_ACTION_CLUSTER), EventType.CONSUME, batching=BATCHING, cost=Cost.DATA)(
+    handle_fetch
 )

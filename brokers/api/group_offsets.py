@@ -49,6 +49,7 @@ TOPIC_IDS_VERSION = {api_keys.OFFSET_COMMIT: 10, api_keys.OFFSET_FETCH: 10, api_
 """From which version on a topic is named by its id alone (KIP-848, KIP-1319)."""
 
 
+@Row(api_keys.OFFSET_COMMIT, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP)
 @in_slices
 def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context) -> Paced:
     """OffsetCommit: partitions of unknown topics are refused, the others committed together."""
@@ -183,6 +184,7 @@ def commit_response(
     return response(version=version, topics=topics)
 
 
+@Row(api_keys.TXN_OFFSET_COMMIT, (WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC), EventType.PRODUCE, cost=Cost.CHEAP)
 @in_slices
 def handle_txn_offset_commit(request: requests.TxnOffsetCommitRequest, context: Context) -> Paced:
     """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending.
@@ -276,6 +278,7 @@ class GroupOffsets(NamedTuple):
     offsets: Sequence[FetchedOffset] = ()
 
 
+@Row(api_keys.OFFSET_FETCH, (DESCRIBE_GROUP, DESCRIBE_TOPIC), cost=Cost.CHEAP)
 @in_slices
 def handle_offset_fetch(request: requests.OffsetFetchRequest, context: Context) -> Paced:
     """OffsetFetch: one group before version 8, several from then on. A plain read of committed state."""
@@ -420,6 +423,14 @@ def _fetched_topics(
     return topics
 
 
+def _delete_offsets(request: requests.OffsetDeleteRequest, response: m.OffsetDeleteResponse) -> Changes:
+    codes = codes_of(response.topics, "name")
+    code = response.error_code or next((code for code in codes.values() if code), 0)
+    detail = brief("offsets of", (topic.name for topic in request.topics))
+    yield Change("Group", request.group_id, AclOperation.DELETE, ErrorCode(code), detail)
+
+
+@Row(api_keys.OFFSET_DELETE, (DELETE_GROUP, READ_TOPIC), Recorded(_delete_offsets))
 @in_slices
 def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context) -> Paced:
     """OffsetDelete."""
@@ -452,24 +463,3 @@ def handle_offset_delete(request: requests.OffsetDeleteRequest, context: Context
         group_id, lambda shard, now, ticket: shard.delete_offsets(group_id, tuple(known), now, ticket)
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
-
-
-def _delete_offsets(request: requests.OffsetDeleteRequest, response: m.OffsetDeleteResponse) -> Changes:
-    codes = codes_of(response.topics, "name")
-    code = response.error_code or next((code for code in codes.values() if code), 0)
-    detail = brief("offsets of", (topic.name for topic in request.topics))
-    yield Change("Group", request.group_id, AclOperation.DELETE, ErrorCode(code), detail)
-
-
-API = (
-    Row(api_keys.OFFSET_COMMIT, handle_offset_commit, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP),
-    Row(
-        api_keys.TXN_OFFSET_COMMIT,
-        handle_txn_offset_commit,
-        (WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC),
-        EventType.PRODUCE,
-        cost=Cost.CHEAP,
-    ),
-    Row(api_keys.OFFSET_FETCH, handle_offset_fetch, (DESCRIBE_GROUP, DESCRIBE_TOPIC), cost=Cost.CHEAP),
-    Row(api_keys.OFFSET_DELETE, handle_offset_delete, (DELETE_GROUP, READ_TOPIC), Recorded(_delete_offsets)),
-)

@@ -94,6 +94,7 @@ def error_of(answer: Code) -> ErrorCode:
 # --- membership -------------------------------------------------------------------------------------------------
 
 
+@Row(api_keys.JOIN_GROUP, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP)
 def handle_join_group(request: requests.JoinGroupRequest, context: Context) -> Outcome:
     """JoinGroup: delayed until the join phase of the rebalance completes."""
     version = context.api_version
@@ -190,6 +191,7 @@ def _join_response(answer: JoinAnswer, version: int) -> m.JoinGroupResponse:
     )
 
 
+@Row(api_keys.SYNC_GROUP, (READ_GROUP, DESCRIBE_TOPIC), EventType.CONSUME, cost=Cost.CHEAP)
 def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> Outcome:
     """SyncGroup: delayed until the leader's assignment is committed.
 
@@ -241,6 +243,7 @@ def handle_sync_group(request: requests.SyncGroupRequest, context: Context) -> O
     return when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
 
 
+@Row(api_keys.HEARTBEAT, (READ_GROUP,), EventType.HEARTBEAT, cost=Cost.CHEAP)
 def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Outcome:
     """Heartbeat: keeps the member in its group, and tells it of a rebalance."""
 
@@ -259,6 +262,7 @@ def handle_heartbeat(request: requests.HeartbeatRequest, context: Context) -> Ou
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
+@Row(api_keys.LEAVE_GROUP, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP)
 def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) -> Outcome:
     """LeaveGroup: one member before version 3, a batch from then on."""
     version = context.api_version
@@ -298,6 +302,7 @@ def handle_leave_group(request: requests.LeaveGroupRequest, context: Context) ->
 # --- administration ---------------------------------------------------------------------------------------------
 
 
+@Row(api_keys.DESCRIBE_GROUPS, (DESCRIBE_GROUP,))
 @in_slices
 def handle_describe_groups(request: requests.DescribeGroupsRequest, context: Context) -> Paced:
     """DescribeGroups: each group once. Before version 6 an unknown group is Dead without an error."""
@@ -344,6 +349,8 @@ def _described_group(
     )
 
 
+# all groups, or those that may be described
+@Row(api_keys.LIST_GROUPS, (DESCRIBE_CLUSTER, DESCRIBE_GROUP))
 @in_slices
 def handle_list_groups(request: requests.ListGroupsRequest, context: Context) -> Paced:
     """ListGroups of the shards this broker leads; a shard still loading makes the list incomplete, which is said."""
@@ -372,6 +379,12 @@ def handle_list_groups(request: requests.ListGroupsRequest, context: Context) ->
     )  # fmt: skip
 
 
+def _delete_groups(request: requests.DeleteGroupsRequest, response: m.DeleteGroupsResponse) -> Changes:
+    names = ((name, "") for name in request.groups_names)
+    return named("Group", AclOperation.DELETE, names, codes_of(response.results, "group_id"))
+
+
+@Row(api_keys.DELETE_GROUPS, (DELETE_GROUP,), Recorded(_delete_groups, ("groups_names",)))
 @in_slices
 def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context) -> Paced:
     """DeleteGroups: each group on its own."""
@@ -418,20 +431,3 @@ def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], deleted: Iterabl
 
 def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
     return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)
-
-
-def _delete_groups(request: requests.DeleteGroupsRequest, response: m.DeleteGroupsResponse) -> Changes:
-    names = ((name, "") for name in request.groups_names)
-    return named("Group", AclOperation.DELETE, names, codes_of(response.results, "group_id"))
-
-
-API = (
-    Row(api_keys.JOIN_GROUP, handle_join_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
-    Row(api_keys.HEARTBEAT, handle_heartbeat, (READ_GROUP,), EventType.HEARTBEAT, cost=Cost.CHEAP),
-    Row(api_keys.LEAVE_GROUP, handle_leave_group, (READ_GROUP,), EventType.CONSUME, cost=Cost.CHEAP),
-    Row(api_keys.SYNC_GROUP, handle_sync_group, (READ_GROUP, DESCRIBE_TOPIC), EventType.CONSUME, cost=Cost.CHEAP),
-    Row(api_keys.DESCRIBE_GROUPS, handle_describe_groups, (DESCRIBE_GROUP,)),
-    # all groups, or those that may be described
-    Row(api_keys.LIST_GROUPS, handle_list_groups, (DESCRIBE_CLUSTER, DESCRIBE_GROUP)),
-    Row(api_keys.DELETE_GROUPS, handle_delete_groups, (DELETE_GROUP,), Recorded(_delete_groups, ("groups_names",))),
-)

@@ -20,6 +20,7 @@ READ_TIMEOUT_S = 1.2
 """For all reads together; an answer should come before the patience of those that ask ends."""
 
 
+@Row(api_keys.DESCRIBE_HEALTH, (DESCRIBE_CLUSTER,))
 @in_task
 async def handle_describe_health(request: DescribeHealthRequest, context: Context) -> Done:
     """DescribeHealth v0: the wall clock, how long ZooKeeper takes to answer a read, descriptors, certificates,
@@ -59,6 +60,3 @@ async def _read_micros(context: Context) -> int:
     except (StoreError, TimeoutError):
         return -1
     return round(statistics.median(taken))
-
-
-API = (Row(api_keys.DESCRIBE_HEALTH, handle_describe_health, (DESCRIBE_CLUSTER,)),)

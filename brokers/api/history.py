@@ -13,6 +13,7 @@ from fleetlog.wire.requests import DescribeElectionsRequest
 ROWS_MAX = 500
 
 
+@Row(api_keys.DESCRIBE_ELECTIONS, (DESCRIBE_CLUSTER,))
 @in_slices
 def handle_describe_elections(request: DescribeElectionsRequest, context: Context) -> Paced:
     """DescribeElections v0: the newest changes of leaders (of one topic, or all), controllers and registrations.
@@ -56,6 +57,3 @@ def handle_describe_elections(request: DescribeElectionsRequest, context: Contex
             unclean_elections=work.unclean_elections,
         )
     )  # fmt: skip
-
-
-API = (Row(api_keys.DESCRIBE_ELECTIONS, handle_describe_elections, (DESCRIBE_CLUSTER,)),)

@@ -20,6 +20,7 @@ from fleetlog.wire.requests import DescribeLagRequest, LogPositionsRequest, LogP
 _TopicLag = m.DescribeLagResponse.GroupLagRow.TopicLag
 
 
+@Row(api_keys.LOG_POSITIONS, (CLUSTER_ACTION_CLUSTER,), brokers_from=0)
 @in_slices
 def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:
     """LogPositions v0 (ours): ends of the logs led here, and the times of records at offsets."""
@@ -51,6 +52,8 @@ def _position_row(
     return row
 
 
+# topics that may not be described are left out
+@Row(api_keys.DESCRIBE_LAG, (DESCRIBE_GROUP,))
 @in_slices
 def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
     """DescribeLag v0 (ours): groups that this broker coordinates, all of them or those named.
@@ -98,10 +101,3 @@ def _partition(tp: TopicPartition, one: PartitionLag) -> _TopicLag.LagOfPartitio
         partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end, lag=one.records,
         stable_lag=one.stable_records, lag_ms=round(one.seconds * 1000), status=one.progress.name,
     )  # fmt: skip
-
-
-API = (
-    Row(api_keys.LOG_POSITIONS, handle_log_positions, (CLUSTER_ACTION_CLUSTER,), brokers_from=0),
-    # topics that may not be described are left out
-    Row(api_keys.DESCRIBE_LAG, handle_describe_lag, (DESCRIBE_GROUP,)),
-)

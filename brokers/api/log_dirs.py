@@ -18,6 +18,8 @@ from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRe
 _Topic = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
 
 
+# one of both: brokers look for room
+@Row(api_keys.DESCRIBE_LOG_DIRS, (DESCRIBE_CLUSTER, CLUSTER_ACTION_CLUSTER))
 @in_slices
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
     """DescribeLogDirs v1-v5: every directory, with those of its partitions that were asked for (null: all).
@@ -63,6 +65,12 @@ def _partition(tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
     )
 
 
+def _move_directories(request: AlterReplicaLogDirsRequest, response: messages.AlterReplicaLogDirsResponse) -> Changes:
+    names = ((topic.name, brief("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "topic_name"))
+
+
+@Row(api_keys.ALTER_REPLICA_LOG_DIRS, (ALTER_CLUSTER,), Recorded(_move_directories, ("dirs",)))
 @in_slices
 def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: Context) -> Paced:
     """AlterReplicaLogDirs v1-v2: a replica stays in the directory that it was created in.
@@ -98,20 +106,3 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
         lambda name, parts: kind(topic_name=name, partitions=parts),
     )
     return Done(response(version=context.api_version, results=rows))
-
-
-def _move_directories(request: AlterReplicaLogDirsRequest, response: messages.AlterReplicaLogDirsResponse) -> Changes:
-    names = ((topic.name, brief("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
-    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "topic_name"))
-
-
-API = (
-    Row(
-        api_keys.ALTER_REPLICA_LOG_DIRS,
-        handle_alter_replica_log_dirs,
-        (ALTER_CLUSTER,),
-        Recorded(_move_directories, ("dirs",)),
-    ),
-    # one of both: brokers look for room
-    Row(api_keys.DESCRIBE_LOG_DIRS, handle_describe_log_dirs, (DESCRIBE_CLUSTER, CLUSTER_ACTION_CLUSTER)),
-)

@@ -62,6 +62,8 @@ _ROWS = TopicRows()
 # ---------------------------------------------------------------- Metadata
 
 
+# one of both to create
+@Row(api_keys.METADATA, (DESCRIBE_TOPIC, CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER), cost=Cost.CHEAP)
 def handle_metadata(request: MetadataRequest, context: Context) -> Outcome:
     """Metadata v0-v13. A topic that is named more than once is answered once, as in Kafka."""
     metadata = context.services.metadata
@@ -208,6 +210,8 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
 # ---------------------------------------------------------------- FindCoordinator
 
 
+# by the type of the key
+@Row(api_keys.FIND_COORDINATOR, (DESCRIBE_GROUP, DESCRIBE_TRANSACTIONAL_ID), cost=Cost.CHEAP)
 @in_task
 async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Outcome:
     """FindCoordinator v0-v6; from v4 for several keys at once, each answered by itself and in order."""
@@ -281,6 +285,7 @@ def _no_coordinator(key: str, error: ErrorCode, message: str | None) -> dict[str
 # ---------------------------------------------------------------- DescribeTopicPartitions
 
 
+@Row(api_keys.DESCRIBE_TOPIC_PARTITIONS, (DESCRIBE_TOPIC,))
 @in_slices
 def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, context: Context) -> Paced:
     """DescribeTopicPartitions v0 (KIP-966): topics in order of name, a page of partitions at a time."""
@@ -365,19 +370,3 @@ def _described_partition(
         last_known_elr=[state.last_known_leader] if state.last_known_leader >= 0 else [],
         offline_replicas=[b for b in state.replicas if b not in metadata.brokers],
     )
-
-
-API = (
-    # one of both to create
-    Row(
-        api_keys.METADATA,
-        handle_metadata,
-        (DESCRIBE_TOPIC, CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER),
-        cost=Cost.CHEAP,
-    ),
-    # by the type of the key
-    Row(
-        api_keys.FIND_COORDINATOR, handle_find_coordinator, (DESCRIBE_GROUP, DESCRIBE_TRANSACTIONAL_ID), cost=Cost.CHEAP
-    ),
-    Row(api_keys.DESCRIBE_TOPIC_PARTITIONS, handle_describe_topic_partitions, (DESCRIBE_TOPIC,)),
-)

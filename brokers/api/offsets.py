@@ -75,6 +75,7 @@ class Found(NamedTuple):
     leader_epoch: int = -1
 
 
+@Row(api_keys.LIST_OFFSETS, (DESCRIBE_TOPIC,), cost=Cost.CHEAP)
 @in_slices
 def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Paced:
     """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one.
@@ -275,6 +276,16 @@ def _search(
         yield from unpacking.share()
 
 
+def _delete_records(request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Changes:
+    def names() -> Iterator[tuple[str, str]]:
+        for topic in request.topics:
+            parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)
+            yield topic.name, brief("partitions", parts)
+
+    return named("Topic", AclOperation.DELETE, names(), codes_of(response.topics, "name"))
+
+
+@Row(api_keys.DELETE_RECORDS, (DELETE_TOPIC,), Recorded(_delete_records, ("topics",)))
 @in_slices
 def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Paced:
     """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
@@ -368,6 +379,8 @@ def _delete_before(partition: Partition, offset: int) -> ErrorCode:
     return ErrorCode.NONE
 
 
+# one of both
+@Row(api_keys.OFFSET_FOR_LEADER_EPOCH, (CLUSTER_ACTION_CLUSTER, DESCRIBE_TOPIC), cost=Cost.CHEAP)
 @in_slices
 def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context: Context) -> Paced:
     """Where an epoch ended, so that a client or a follower finds out whether its position was truncated (KIP-320)."""
@@ -414,25 +427,3 @@ def _epoch_end(
     if log.high_watermark < partition.epoch_start_offset:  # a lower end than the true one would look like truncation
         return ErrorCode.OFFSET_NOT_AVAILABLE, -1, -1
     return ErrorCode.NONE, epoch, log.high_watermark
-
-
-def _delete_records(request: DeleteRecordsRequest, response: DeleteRecordsResponse) -> Changes:
-    def names() -> Iterator[tuple[str, str]]:
-        for topic in request.topics:
-            parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)
-            yield topic.name, brief("partitions", parts)
-
-    return named("Topic", AclOperation.DELETE, names(), codes_of(response.topics, "name"))
-
-
-API = (
-    Row(api_keys.LIST_OFFSETS, handle_list_offsets, (DESCRIBE_TOPIC,), cost=Cost.CHEAP),
-    Row(api_keys.DELETE_RECORDS, handle_delete_records, (DELETE_TOPIC,), Recorded(_delete_records, ("topics",))),
-    # one of both
-    Row(
-        api_keys.OFFSET_FOR_LEADER_EPOCH,
-        handle_offset_for_leader_epoch,
-        (CLUSTER_ACTION_CLUSTER, DESCRIBE_TOPIC),
-        cost=Cost.CHEAP,
-    ),
-)

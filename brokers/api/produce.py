@@ -710,14 +710,7 @@ BATCHING = Batching(decode_produce_run, execute_produce, attrgetter("transaction
 """How the server executes Produce requests that come together."""
 
 
-API = (
-    # the id only for transactional batches
-    Row(
-        api_keys.PRODUCE,
-        handle_produce,
-        (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC),
-        EventType.PRODUCE,
-        batching=BATCHING,
-        cost=Cost.DATA,
-    ),
+# the id only for transactional batches
+Row(api_keys.PRODUCE, (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC), EventType.PRODUCE, batching=BATCHING, cost=Cost.DATA)(
+    handle_produce
 )

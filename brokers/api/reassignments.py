@@ -34,6 +34,21 @@ if TYPE_CHECKING:
 Result = tuple[ErrorCode, str | None]
 
 
+def _reassign(
+    request: AlterPartitionReassignmentsRequest, response: messages.AlterPartitionReassignmentsResponse
+) -> Changes:
+    def names() -> Iterator[tuple[str, str]]:
+        for topic in request.topics:
+            parts = (
+                f"{part.partition_index} to {'the present ones' if part.replicas is None else list(part.replicas)}"
+                for part in topic.partitions
+            )
+            yield topic.name, brief("replicas of", parts)
+
+    return named("Topic", AclOperation.ALTER, names(), codes_of(response.responses, "name"), response.error_code)
+
+
+@Row(api_keys.ALTER_PARTITION_REASSIGNMENTS, (ALTER_CLUSTER,), Recorded(_reassign, ("topics",)))
 @in_task
 async def handle_alter_partition_reassignments(request: AlterPartitionReassignmentsRequest, context: Context) -> Done:
     """AlterPartitionReassignments v0-v1: new replicas for partitions, or null to cancel; each succeeds by itself."""
@@ -103,6 +118,7 @@ def _altered(
     )
 
 
+@Row(api_keys.LIST_PARTITION_REASSIGNMENTS, (DESCRIBE_CLUSTER,))
 @in_slices
 def handle_list_partition_reassignments(request: ListPartitionReassignmentsRequest, context: Context) -> Paced:
     """ListPartitionReassignments v0: the moves under way, of all topics or of those asked for."""
@@ -144,28 +160,3 @@ def _named(topics: Iterable[ListPartitionReassignmentsTopics]) -> Iterator[Topic
     for topic in topics:
         for index in topic.partition_indexes:
             yield TopicPartition(topic.name, index)
-
-
-def _reassign(
-    request: AlterPartitionReassignmentsRequest, response: messages.AlterPartitionReassignmentsResponse
-) -> Changes:
-    def names() -> Iterator[tuple[str, str]]:
-        for topic in request.topics:
-            parts = (
-                f"{part.partition_index} to {'the present ones' if part.replicas is None else list(part.replicas)}"
-                for part in topic.partitions
-            )
-            yield topic.name, brief("replicas of", parts)
-
-    return named("Topic", AclOperation.ALTER, names(), codes_of(response.responses, "name"), response.error_code)
-
-
-API = (
-    Row(
-        api_keys.ALTER_PARTITION_REASSIGNMENTS,
-        handle_alter_partition_reassignments,
-        (ALTER_CLUSTER,),
-        Recorded(_reassign, ("topics",)),
-    ),
-    Row(api_keys.LIST_PARTITION_REASSIGNMENTS, handle_list_partition_reassignments, (DESCRIBE_CLUSTER,)),
-)

@@ -27,6 +27,7 @@ READ_MS = 1_000
 logger = logging.getLogger(__name__)
 
 
+@Row(api_keys.REPLICA_ENDS, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
 def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Outcome:
     """ReplicaEnds v0-v1 (ours): how far this broker's replicas reach, and by which leader epoch they act.
 
@@ -83,6 +84,7 @@ async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context
     return Done(ends.response(incarnation, own_ends, ends.WAIVE_VERSION))
 
 
+@Row(api_keys.ACCEPTED_POSITIONS, (CLUSTER_ACTION_CLUSTER,), brokers_from=0)
 @in_slices
 def handle_accepted_positions(request: AcceptedPositionsRequest, context: Context) -> Paced:
     """AcceptedPositions v0 (ours): what a partition led here had accepted before an offset, for a follower.
@@ -108,6 +110,13 @@ def handle_accepted_positions(request: AcceptedPositionsRequest, context: Contex
     return Done(kind(version=0, error_code=int(error)))
 
 
+@Row(
+    api_keys.CONTROLLED_SHUTDOWN,
+    (CLUSTER_ACTION_CLUSTER,),
+    Recorded(changes_of_brokers),
+    cost=Cost.CHEAP,
+    brokers_from=0,
+)
 @in_task
 async def handle_controlled_shutdown(request: ControlledShutdownRequest, context: Context) -> Done:
     """ControlledShutdown v3: a broker that is about to stop wants to lead nothing any more."""
@@ -126,23 +135,3 @@ def _from_outside(context: Context) -> bool:
     if not context.allows(*CLUSTER_ACTION_CLUSTER):
         return True
     return context.connection.listener != context.services.config.inter_broker_listener()
-
-
-API = (
-    Row(
-        api_keys.CONTROLLED_SHUTDOWN,
-        handle_controlled_shutdown,
-        (CLUSTER_ACTION_CLUSTER,),
-        Recorded(changes_of_brokers),
-        cost=Cost.CHEAP,
-        brokers_from=0,
-    ),
-    Row(
-        api_keys.REPLICA_ENDS,
-        handle_replica_ends,
-        (CLUSTER_ACTION_CLUSTER,),
-        Recorded(changes_of_brokers),
-        brokers_from=0,
-    ),
-    Row(api_keys.ACCEPTED_POSITIONS, handle_accepted_positions, (CLUSTER_ACTION_CLUSTER,), brokers_from=0),
-)

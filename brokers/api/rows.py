@@ -1,7 +1,7 @@
-"""What a broker knows of each API beside its schema: a row in the handler's module, found by looking through the room.
+"""What a broker knows of each API beside its schema: a row above its handler, found by looking through the room.
 
-Key, versions and name stand in ``wire.apis``. A module of ``brokers.api`` has its rows in ``API``; from them come
-dispatch, the door's needs, what the audit records, and the tests' lists.
+Key, versions and name stand in ``wire.apis``. From the rows in the modules of ``brokers.api`` come dispatch, the door's
+needs, what the audit records, and the tests' lists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fleetlog.brokers import api
 from fleetlog.brokers.acls.access import Need
@@ -20,6 +20,7 @@ from fleetlog.brokers.audit.events import Changes, EventType
 from fleetlog.wire.apis import APIS
 
 Handler = Callable[[Any, Context], Outcome]
+H = TypeVar("H", bound=Handler)
 
 
 class Cost(Enum):
@@ -45,16 +46,20 @@ class Recorded(NamedTuple):
         return max(1, sum(len(getattr(request, name, None) or ()) for name in self.lists))
 
 
-class Row(NamedTuple):
-    """One API. ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
+def _no_handler(request: Any, context: Context) -> Outcome:
+    raise NotImplementedError
 
+
+class Row(NamedTuple):
+    """One API, said of its handler, above which it stands as ``@Row(...)``.
+
+    ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
     ``brokers_from``: from that version on only brokers ask it, and it is no client's time or bytes. ``brokers_too``:
     they ask it on their own account as well. ``unserved``: the frame that answers a version that is not served, by the
     request's correlation id; without it the connection is closed.
     """
 
     key: int
-    handler: Handler
     needs: tuple[Need, ...] = ()
     audit: EventType | Recorded = EventType.DESCRIBE
     cost: Cost = Cost.ADMIN
@@ -62,6 +67,12 @@ class Row(NamedTuple):
     brokers_from: int | None = None
     brokers_too: bool = False
     unserved: Callable[[int], list[Any]] | None = None
+    handler: Handler = _no_handler
+
+    def __call__(self, handler: H) -> H:
+        """The handler, which serves this API from now on."""
+        _ROWS.append(self._replace(handler=handler))
+        return handler
 
     @property
     def kind(self) -> EventType:
@@ -74,13 +85,17 @@ class Row(NamedTuple):
         return self.brokers_too or self.brokers_from == 0
 
 
+_ROWS: list[Row] = []
+"""Those of the modules that were imported."""
+
+
 @cache
 def api_table() -> dict[int, Row]:
     """The rows of all modules by API key, in the order of ``wire.apis``. Raises LookupError where these two differ."""
-    modules = [import_module(f"{api.__name__}.{module.name}") for module in pkgutil.iter_modules(api.__path__)]
-    rows = [row for module in modules for row in getattr(module, "API", ())]
-    by_key = {row.key: row for row in rows}
-    if len(by_key) != len(rows) or by_key.keys() != APIS.keys():
-        twice = {row.key for row in rows if rows.count(row) > 1 or by_key[row.key] is not row}
+    for module in pkgutil.iter_modules(api.__path__):
+        import_module(f"{api.__name__}.{module.name}")
+    by_key = {row.key: row for row in _ROWS}
+    if len(by_key) != len(_ROWS) or by_key.keys() != APIS.keys():
+        twice = {row.key for row in _ROWS if _ROWS.count(row) > 1 or by_key[row.key] is not row}
         raise LookupError(f"APIs with a schema or a row alone {by_key.keys() ^ APIS.keys()}, with two rows {twice}")
     return {key: by_key[key] for key in APIS}

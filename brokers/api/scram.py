@@ -35,6 +35,7 @@ _TOO_MANY: Final = f"more than {USERS_MAX} users in a request; ask in several on
 logger = logging.getLogger(__name__)
 
 
+@Row(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS, (DESCRIBE_CLUSTER,))
 @in_task
 async def handle_describe_user_scram_credentials(
     request: DescribeUserScramCredentialsRequest, context: Context
@@ -72,6 +73,20 @@ def _described(
     return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
 
 
+def _alter_users(
+    request: AlterUserScramCredentialsRequest, response: messages.AlterUserScramCredentialsResponse
+) -> Changes:
+    details: dict[str, list[str]] = {}
+    for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
+        for one in rows:
+            known = MECHANISM_OF_CODE.get(one.mechanism)
+            mechanism = str(one.mechanism) if known is None else known.value
+            details.setdefault(one.name, []).append(f"{verb} the credential of {mechanism}")
+    names = ((name, "; ".join(done[:DETAILS_MAX])) for name, done in details.items())
+    return named("User", AclOperation.ALTER, names, codes_of(response.results, "user"))
+
+
+@Row(api_keys.ALTER_USER_SCRAM_CREDENTIALS, (ALTER_CLUSTER,), Recorded(_alter_users, ("upsertions", "deletions")))
 @in_task
 async def handle_alter_user_scram_credentials(request: AlterUserScramCredentialsRequest, context: Context) -> Done:
     """AlterUserScramCredentials v0: each user's changes are done together or not at all."""
@@ -123,27 +138,3 @@ def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
 
 def _fits(user: str) -> bool:
     return len(user) <= NAME_CHARACTERS_MAX and not unfit(user)
-
-
-def _alter_users(
-    request: AlterUserScramCredentialsRequest, response: messages.AlterUserScramCredentialsResponse
-) -> Changes:
-    details: dict[str, list[str]] = {}
-    for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
-        for one in rows:
-            known = MECHANISM_OF_CODE.get(one.mechanism)
-            mechanism = str(one.mechanism) if known is None else known.value
-            details.setdefault(one.name, []).append(f"{verb} the credential of {mechanism}")
-    names = ((name, "; ".join(done[:DETAILS_MAX])) for name, done in details.items())
-    return named("User", AclOperation.ALTER, names, codes_of(response.results, "user"))
-
-
-API = (
-    Row(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS, handle_describe_user_scram_credentials, (DESCRIBE_CLUSTER,)),
-    Row(
-        api_keys.ALTER_USER_SCRAM_CREDENTIALS,
-        handle_alter_user_scram_credentials,
-        (ALTER_CLUSTER,),
-        Recorded(_alter_users, ("upsertions", "deletions")),
-    ),
-)

@@ -12,6 +12,7 @@ from fleetlog.wire.messages import ShareGroupHeartbeatResponse
 from fleetlog.wire.requests import ShareGroupHeartbeatRequest
 
 
+@Row(api_keys.SHARE_GROUP_HEARTBEAT, (READ_GROUP, DESCRIBE_TOPIC), EventType.HEARTBEAT, cost=Cost.CHEAP)
 @in_slices
 def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Paced:
     """ShareGroupHeartbeat v1: refused."""
@@ -23,14 +24,3 @@ def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: C
     if code is ErrorCode.NONE:
         code, text = ErrorCode.UNSUPPORTED_VERSION, "Share groups are not served."
     return Done(ShareGroupHeartbeatResponse(version=context.api_version, error_code=int(code), error_message=text))
-
-
-API = (
-    Row(
-        api_keys.SHARE_GROUP_HEARTBEAT,
-        handle_share_group_heartbeat,
-        (READ_GROUP, DESCRIBE_TOPIC),
-        EventType.HEARTBEAT,
-        cost=Cost.CHEAP,
-    ),
-)

@@ -69,6 +69,8 @@ def _producer(
     return Producer(request.producer_id, request.producer_epoch)
 
 
+# a sink's name is a transactional id
+@Row(api_keys.BEGIN_BATCH, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP)
 def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
     """BeginBatch: fence earlier drivers of the sink, and answer with the fence."""
     sink_id, timeout_ms = request.sink_id, request.timeout_ms
@@ -95,6 +97,7 @@ def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
     return when_ids_are_there(coordinator, sink_id, command, render, ANSWER_TIMEOUT_MS)
 
 
+@Row(api_keys.ENLIST_PRODUCER, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP)
 def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> Outcome:
     """EnlistProducer: producers of their own for the tasks of a batch."""
 
@@ -119,6 +122,7 @@ def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> 
     return delayed.outcome()
 
 
+@Row(api_keys.COMMIT_BATCH, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE)
 def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     """CommitBatch: the winners' records count, and the fence names the batch, in one record."""
 
@@ -178,6 +182,7 @@ def _sink_command(
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
+@Row(api_keys.HEARTBEAT_BATCH, (WRITE_TRANSACTIONAL_ID,), EventType.HEARTBEAT, cost=Cost.CHEAP)
 def handle_heartbeat_batch(request: HeartbeatBatchRequest, context: Context) -> Outcome:
     """HeartbeatBatch: the batch's time starts anew."""
     sink_id, producer = request.sink_id, _producer(request)
@@ -189,6 +194,7 @@ def handle_heartbeat_batch(request: HeartbeatBatchRequest, context: Context) -> 
     )
 
 
+@Row(api_keys.ABORT_BATCH, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP)
 def handle_abort_batch(request: AbortBatchRequest, context: Context) -> Outcome:
     """AbortBatch: nothing of the batch counts."""
     sink_id, producer = request.sink_id, _producer(request)
@@ -197,6 +203,13 @@ def handle_abort_batch(request: AbortBatchRequest, context: Context) -> Outcome:
     )
 
 
+def _reset_sink(request: requests.ResetSinkRequest, response: m.ResetSinkResponse) -> Changes:
+    kind = TYPE_NAMES[ResourceType.TRANSACTIONAL_ID]
+    yield Change(kind, request.sink_id, AclOperation.ALTER, ErrorCode(response.error_code), "the sink's fence is moved")
+
+
+# rows may be written twice: an operator's decision
+@Row(api_keys.RESET_SINK, (WRITE_TRANSACTIONAL_ID, ALTER_CLUSTER), Recorded(_reset_sink), cost=Cost.CHEAP)
 def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
     """ResetSink: an operator moves the fence, naming the query id that stands in it."""
     sink_id, expected = request.sink_id, request.expected_query_id
@@ -212,6 +225,7 @@ def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
     )
 
 
+@Row(api_keys.DESCRIBE_SINKS, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC))
 @in_slices
 def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Paced:
     """DescribeSinks: the named sinks, or all that this broker coordinates."""
@@ -274,35 +288,3 @@ def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSink
         topics=[kind.SinkTopic(name=name, partitions=indexes) for name, indexes in topics.items()],
         fence=_fence(kind, batch.fence),
     )
-
-
-def _reset_sink(request: requests.ResetSinkRequest, response: m.ResetSinkResponse) -> Changes:
-    kind = TYPE_NAMES[ResourceType.TRANSACTIONAL_ID]
-    yield Change(kind, request.sink_id, AclOperation.ALTER, ErrorCode(response.error_code), "the sink's fence is moved")
-
-
-API = (
-    # a sink's name is a transactional id
-    Row(api_keys.BEGIN_BATCH, handle_begin_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
-    Row(
-        api_keys.ENLIST_PRODUCER, handle_enlist_producer, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP
-    ),
-    Row(api_keys.COMMIT_BATCH, handle_commit_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE),
-    Row(
-        api_keys.HEARTBEAT_BATCH,
-        handle_heartbeat_batch,
-        (WRITE_TRANSACTIONAL_ID,),
-        EventType.HEARTBEAT,
-        cost=Cost.CHEAP,
-    ),
-    Row(api_keys.ABORT_BATCH, handle_abort_batch, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
-    Row(api_keys.DESCRIBE_SINKS, handle_describe_sinks, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
-    # rows may be written twice: an operator's decision
-    Row(
-        api_keys.RESET_SINK,
-        handle_reset_sink,
-        (WRITE_TRANSACTIONAL_ID, ALTER_CLUSTER),
-        Recorded(_reset_sink),
-        cost=Cost.CHEAP,
-    ),
-)

@@ -92,6 +92,19 @@ class MutationCharge:
         return [*self.kept(outcomes), *map(throttled_outcome, self._refused)]
 
 
+def _create_topics(request: CreateTopicsRequest, response: messages.CreateTopicsResponse) -> Changes:
+    only = "validated only" if request.validate_only else ""
+    names = ((topic.name, only) for topic in request.topics)
+    return named("Topic", AclOperation.CREATE, names, codes_of(response.topics, "name"))
+
+
+# one of the first three (brokers create internal topics); configs of the answer
+@Row(
+    api_keys.CREATE_TOPICS,
+    (CREATE_CLUSTER, CREATE_TOPIC, CLUSTER_ACTION_CLUSTER, DESCRIBE_CONFIGS_TOPIC),
+    Recorded(_create_topics, ("topics",)),
+    brokers_too=True,
+)
 @in_task
 async def handle_create_topics(request: CreateTopicsRequest, context: Context) -> Done:
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
@@ -193,6 +206,16 @@ def _echo(entry: ConfigEntry) -> _Result.CreatableTopicConfigs:
     )  # fmt: skip
 
 
+def _delete_topics(request: DeleteTopicsRequest, response: messages.DeleteTopicsResponse) -> Changes:
+    for row in response.responses:
+        topic_id = getattr(row, "topic_id", None)
+        identity = id_text(topic_id) if topic_id is not None else ""
+        detail = f"topic id {identity}" if row.name and identity else ""
+        yield Change("Topic", row.name or identity, AclOperation.DELETE, ErrorCode(row.error_code), detail)
+
+
+# DESCRIBE to see the name of an id
+@Row(api_keys.DELETE_TOPICS, (DELETE_TOPIC, DESCRIBE_TOPIC), Recorded(_delete_topics, ("topics", "topic_names")))
 @in_task
 async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
@@ -268,6 +291,12 @@ def _deleted(
     )  # fmt: skip
 
 
+def _create_partitions(request: CreatePartitionsRequest, response: messages.CreatePartitionsResponse) -> Changes:
+    names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
+    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "name"))
+
+
+@Row(api_keys.CREATE_PARTITIONS, (ALTER_TOPIC,), Recorded(_create_partitions, ("topics",)))
 @in_task
 async def handle_create_partitions(request: CreatePartitionsRequest, context: Context) -> Done:
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
@@ -303,47 +332,3 @@ def _extended(
     return response.CreatePartitionsTopicResult(
         name=outcome.name, error_code=int(outcome.error), error_message=outcome.message
     )
-
-
-# ---------------------------------------------------------------- what the audit is told
-
-
-def _create_topics(request: CreateTopicsRequest, response: messages.CreateTopicsResponse) -> Changes:
-    only = "validated only" if request.validate_only else ""
-    names = ((topic.name, only) for topic in request.topics)
-    return named("Topic", AclOperation.CREATE, names, codes_of(response.topics, "name"))
-
-
-def _delete_topics(request: DeleteTopicsRequest, response: messages.DeleteTopicsResponse) -> Changes:
-    for row in response.responses:
-        topic_id = getattr(row, "topic_id", None)
-        identity = id_text(topic_id) if topic_id is not None else ""
-        detail = f"topic id {identity}" if row.name and identity else ""
-        yield Change("Topic", row.name or identity, AclOperation.DELETE, ErrorCode(row.error_code), detail)
-
-
-def _create_partitions(request: CreatePartitionsRequest, response: messages.CreatePartitionsResponse) -> Changes:
-    names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
-    return named("Topic", AclOperation.ALTER, names, codes_of(response.results, "name"))
-
-
-API = (
-    # one of the first three (brokers create internal topics); configs of the answer
-    Row(
-        api_keys.CREATE_TOPICS,
-        handle_create_topics,
-        (CREATE_CLUSTER, CREATE_TOPIC, CLUSTER_ACTION_CLUSTER, DESCRIBE_CONFIGS_TOPIC),
-        Recorded(_create_topics, ("topics",)),
-        brokers_too=True,
-    ),
-    # DESCRIBE to see the name of an id
-    Row(
-        api_keys.DELETE_TOPICS,
-        handle_delete_topics,
-        (DELETE_TOPIC, DESCRIBE_TOPIC),
-        Recorded(_delete_topics, ("topics", "topic_names")),
-    ),
-    Row(
-        api_keys.CREATE_PARTITIONS, handle_create_partitions, (ALTER_TOPIC,), Recorded(_create_partitions, ("topics",))
-    ),
-)

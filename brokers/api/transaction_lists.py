@@ -17,6 +17,7 @@ from fleetlog.wire.requests import DescribeProducersRequest, DescribeTransaction
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
+@Row(api_keys.DESCRIBE_PRODUCERS, (READ_TOPIC,))
 @in_slices
 def handle_describe_producers(request: DescribeProducersRequest, context: Context) -> Paced:
     """DescribeProducers: the producers of this broker's replicas, with their open transactions as its logs have them.
@@ -69,6 +70,7 @@ def _describe_partition(
     return kind(partition_index=tp.partition, error_code=ErrorCode.NONE, active_producers=producers)
 
 
+@Row(api_keys.DESCRIBE_TRANSACTIONS, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC))
 @in_slices
 def handle_describe_transactions(request: DescribeTransactionsRequest, context: Context) -> Paced:
     """DescribeTransactions: the state of ids this broker coordinates."""
@@ -119,6 +121,7 @@ def _describe_transaction(transactional_id: str, context: Context) -> m.Describe
     )
 
 
+@Row(api_keys.LIST_TRANSACTIONS, (DESCRIBE_TRANSACTIONAL_ID,))
 @in_slices
 def handle_list_transactions(request: ListTransactionsRequest, context: Context) -> Paced:
     """ListTransactions: the ids this broker coordinates that pass the filters and that the client may describe."""
@@ -173,10 +176,3 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
             version=version, error_code=error, unknown_state_filters=unknown, transaction_states=listed
         )
     )
-
-
-API = (
-    Row(api_keys.DESCRIBE_PRODUCERS, handle_describe_producers, (READ_TOPIC,)),
-    Row(api_keys.DESCRIBE_TRANSACTIONS, handle_describe_transactions, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC)),
-    Row(api_keys.LIST_TRANSACTIONS, handle_list_transactions, (DESCRIBE_TRANSACTIONAL_ID,)),
-)

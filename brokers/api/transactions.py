@@ -87,6 +87,13 @@ def _known_to(error: ErrorCode, version: int, fenced_from: int) -> ErrorCode:
 # --- InitProducerId ---------------------------------------------------------------------------------------------------
 
 
+# without an id: one of both
+@Row(
+    api_keys.INIT_PRODUCER_ID,
+    (WRITE_TRANSACTIONAL_ID, IDEMPOTENT_WRITE_CLUSTER, WRITE_TOPIC),
+    EventType.PRODUCE,
+    cost=Cost.CHEAP,
+)
 def handle_init_producer_id(request: InitProducerIdRequest, context: Context) -> Outcome:
     """InitProducerId: an id for an idempotent producer, or the next epoch of a transactional one."""
     version = context.api_version
@@ -140,6 +147,14 @@ def _idempotent(
 # --- AddPartitionsToTxn, AddOffsetsToTxn ------------------------------------------------------------------------------
 
 
+# from version 4 on the last one
+@Row(
+    api_keys.ADD_PARTITIONS_TO_TXN,
+    (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC, CLUSTER_ACTION_CLUSTER),
+    EventType.PRODUCE,
+    cost=Cost.CHEAP,
+    brokers_from=4,
+)
 @in_slices
 def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     """AddPartitionsToTxn: one transaction from a client (v0 to 3), a batch of them from a broker (v4 and up)."""
@@ -258,6 +273,7 @@ def _topic_results(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None
     return results
 
 
+@Row(api_keys.ADD_OFFSETS_TO_TXN, (WRITE_TRANSACTIONAL_ID, READ_GROUP), EventType.PRODUCE, cost=Cost.CHEAP)
 def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context) -> Outcome:
     """AddOffsetsToTxn: the group's partition of __consumer_offsets joins the transaction."""
     version = context.api_version
@@ -277,6 +293,7 @@ def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context)
 # --- EndTxn -----------------------------------------------------------------------------------------------------------
 
 
+@Row(api_keys.END_TXN, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP)
 def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
     """EndTxn: commit or abort; from v5 on (transaction version 2) with the epoch of the next transaction."""
     version = context.api_version
@@ -309,6 +326,14 @@ def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
 
 
+# one of both
+@Row(
+    api_keys.WRITE_TXN_MARKERS,
+    (ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER),
+    Recorded(changes_of_brokers),
+    cost=Cost.CHEAP,
+    brokers_from=0,
+)
 @in_slices
 def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) -> Paced:
     """WriteTxnMarkers: a coordinator (or an operator) ends transactions on partitions led here.
@@ -390,41 +415,3 @@ def _markers_response(
         yield
         rows.append(kind(producer_id=entry.producer_id, topics=topic_rows))
     return m.WriteTxnMarkersResponse(version=version, markers=rows)
-
-
-API = (
-    # without an id: one of both
-    Row(
-        api_keys.INIT_PRODUCER_ID,
-        handle_init_producer_id,
-        (WRITE_TRANSACTIONAL_ID, IDEMPOTENT_WRITE_CLUSTER, WRITE_TOPIC),
-        EventType.PRODUCE,
-        cost=Cost.CHEAP,
-    ),
-    # from version 4 on the last one
-    Row(
-        api_keys.ADD_PARTITIONS_TO_TXN,
-        handle_add_partitions_to_txn,
-        (WRITE_TRANSACTIONAL_ID, WRITE_TOPIC, CLUSTER_ACTION_CLUSTER),
-        EventType.PRODUCE,
-        cost=Cost.CHEAP,
-        brokers_from=4,
-    ),
-    Row(
-        api_keys.ADD_OFFSETS_TO_TXN,
-        handle_add_offsets_to_txn,
-        (WRITE_TRANSACTIONAL_ID, READ_GROUP),
-        EventType.PRODUCE,
-        cost=Cost.CHEAP,
-    ),
-    Row(api_keys.END_TXN, handle_end_txn, (WRITE_TRANSACTIONAL_ID,), EventType.PRODUCE, cost=Cost.CHEAP),
-    # one of both
-    Row(
-        api_keys.WRITE_TXN_MARKERS,
-        handle_write_txn_markers,
-        (ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER),
-        Recorded(changes_of_brokers),
-        cost=Cost.CHEAP,
-        brokers_from=0,
-    ),
-)

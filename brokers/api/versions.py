@@ -19,6 +19,16 @@ FEATURES_WITH_ZERO_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
+def answer_to_unserved(correlation_id: int) -> list[Any]:
+    """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
+    kind = ApiVersionsResponse
+    api = APIS[kind.API_KEY]
+    known = kind.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+    body = encode_response(kind(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known]), api.key, 0)
+    return framed(encode_response_header(api.key, 0, correlation_id), [body])
+
+
+@Row(api_keys.API_VERSIONS, cost=Cost.CHEAP, unserved=answer_to_unserved)
 def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
     """Every row of the table that is for clients; a client whose name or version has other characters is refused.
 
@@ -60,15 +70,6 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
     return Done(response)
 
 
-def answer_to_unserved(correlation_id: int) -> list[Any]:
-    """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
-    kind = ApiVersionsResponse
-    api = APIS[kind.API_KEY]
-    known = kind.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
-    body = encode_response(kind(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known]), api.key, 0)
-    return framed(encode_response_header(api.key, 0, correlation_id), [body])
-
-
 def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     if (request.cluster_id is None) != (request.node_id == -1):
         return ErrorCode.INVALID_REQUEST  # both, or neither
@@ -78,6 +79,3 @@ def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:
     ):  # fmt: skip
         return ErrorCode.NONE
     return ErrorCode.REBOOTSTRAP_REQUIRED
-
-
-API = (Row(api_keys.API_VERSIONS, handle_api_versions, cost=Cost.CHEAP, unserved=answer_to_unserved),)

@@ -1,4 +1,4 @@
-"""StampTopic, an API that a test plants: its handler and its row, in the form of every API."""
+"""StampTopic, an API that a test plants: its handler with its row, in the form of every API."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import StampTopicRequest
 
 
+def _stamp_topic(request: StampTopicRequest, response: Any) -> Changes:
+    return named("Topic", ALTER, [(request.topic_name, "stamped")], {}, response.error_code)
+
+
+@Row(api_keys.STAMP_TOPIC, (ALTER_TOPIC,), Recorded(_stamp_topic, ("stamps",)))
 def handle_stamp_topic(request: StampTopicRequest, context: Context) -> Done:
     """StampTopic v0-1: counts the stamps."""
     allowed = context.allows(ALTER, TOPIC, request.topic_name)
     error = ErrorCode.NONE if allowed else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     stamped = len(request.stamps) if allowed else 0
     return Done(m.StampTopicResponse(version=context.api_version, error_code=error, stamped=stamped))
-
-
-def _stamp_topic(request: StampTopicRequest, response: Any) -> Changes:
-    return named("Topic", ALTER, [(request.topic_name, "stamped")], {}, response.error_code)
-
-
-API = (Row(api_keys.STAMP_TOPIC, handle_stamp_topic, (ALTER_TOPIC,), Recorded(_stamp_topic, ("stamps",))),)
