@@ -287,7 +287,7 @@ def alter_topic(
                 raise CliError("\n".join(refused))
         if dry_run and changes:
             described = [ConfigResource(ConfigResourceType.TOPIC, name, configs=list(changes)) for name in names]
-            now = client.describe_configs(described).get("topic", {})
+            now = client.describe_configs(described, config_filter="all").get("topic", {})
         if partitions:
             wanted = dict.fromkeys(names, partitions)
             response = client.create_partitions(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)

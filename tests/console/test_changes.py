@@ -128,6 +128,8 @@ def test_a_setting_has_its_meaning_and_is_set_for_picked_topics_by_one_question(
     assert shown["preview"][0]["changes"] == ["retention.ms: 2000 → its default"]
     done(visitor, "alter-topic", **shown["fields"])
     eventually(values, "one of them has it no more", good=lambda found: found == ["2000", None])
+    shown = asked(visitor, "alter-topic", topic=names[1], setting="retention.ms", value="3000")
+    assert shown["preview"][0]["changes"] == ["retention.ms: 604800000 → 3000"], "a default is there before, too"
     token = {"form_token": visitor.token(visitor.page("/topics"))}
     for wrong in ({"value": "soon"}, {"setting": "retention.m"}, {"setting": ""}, {"topic:no-such": "yes"}):
         got = visitor.post("/change/alter-topic", {**token, **form, **wrong}, Accept="application/json")
