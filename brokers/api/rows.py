@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -50,7 +51,8 @@ def _no_handler(request: Any, context: Context) -> Outcome:
     raise NotImplementedError
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One API, said of its handler, above which it stands as ``@Row(...)``.
 
     ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
@@ -71,7 +73,7 @@ class Row(NamedTuple):
 
     def __call__(self, handler: H) -> H:
         """The handler, which serves this API from now on."""
-        _ROWS.append(self._replace(handler=handler))
+        _ROWS.append(replace(self, handler=handler))
         return handler
 
     @property

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.errors import LooseMessage
@@ -202,7 +202,7 @@ class Dispatcher:
     def _route(self, row: Row, handlers: dict[int, Handler] | None) -> Route:
         api = APIS[row.key]
         if handlers is not None:
-            row = row._replace(handler=handlers.get(api.key, _unserved), batching=None)
+            row = replace(row, handler=handlers.get(api.key, _unserved), batching=None)
         metrics, audit = self._services.metrics, self._services.audit
         handler = row.handler if audit is None else audited(audit, row)
         return Route(

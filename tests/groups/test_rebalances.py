@@ -17,7 +17,7 @@ def driver() -> Driver:
 
 def counted(driver: Driver) -> tuple[int, int, float]:
     """Rebalances that began, those that ended, and the seconds of these."""
-    seconds = driver.shard.rebalances.seconds
+    seconds = driver.shard.rebalances
     return driver.shard.groups["g"].rebalances, sum(seconds.counts), seconds.total
 
 
@@ -90,7 +90,7 @@ def test_the_last_member_leaves(driver: Driver) -> None:
 
 def test_what_was_counted_stays_when_a_shard_goes() -> None:
     one = GroupShard(0, GroupSettings())
-    one.rebalances.ended(1_500)
+    one.rebalances.observe(1.5)
     other = GroupShard(1, GroupSettings(), rebalances=one.rebalances)
-    other.rebalances.ended(500)
-    assert other.rebalances.seconds.total == 2.0
+    other.rebalances.observe(0.5)
+    assert other.rebalances.total == 2.0
