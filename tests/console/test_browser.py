@@ -183,7 +183,7 @@ def _every_page(browser: Browser, url: str, topic: str) -> None:
         "doctor": "all brokers share one failure domain",
         f"topics/{topic}/analysis": "records of a batch",
         f"topics/{topic}/setting?name=retention.ms": "Default",
-        "brokers/1/setting?name=log.retention.ms": "all brokers",
+        "brokers/1/setting?name=log.retention.ms": "May be",
         f"topics/{topic}/record?partition=0&offset=0": "keep the record's time",
         "topics/no-such": "there is no such topic",
     }  # fmt: skip
