@@ -34,6 +34,7 @@ from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
 from fleetlog.brokers.log.compaction.cleaner import until_next_tick, watch_cleaner
 from fleetlog.brokers.log.disk.checkpoints import CleanStop
+from fleetlog.brokers.log_tail import LogTail
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory
@@ -102,6 +103,7 @@ class Ports:
     listen: Callable[[], None] = lambda: None
     process_troubles: Callable[[], list[str]] = list
     process_health: Callable[[], ProcessHealth] = ProcessHealth
+    log_tail: LogTail | None = None
     addresses: tuple[str, ...] = ()
     """Those from which the other brokers see this one, as far as that is known."""
 
@@ -285,6 +287,7 @@ class Node:
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
             process_health=ports.process_health,
+            log_tail=ports.log_tail,
             access=self._authorization.access,
             acls=self._authorization.acls,
             audit=self._audit,

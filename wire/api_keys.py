@@ -83,6 +83,7 @@ DESCRIBE_HEALTH: Final = 12012
 DESCRIBE_CONNECTIONS: Final = 12013
 DESCRIBE_ELECTIONS: Final = 12014
 ACCEPTED_POSITIONS: Final = 12015
+DESCRIBE_LOG_LINES: Final = 12016
 
 TABLE: Final = (
     (PRODUCE, "Produce", 0, 13, 3, False, True),
@@ -161,5 +162,6 @@ TABLE: Final = (
     (DESCRIBE_CONNECTIONS, "DescribeConnections", 0, 0, 0, False, False),
     (DESCRIBE_ELECTIONS, "DescribeElections", 0, 0, 0, False, False),
     (ACCEPTED_POSITIONS, "AcceptedPositions", 0, 0, 0, True, False),
+    (DESCRIBE_LOG_LINES, "DescribeLogLines", 0, 0, 0, False, False),
 )
 """The fields of ``wire.apis.Api``."""

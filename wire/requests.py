@@ -798,3 +798,8 @@ class AcceptedPositionsRequest(Protocol):
     offset: int
     position: int
     now_ms: int
+
+
+class DescribeLogLinesRequest(Protocol):
+    after_number: int
+    limit: int

@@ -22,6 +22,7 @@ from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import FetchSessions
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.unpacking import Unpacking
+from fleetlog.brokers.log_tail import LogTail
 from fleetlog.brokers.model import Carried, ProcessHealth
 from fleetlog.brokers.pending import Pending
 from fleetlog.brokers.quotas.cache import QuotaCache
@@ -299,6 +300,8 @@ class Services:
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
     process_health: Callable[[], ProcessHealth] = ProcessHealth
+    log_tail: LogTail | None = None
+    """The newest lines of the process's log, where they are kept."""
     unpacking: Unpacking = field(default_factory=Unpacking)
     """What compressed batches were unpacked to in this turn of the loop."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from datetime import UTC, datetime
 
 from fleetlog.brokers.log_levels import level_name
+from fleetlog.brokers.log_tail import LogTail
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -40,8 +42,14 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(form: str, broker_id: int, level: str) -> None:
-    """Write the process's log to stderr from that level on, as ``text`` or ``json``."""
+    """Write the process's log to stderr from that level on, as ``text`` or ``json``, and keep its newest lines.
+
+    Who did what and was refused is the audit's: those who may describe the cluster are not told.
+    """
+    from fleetlog.brokers.audit.events import LOGGER
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(broker_id) if form == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    tail = LogTail(time.time_ns() // 1_000_000, (LOGGER,))
+    logging.basicConfig(level=level.upper(), handlers=[handler, tail])
     logging.getLogger("kazoo").setLevel(logging.ERROR)

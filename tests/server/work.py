@@ -151,6 +151,7 @@ WORK: dict[int, Entry] = {
     12013: _entry(limit=2**31 - 1, after_id=-1),
     12014: _entry(limit=2**31 - 1),
     12015: _entry(),
+    12016: _entry(limit=2**31 - 1),
 }
 """An API without an entry fails the test: think about what its requests may cost, and say it here."""
 
