@@ -25,7 +25,7 @@ from fleetlog.brokers.log import DirectoryInUse, DiskError, LogStore, RealDisk, 
 from fleetlog.brokers.log.directories.directories import LogDirectory
 from fleetlog.brokers.log.directories.owner import DirectoryOwner
 from fleetlog.brokers.log.disk.sync_times import slow_sync_micros
-from fleetlog.brokers.log_tail import log_tail
+from fleetlog.brokers.log_tail import kept_log_tail
 from fleetlog.brokers.logins.issuer_keys import IssuerKeys, KeysUnavailable
 from fleetlog.brokers.logins.listener_settings import LoginSettings, login_settings
 from fleetlog.brokers.logins.sasl import SaslListener
@@ -183,7 +183,7 @@ class Broker:
             listen=self._listen,
             process_troubles=self._descriptors.troubles,
             process_health=self._health,
-            log_tail=log_tail(),
+            log_tail=kept_log_tail(),
             addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)

@@ -68,6 +68,6 @@ class LogTail(logging.Handler):
             self.release()
 
 
-def log_tail() -> LogTail | None:
+def kept_log_tail() -> LogTail | None:
     """That of the process, where something keeps its log."""
     return next((one for one in logging.root.handlers if isinstance(one, LogTail)), None)
