@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import CLUSTER, DESCRIBE, DESCRIBE_CLUSTER
+from fleetlog.brokers.acls.access import DESCRIBE_CLUSTER
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Row
 from fleetlog.wire import api_keys
@@ -13,24 +13,21 @@ from fleetlog.wire.requests import DescribeLogLinesRequest
 LINES_MAX = 200
 
 
+@Row(api_keys.DESCRIBE_LOG_LINES, (DESCRIBE_CLUSTER,))
 def handle_describe_log_lines(request: DescribeLogLinesRequest, context: Context) -> Done:
     """DescribeLogLines v0: the lines behind a number, the oldest first, or the newest; at most ``limit``, 200 at most.
 
     Numbers begin again with the process, which ``since_ms`` tells apart.
     """
     kind = m.DescribeLogLinesResponse
-    refusal = context.refusal(DESCRIBE, CLUSTER)
-    if refusal is not ErrorCode.NONE:
+    if (refusal := context.refusal(*DESCRIBE_CLUSTER)) is not ErrorCode.NONE:
         return Done(kind(version=0, error_code=refusal))
     tail = context.services.log_tail
     if tail is None:
         return Done(kind(version=0))
     rows = [
-        kind.LogLine(version=0, number=one.number, time_ms=one.time_ms, level=one.level, logger=one.logger,
+        kind.LogLine(number=one.number, time_ms=one.time_ms, level=one.level, logger=one.logger,
                      message=one.message)
         for one in tail.behind(request.after_number, min(max(request.limit, 1), LINES_MAX))
     ]  # fmt: skip
     return Done(kind(version=0, since_ms=tail.since_ms, lines=rows))
-
-
-API = (Row(api_keys.DESCRIBE_LOG_LINES, handle_describe_log_lines, (DESCRIBE_CLUSTER,)),)
