@@ -95,7 +95,7 @@ def _ask(client: AdminClient, target: Target, name: str, request: Encodable) -> 
     answer = client.ask_coordinator(name, request, target.timeout_s)
     if answer is None:
         raise CliError(f"sink {name}: its coordinator does not answer; try again in a moment")
-    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+    if ErrorCode.TRANSACTIONAL_ID_NOT_FOUND in error_codes(answer):
         raise CliError(f"sink {name}: there is no such sink; see `fleetlog sinks list` (TRANSACTIONAL_ID_NOT_FOUND)")
     raise_for_code(f"sink {name}", answer.error_code, answer.error_message)
     return answer

@@ -46,5 +46,5 @@ def test_a_fence_is_listed_described_and_moved(fleet: Fleet) -> None:
     assert not sink.commit(batch, "query-2", 1, "", [])
     unknown = run(fleet, "sinks", "describe", "unknown-sink")
     assert unknown.exit_code != 0
-    assert "unknown-sink" in unknown.stderr
+    assert "sink unknown-sink: there is no such sink" in unknown.stderr
     client.close()
