@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlog.brokers.acls import image as acls
+from fleetlog.brokers.acls.access import OPERATIONS_OF
 from fleetlog.brokers.acls.hosts import network_of
 from fleetlog.brokers.acls.image import (
     CLUSTER_NAME,
     EVERYBODY,
     IMPLIED_BY,
     OPERATIONS,
-    OPERATIONS_OF,
     RESOURCE_TYPES,
     AccessControlEntry,
     AclBinding,
