@@ -23,6 +23,7 @@ BY_METAVAR = {"TOPIC": "t", "GROUP": "g", "BROKER": "1"}
 """What an argument that a command needs is given, by what its help calls it; a file or a name otherwise."""
 MORE = {
     "acls add": "--allow --principal User:a --operation read --topic t",
+    "acls set": "--allow --principal User:a --operation read --topic t --dry-run",
     "acls remove": "--topic t", "apply": "-f file.json",
     "brokers replace": "--with 2", "cluster config set": "log.retention.ms=1000000", "cluster rebalance": "--plan",
     "consume": "--to end", "features upgrade": "--dry-run", "groups reset": "--topic t --to-latest",
@@ -42,13 +43,14 @@ LOADS_MORE = {
     "apply": 355, "consume": 345, "debug": 350, "produce": 330, "records": 330, "schemas": 350, "topics analyze": 330,
 }  # fmt: skip
 HELP_MODULES = 325
-HELP_OF = {"": 150, "topics": 312, "dev": 190, "broker": 230, "console": 380, "registry": 440}
+HELP_OF = {"": 150, "topics": 312, "dev": 190, "broker": 230, "console": 380, "registry": 445}
 UNUSED = {
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "pydantic", "argparse", "email", "crc32c._cli",
     "starlette", "uvicorn", "jinja2", "yaml", "statistics", "kafka.consumer", "kafka.producer",
     "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce", "kafka.protocol.admin.acl",
     "kafka.protocol.admin.users", "fleetlog.brokers.app", "fleetlog.brokers.server", "fleetlog.brokers.api",
-    "fleetlog.brokers.log", "fleetlog.brokers.metadata", "fleetlog.brokers.coordinators",
+    "fleetlog.brokers.log", "fleetlog.brokers.metadata.cache", "fleetlog.brokers.metadata.image",
+    "fleetlog.brokers.metadata.loading", "fleetlog.brokers.metadata.watcher", "fleetlog.brokers.coordinators",
     "fleetlog.brokers.replication", "fleetlog.brokers.tls", "fleetlog.brokers.cli.record_filter",
     "fleetlog.brokers.controller.balance",
 }  # fmt: skip

@@ -142,7 +142,7 @@ def test_what_refers_to_others_is_written_and_read(
     failed = shell.fails("produce", topic, "--schema", schema, *options, stdin=lines_of([row, wrong, row]))
     assert "line 2: " in failed
     assert reason in failed
-    assert "1 records were written before, and none behind" in failed
+    assert "1 record was written before, and none behind" in failed
     assert len(stored(shell, topic)) == 3
 
 
