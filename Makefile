@@ -12,7 +12,7 @@ REPEAT ?= 1
 SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 
-.PHONY: help quickstart check test test-all house generate test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
+.PHONY: help quickstart check test test-all house generate test-jars test-npm test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker
 check: $(READY) ## one file of tests or more, on one worker, until the first fails: make check FILE="tests/log/test_append.py"
 	@$(BIN)/python -m pytest -n 0 -q -x -m "" $(or $(FILE),$(error which FILE?)) $(PYTEST_ARGS)
 
-TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15
+TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations and not npm" --durations 15
 
 test: $(READY) ## ten minutes of tests: all short ones, of the longer ones a draw by the commit (PYTEST_ARGS="tests/log -k recovery" runs some)
 	@FLEETLOG_SAMPLE=$(or $(FLEETLOG_SAMPLE),$(SAMPLE_SEED)) $(TESTS) $(PYTEST_ARGS)
@@ -33,6 +33,9 @@ test-all: $(READY) ## all of them: three quarters of an hour
 
 test-jars: $(READY) ## tests with Apache Kafka's own jars, from Maven
 	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars $(PYTEST_ARGS)
+
+test-npm: $(READY) ## by hand: clients that are packages of npm, which are fetched
+	@$(BIN)/python -m pytest -m npm tests/npm $(PYTEST_ARGS)
 
 test-mutations: $(READY) ## deliberate bugs that the simulation must catch (several minutes)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m mutations tests/simulation $(PYTEST_ARGS)

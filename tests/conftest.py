@@ -36,6 +36,7 @@ DRAWN_S = int(os.environ.get("FLEETLOG_DRAWN_S") or 600)
 APART = {
     "tests/kafka_jars/": "kafka_jars",
     "tests/containers/": "containers",
+    "tests/npm/": "npm",
     "tests/simulation/test_mutations.py": "mutations",
 }
 """Places with suites of their own, and the marks of these."""

@@ -15,7 +15,7 @@ from tests.support.guarded_registry import Guarded
 from tests.support.needs import needs
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER
 
-pytestmark = [pytest.mark.kafka_jars, needs("node", "npm")]
+pytestmark = [pytest.mark.npm, needs("node", "npm")]
 
 PACKAGE = "@confluentinc/schemaregistry@1.10.1"
 PROGRAM = Path(__file__).with_name("registry_client.js")
