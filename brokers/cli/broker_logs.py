@@ -13,11 +13,11 @@ from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import BROKER_ID
 from fleetlog.brokers.cli.output import CliError, Output, iso, visible, warn
+from fleetlog.brokers.log_levels import LEVELS
 
 if TYPE_CHECKING:
     from fleetlog.brokers.cli.admin_client import AdminClient
 
-LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 LINES_MAX: Final = 200
 """Of one answer."""
 LOOK_S: Final = 1.0
@@ -36,7 +36,12 @@ def logs() -> None:
 @click.option("--broker", "wanted", type=BROKER_ID, multiple=True, help="Only this one; may be repeated.")
 @click.option("--lines", "-n", type=click.IntRange(1, LINES_MAX), default=20, show_default=True, help="Of each broker.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--level", type=click.Choice(LEVELS, case_sensitive=False), default="TRACE", help="From this level on.")
+@click.option(
+    "--level",
+    type=click.Choice(tuple(reversed(LEVELS)), case_sensitive=False),
+    default="TRACE",
+    help="From this level on.",
+)
 @click.option("--logger", "prefix", default="", metavar="NAME", help="Only loggers that begin so.")
 @client_options
 def tail(
@@ -48,14 +53,14 @@ def tail(
     looks as if it had a secret comes without its text, and the lines of the audit do not come.
     """
     tails = _Tails(wanted, lines)
-    least = LEVELS.index(level.upper())
+    least = LEVELS[level.upper()]
     with admin(target, "logs") as client:
         if not out.as_json:
             warn(TELLS)
         try:
             while True:
                 for broker_id, one in tails.fetched(client, target.timeout_s):
-                    if LEVELS.index(one.level) >= least and one.logger.startswith(prefix):
+                    if LEVELS[one.level] >= least and one.logger.startswith(prefix):
                         _show(out, broker_id, one)
                 if not follow:
                     return

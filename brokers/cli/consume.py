@@ -32,7 +32,7 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.options import regular_expression
 from fleetlog.brokers.cli.output import CliError, Output, count_text, iso, number_text, progress, warn
 from fleetlog.brokers.cli.record_format import RecordText
-from fleetlog.brokers.cli.registries import known_registry, registry_access, registry_option
+from fleetlog.brokers.cli.registries import BY_SCHEMA, known_registry, registry_access, registry_option
 from fleetlog.brokers.cli.times import Point, PointType
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ POLL_MS = 1_000
 
 
 DECODERS = ("auto", "avro", "json", "protobuf", "string", "hex", "raw")
-_BY_SCHEMA = ("avro", "protobuf")
 _FIELDS = ("key", "value")
 _RESETS = {"beginning": "earliest", "end": "latest"}
 """Where a group without offsets begins, as clients call it."""
@@ -245,7 +244,7 @@ def _decoding(target: Target, registry: str | None, decoders: dict[str, str]) ->
     """None where records are written as they are. Raises CliError and click's errors."""
     how = {name: decoders.get(name, "auto") for name in _FIELDS}
     url = known_registry(registry, target) if {*how.values()} - {"raw", "hex", "string"} else ""
-    if not url and {*how.values()} & {*_BY_SCHEMA}:
+    if not url and {*how.values()} & {*BY_SCHEMA}:
         raise click.UsageError("--decode avro and protobuf need the schemas of a registry: name it by --registry URL")
     if not url and not {*how.values()} - {"raw", "auto"}:
         return None
@@ -257,7 +256,7 @@ def _decoding(target: Target, registry: str | None, decoders: dict[str, str]) ->
         try:
             access = registry_access(url, target)
         except CliError as error:
-            if registry is not None or {*how.values()} & {*_BY_SCHEMA}:
+            if registry is not None or {*how.values()} & {*BY_SCHEMA}:
                 raise
             warn(f"nothing is decoded by a schema: {error.message}")
         else:
@@ -352,9 +351,7 @@ class _Writer:
         return self._limit is not None and self.count >= self._limit
 
     def write(self, record: Any) -> None:
-        seen = None
-        if self._decoding is not None:
-            seen = self._decoding.seen(record)
+        seen = None if self._decoding is None else self._decoding.seen(record)
         if self._matches is not None and not self._fits(self._matches, record, seen):
             self.left_out += 1
             return

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from fleetlog.brokers.cli.output import warn
 from fleetlog.brokers.cli.record_filter import FilteredRecord
+from fleetlog.brokers.cli.registries import BY_SCHEMA
 from fleetlog.brokers.cli.schema_values import (
     PREFIX_BYTES,
     PageSchemas,
@@ -25,8 +26,6 @@ from fleetlog.brokers.cli.schema_values import (
     schema_id,
 )
 
-BY_SCHEMA: Final = ("avro", "protobuf")
-"""These are nothing without a registry."""
 FIELDS_MAX: Final = 200_000
 """Fields and items of one record."""
 SILENT_S: Final = 5.0

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import urllib.request
 
 CONTENT: Final = "application/vnd.schemaregistry.v1+json"
+BY_SCHEMA: Final = ("avro", "protobuf")
+"""Ways to decode that are nothing without a registry."""
 
 registry_option = click.option(
     "--registry", envvar="FLEETLOG_REGISTRY", show_envvar=True, metavar="URL",

@@ -22,6 +22,7 @@ from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
 from urllib.parse import urljoin
 
+from fleetlog._native.byte_reader import put_varint, zigzag
 from fleetlog.brokers.cli.options import need_packages, regular_expression
 from fleetlog.brokers.cli.schema_values import (
     DEPTH_MAX,
@@ -128,11 +129,7 @@ class _AvroWriter:
             self.write(self._schema.named(kind, attributes["space"]), value, path, depth + 1)
 
     def long(self, number: int) -> None:
-        number = (number << 1) ^ (number >> 63)
-        while number > 0x7F:
-            self.out.append((number & 0x7F) | 0x80)
-            number >>= 7
-        self.out.append(number)
+        put_varint(self.out, zigzag(number))
 
     def sized(self, raw: bytes) -> None:
         self.long(len(raw))
@@ -561,9 +558,5 @@ def _indexes(path: list[int]) -> bytes:
         return b"\0"
     out = bytearray()
     for number in (len(path), *path):
-        number <<= 1
-        while number > 0x7F:
-            out.append((number & 0x7F) | 0x80)
-            number >>= 7
-        out.append(number)
+        put_varint(out, zigzag(number))
     return bytes(out)
