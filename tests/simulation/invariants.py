@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -363,6 +363,18 @@ class Oracle:
             self.violate(f"{truth.tp}: controller epoch {state.controller_epoch} writes after {term}")
         if self.on_moved is not None and truth.exact and state.leader >= 0 and leader not in (-1, state.leader):
             self.on_moved(truth.tp, leader)
+
+    def assignments_repaired(self) -> None:
+        """``cluster repair`` wrote assignments from what the brokers have: one that ends a move is no end of a move.
+
+        It keeps the replicas whose logs are there, in sync or not; those that are not catch up, as after an election.
+        """
+        for name, topic in self._topics.items():
+            with suppress(NoNode):
+                path = znodes.topic_path(name)
+                repaired = znodes.decode_topic(path, self._world.zookeeper.tree.find(path).data)
+                if repaired.id == topic.id:
+                    self._topics[name] = repaired
 
     def topic_written(self, path: str) -> None:
         """A topic was created, or an assignment written: a move that is over has all replicas in sync (KIP-455)."""

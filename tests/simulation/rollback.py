@@ -98,6 +98,7 @@ class Rollback:
         world.zookeeper.on_commit = paths.extend  # half of it is no state of the fleet: no broker follows it yet
         await write_plan(store, plan)
         world.zookeeper.on_commit = committed
+        world.oracle.assignments_repaired()
         committed(paths)
         await store.close()
 

@@ -30,3 +30,10 @@ def test_a_topic_that_its_operator_deletes_after_the_repair_was_not_given_up() -
     report = World(802834).run()
     assert report.ok, story(report)
     assert report.checked["repaired"] == 1
+
+
+def test_replicas_that_the_repair_writes_are_no_move_that_ended_too_early() -> None:
+    """The older copy has a move under way, which the logs have finished."""
+    report = World(801234).run()
+    assert report.ok, story(report)
+    assert report.checked["repaired"] == 1
