@@ -373,6 +373,10 @@ class BrokerConfig:
         INT, 11, "Windows' worth of partitions that a client may create or delete at once.", low=1
     )
     controller_quota_window_size_seconds: int = setting(INT, 1, "Length of such a window, in seconds.", low=1)
+    socket_send_buffer_bytes: int = setting(
+        INT, -1, "SO_SNDBUF; -1: 100 KiB for who takes much and is near, what the link needs for who is far.", low=-1
+    )
+    socket_receive_buffer_bytes: int = setting(INT, -1, "SO_RCVBUF; -1: what the link needs.", low=-1)
     socket_listen_backlog_size: int = setting(
         INT, 1024, "Connections of a listener that may wait to be accepted; the system may allow fewer.", low=1
     )
@@ -404,8 +408,6 @@ class BrokerConfig:
     num_network_threads: int = setting(INT, 3, "Accepted; one loop does it.", low=1, live=True, inert=True)
     num_io_threads: int = setting(INT, 8, "Accepted; one loop does it.", low=1, live=True, inert=True)
     num_recovery_threads_per_data_dir: int = setting(INT, 2, "Accepted; no effect.", low=1, live=True, inert=True)
-    socket_send_buffer_bytes: int = setting(INT, 102_400, "SO_SNDBUF; -1 for the system's.", low=-1, inert=True)
-    socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
     sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
 
     # audit

@@ -16,11 +16,13 @@ from fleetlog.wire.apis import LARGE_KEYS
 LENGTH_SIZE = 4
 KEY_SIZE = 2
 LARGE_FRAME = 64 * 1024
-"""From here on the rest of a frame is received where the frame will lie, up to its own end only."""
+"""From here on the rest of a frame is received where the frame will lie, unless it is behind others."""
 SMALL_BLOCK = 16 * 1024
 """What a frame gets of which hardly more than its size has come; then four times of what has."""
 _NOTHING = memoryview(b"")
 RECEIVE_BYTES = 256 * 1024
+LARGE_RECEIVE_BYTES = 1024 * 1024
+"""What is received at once behind a large frame: several of them are executed and answered together."""
 LARGE_STEP = 64 * 1024
 KEPT = 8
 """Blocks for what is used up in a turn."""
@@ -84,12 +86,13 @@ class Framer:
 
     A turn is :meth:`into`, :meth:`received`, frames by :meth:`next`, and :meth:`keep` before the loop's block goes to
     another connection. Frames are cut where they were received. What is left of a turn is kept here and moves to the
-    front of the next block; the first part of a large frame moves into a block of its own, which receives the rest.
+    front of the next block, once: the first part of a large frame that is not whole then moves into a block of its own,
+    which receives the rest.
     """
 
     __slots__ = (
-        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_limited_by", "_max_control", "_max_frame", "_size",
-        "_start", "_whole", "waiting",
+        "_after_large", "_blocks", "_data", "_end", "_have", "_lent", "_limited_by", "_max_control", "_max_frame",
+        "_size", "_start", "_whole", "waiting",
     )  # fmt: skip
 
     def __init__(self, max_frame: int, blocks: Blocks, max_control: int | None = None) -> None:
@@ -101,7 +104,7 @@ class Framer:
         self._whole: memoryview | None = None  # the large frame that is being received, behind its prefix
         self._have = 0
         self._size = -1  # of the next frame, as far as it is known
-        self._last = 0  # of the last frame with its prefix, if that was a large one
+        self._after_large = False  # whether the last frame was a large one
         self.waiting = 0
         """Bytes that were received and not cut yet."""
 
@@ -114,28 +117,31 @@ class Framer:
         self._limited_by = limited_by
 
     @property
-    def receiving_large(self) -> bool:
-        """Whether a large frame is being received, into its own block."""
-        return self._whole is not None
+    def may_be_whole(self) -> bool:
+        """Whether all of the next frame may have been received: only one whose size is known may not."""
+        if self._whole is not None:
+            return self._have >= self._size
+        return self._size < 0 or self._end - self._start >= LENGTH_SIZE + self._size
 
-    def into(self, limit: int) -> memoryview:
+    def into(self, limit: int | None = None) -> memoryview:
         """Where to receive next, ``limit`` bytes at most; there is room unless :meth:`next` was not asked for long.
 
-        After a large frame another of the same size is expected: received alone, it need not be moved.
+        Without a limit: after a large frame more than else, for others of its kind are expected.
         """
         whole = self._whole
         if whole is not None:
             if self._have == len(whole):
                 whole = self._grow(whole)
-            return whole[self._have : self._have + limit]
-        block, held = self._blocks.common(), self._end - self._start
+            return whole[self._have :] if limit is None else whole[self._have : self._have + limit]
+        held = self._end - self._start
+        large = self._after_large or held >= LARGE_FRAME
+        block = self._blocks.large(LARGE_RECEIVE_BYTES) if large else self._blocks.common()
         if held:
             block[:held] = self._data[self._start : self._end]
         self._data, self._start, self._end, self._lent = block, 0, held, True
-        end = held + limit
-        if self._last and end > self._last:
-            end = self._last if self._last > held else held + 1
-        return block[held:end] if held or end < len(block) else block
+        if limit is not None:
+            return block[held : held + limit]
+        return block[held:] if held else block
 
     def received(self, count: int) -> None:
         """So many bytes are there now."""
@@ -151,13 +157,9 @@ class Framer:
 
     def skip_to(self, position: int) -> None:
         """The frames before that position of the block are used up."""
-        used = position - self._start
-        self.waiting -= used
-        if used >= LARGE_FRAME:
-            first = LENGTH_SIZE + int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
-            self._last = used if first == used else 0
-        else:
-            self._last = 0
+        first = int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
+        self._after_large = LENGTH_SIZE + first >= LARGE_FRAME
+        self.waiting -= position - self._start
         self._start, self._size = position, -1
 
     def size(self) -> int | None:
@@ -222,18 +224,18 @@ class Framer:
         start = self._start + LENGTH_SIZE
         end = start + size
         if end > self._end:
-            if end - self._start >= LARGE_FRAME:
+            if not self._start and end >= LARGE_FRAME:  # behind others it comes to the front of a block first
                 self._begin_large(size, start)
             return None
         used = end - self._start
         self.waiting -= used
-        self._last = used if used >= LARGE_FRAME else 0
+        self._after_large = used >= LARGE_FRAME
         self._start, self._size = end, -1
         return self._data[start:end]
 
     def _begin_large(self, size: int, start: int) -> None:
         self._have = self._end - start
-        self._last = size + LENGTH_SIZE
+        self._after_large = True
         self._grow(self._data[start : self._end])
         self._forget()
 

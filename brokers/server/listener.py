@@ -408,6 +408,7 @@ class Server:
         self.max_frame = config.socket_request_max_bytes
         self.max_control_frame = config.socket_control_request_max_bytes
         self.max_outbox = config.connection_outbox_max_bytes
+        self.fits_send_buffers = config.socket_send_buffer_bytes == -1
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._metering: Metering | None = None
         self._creations: CreationLimits | None = None
@@ -426,6 +427,10 @@ class Server:
             OSError: an address is taken or not ours (``filename`` is it); nothing stays bound then.
 
         """
+        sizes = (socket.SO_SNDBUF, self.config.socket_send_buffer_bytes), (
+            socket.SO_RCVBUF, self.config.socket_receive_buffer_bytes,
+        )  # fmt: skip
+        buffer_sizes = [(option, size) for option, size in sizes if size != -1]
         try:
             for endpoint in endpoints:
                 family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
@@ -434,6 +439,8 @@ class Server:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 for level, option in INHERITED:
                     sock.setsockopt(level, option, 1)
+                for option, size in buffer_sizes:
+                    sock.setsockopt(socket.SOL_SOCKET, option, size)
                 sock.setblocking(False)
                 try:
                     sock.bind((endpoint.host, endpoint.port))

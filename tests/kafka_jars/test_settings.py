@@ -39,6 +39,8 @@ OTHER_DEFAULTS = {
     "process.roles": "required there",
     "queued.max.request.bytes": "bounded",
     "socket.listen.backlog.size": "a burst of new connections waits",
+    "socket.receive.buffer.bytes": "the system's grows as far as a link needs it",
+    "socket.send.buffer.bytes": "the system's grows as far as a link needs it",
     "replica.fetch.backoff.ms": "a lagging follower comes back sooner",
 }
 """Where a default, or what may stand there, differs from Kafka's, and why."""

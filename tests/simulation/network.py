@@ -221,6 +221,7 @@ class Door:
         self.max_frame = config.socket_request_max_bytes
         self.max_control_frame = config.socket_control_request_max_bytes
         self.max_outbox = config.connection_outbox_max_bytes
+        self.fits_send_buffers = False
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._numbers = 0
         self.disconnects = services.disconnects
