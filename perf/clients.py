@@ -134,10 +134,10 @@ def _java_produce(cluster: Cluster, topic: str, records: int) -> float:
 
 def _java_consume(cluster: Cluster, topic: str, records: int) -> float:
     out = _java(
-        "org.apache.kafka.tools.ConsumerPerformance", "--topic", topic, "--messages", str(records),
+        "org.apache.kafka.tools.ConsumerPerformance", "--topic", topic, "--num-records", str(records),
         "--bootstrap-server", cluster.bootstrap, "--timeout", "60000",
     )  # fmt: skip
-    lines = [line for line in out.splitlines() if line.strip()]
+    lines = [line for line in out.splitlines() if "," in line]
     values = dict(zip(re.split(r",\s*", lines[0]), re.split(r",\s*", lines[-1]), strict=False))
     fetch_ms = float(values.get("fetch.time.ms", "0"))
     if not fetch_ms:
