@@ -573,6 +573,7 @@ for _row in TOPIC_SETTINGS.values():
 
 __all__ = [
     "BROKER_SETTINGS",
+    "CONSUMER_TIMES",
     "ENVIRONMENT_PREFIX",
     "FALLBACKS",
     "LISTENER_PREFIX",
@@ -592,9 +593,12 @@ ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
 
 
 LIVE_TOGETHER = frozenset({
-    "log.retention.ms", "max.connections.per.ip", "max.connections.per.ip.overrides", "message.max.bytes",
+    "group.consumer.assignment.interval.ms", "log.retention.ms", "max.connections.per.ip",
+    "max.connections.per.ip.overrides", "message.max.bytes",
 })  # fmt: skip
 """What :func:`check_together` looks at and may be altered while a broker runs."""
+CONSUMER_TIMES = ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
+"""The broker's ``group.consumer.X``, between its ``.min.X`` and ``.max.X``, and a group's own ``consumer.X``."""
 KRAFT_ONLY = ("process.roles", "controller.quorum.voters", "controller.quorum.bootstrap.servers")
 """What a file for Kafka without ZooKeeper has."""
 
@@ -698,6 +702,26 @@ def check_together(config: BrokerConfig) -> None:
             f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
             "would be refused before it is read; raise socket.request.max.bytes, too",
         )  # fmt: skip
+    for row in CONSUMER_TIMES:
+        _check_consumer_time(config, row)
+    session_ms = config.group_consumer_session_timeout_ms
+    if config.group_consumer_heartbeat_interval_ms >= session_ms:
+        raise ConfigError(
+            "group.consumer.heartbeat.interval.ms", str(config.group_consumer_heartbeat_interval_ms),
+            f"must be below group.consumer.session.timeout.ms ({session_ms}), else members are gone before their next",
+        )  # fmt: skip
+
+
+def _check_consumer_time(config: BrokerConfig, name: str) -> None:
+    """``group.consumer.X`` is between ``group.consumer.min.X`` and ``group.consumer.max.X``. Raises ConfigError."""
+    least, largest, own = (f"group.consumer.{end}{name}" for end in ("min.", "max.", ""))
+    low, high, time_ms = (getattr(config, attribute(each)) for each in (least, largest, own))
+    if high < low:
+        raise ConfigError(largest, str(high), f"must not be below {least} ({low})")
+    if not low <= time_ms <= high:
+        end, bound = (least, low) if time_ms < low else (largest, high)
+        what = "be below" if time_ms < low else "pass"
+        raise ConfigError(own, str(time_ms), f"must not {what} {end} ({bound}): set that, too")
 
 
 def _check_not_kraft(given: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fleetlog.brokers.config import (
     BROKER_SETTINGS,
+    CONSUMER_TIMES,
     LIVE_TOGETHER,
     BrokerConfig,
     ConfigError,
@@ -18,7 +19,7 @@ from fleetlog.brokers.config import (
     check_together,
 )
 from fleetlog.brokers.controller.requests import Refused
-from fleetlog.brokers.groups.requests import CONSUMER_TIMES, ConsumerSettings
+from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER

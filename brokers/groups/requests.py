@@ -19,8 +19,6 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 ASSIGNOR_NAMES = ("uniform", "range")
-CONSUMER_TIMES = ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
-"""Times that a group may have of its own, as ``consumer.*``."""
 
 
 class ConsumerSettings(NamedTuple):
@@ -61,7 +59,7 @@ class ConsumerSettings(NamedTuple):
             default: int = getattr(config, attribute(f"group.consumer.{name}"))
             return default
 
-        session_ms, heartbeat_ms, assignment_ms = map(time_ms, CONSUMER_TIMES)
+        session_ms, heartbeat_ms, assignment_ms = (time_ms(name.replace("_", ".")) for name in cls._fields[:3])
         assignors = _served(config.group_consumer_assignors)
         return cls(
             session_ms, heartbeat_ms, assignment_ms, config.group_consumer_max_size, assignors,

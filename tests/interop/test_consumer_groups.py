@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.zookeeper]
 PARTITIONS = 6
 WAIT_S = 180.0
 SETTINGS = {
+    "group_consumer_min_session_timeout_ms": 12_000,
     "group_consumer_session_timeout_ms": 12_000,
+    "group_consumer_min_heartbeat_interval_ms": 500,
     "group_consumer_heartbeat_interval_ms": 500,
     "group_consumer_assignment_interval_ms": 0,
     "offsets_topic_num_partitions": 3,

@@ -30,6 +30,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 OTHER_DEFAULTS = {
     "listeners": "loopback unless asked otherwise",
+    "group.consumer.session.timeout.ms": ("5000", "45000", "60000", "60001"),
+    "group.consumer.min.session.timeout.ms": ("5000", "60001"),
+    "group.consumer.max.session.timeout.ms": ("45000", "70000"),
+    "group.consumer.heartbeat.interval.ms": ("5000", "4999", "15001"),
+    "group.consumer.min.heartbeat.interval.ms": ("1", "5000"),
+    "group.consumer.max.heartbeat.interval.ms": ("5000", "20000"),
+    "group.consumer.assignment.interval.ms": ("0", "1000", "15001"),
+    "group.consumer.max.assignment.interval.ms": ("0", "20000"),
     "log.cleaner.dedupe.buffer.size": "a broker takes tens of megabytes",
     "log.dir": "unset: log.dirs has a default",
     "log.dirs": "a place that survives a restart",
