@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import BatchHeader, scan
+from fleetlog.brokers.coordinators.shard_host import ShardHost, ShardState
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.log.append import Appender
 from fleetlog.brokers.log.log import Truncation
@@ -30,6 +31,7 @@ from fleetlog.wire.types import TopicPartition
 from tests.simulation.lives import INVARIANTS as RENEWED
 from tests.simulation.lives import Lives
 from tests.simulation.logins import INVARIANTS as LOGINS
+from tests.simulation.rebalancing import INVARIANTS as REBALANCED
 from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
@@ -51,7 +53,7 @@ INVARIANTS = (
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
     "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
-    "spread", *LOGINS, *RENEWED,
+    "spread", *LOGINS, *RENEWED, *REBALANCED,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
@@ -128,6 +130,8 @@ class Oracle:
         self.transactions: dict[Transaction, str] = {}
         self.lives: dict[str, Lives] = {}
         """Of the topics that are deleted and created again."""
+        self.loaded: Counter[str] = Counter()
+        """In which leader epoch a coordinator served last, by the topic with its state (of one partition)."""
         self._acked_end: Counter[TopicPartition] = Counter()
         self._latest: Counter[tuple[TopicPartition, bool]] = Counter()
         self._offsets: dict[tuple[str, TopicPartition], int] = {}
@@ -739,7 +743,7 @@ def _log_hooks(oracle: Oracle) -> list[Hook]:
 
 
 def _broker_hooks(oracle: Oracle) -> list[Hook]:
-    """The leaders, and what brokers miss of the change log."""
+    """The leaders, the coordinators, and what brokers miss of the change log."""
 
     def made(self: Partition, original: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
@@ -756,7 +760,14 @@ def _broker_hooks(oracle: Oracle) -> list[Hook]:
         oracle.checked["changes missed"] += bool(not whole and sequences and sequences[0] > sequence + 1)
         return delta, reloaded
 
+    def load(self: ShardHost[Any], original: Any, error: Any) -> None:
+        original(self, error)
+        if self.state is ShardState.ACTIVE:
+            topic = self.partition.tp.topic
+            oracle.loaded[topic] = max(oracle.loaded[topic], self.leader_epoch)
+
     return [
+        (ShardHost, "_load_committed", load),
         (Partition, "__init__", made),
         (Partition, "become_leader", lead),
         (MetadataCache, "_read_changes", read_changes),

@@ -19,7 +19,7 @@ from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.coordination import changes
 from fleetlog.coordination.store import StoreError
 from fleetlog.txn.states import ENDED
-from tests.simulation import renewing, repeating, spreading
+from tests.simulation import rebalancing, renewing, repeating, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -57,8 +57,21 @@ SEEN_S = 5.0
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
-ROLLBACK = "rollback"
-ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK)
+ROLLBACK, REBALANCES = "rollback", "rebalances"
+ASKED_FOR = (
+    OPERATOR,
+    DRIVERS,
+    HURRY,
+    RIGHTS,
+    REPEATS,
+    LOGINS,
+    SPREADS,
+    RENEWS,
+    DIRECTORIES,
+    TRIMS,
+    ROLLBACK,
+    REBALANCES,
+)
 NOT_IN_LOGS = (LOGINS, RENEWS)
 """Like rights: what an older ZooKeeper does not know of them no repair finds in the logs."""
 NOTED_SEEDS = 1_000
@@ -127,9 +140,9 @@ class World:
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
-    ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "directories" log
-    directories that go and come back. With "rollback" ZooKeeper is put back to an older copy instead of any fault, as
-    in one of fifty seeds from :data:`NOTED_SEEDS` on.
+    ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "rebalances" the members
+    of ``rebalancing``, "directories" log directories that go and come back. With "rollback" ZooKeeper is put back to an
+    older copy instead of any fault, as in one of fifty seeds from :data:`NOTED_SEEDS` on.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -185,7 +198,9 @@ class World:
             drawn = seed >= NOTED_SEEDS and random.Random(f"{seed}/{what}").random() < 0.25 and DRIVERS not in kinds
             return (drawn and not (rolled and what in NOT_IN_LOGS)) or what in kinds
 
-        logins = later(LOGINS)
+        logins, rebalances = later(LOGINS), later(REBALANCES)
+        if rebalances:
+            settings |= rebalancing.SETTINGS
         self.fleet = Fleet(
             seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins, spread=later(DIRECTORIES)
         )
@@ -210,6 +225,7 @@ class World:
         self.trims = later(TRIMS)
         self.spreading = spreading.clients(self) if later(SPREADS) else []
         self.renewing = renewing.clients(self) if later(RENEWS) else []
+        self.rebalancing = rebalancing.clients(self) if rebalances else []
 
     # ---- what others ask
 
@@ -353,6 +369,9 @@ class World:
         if self.renewing:
             clients += self.renewing
             partitions += renewing.PARTITIONS
+        if self.rebalancing:
+            await admin.run(admin.create(rebalancing.DEALT, rebalancing.FIRST, 3))
+            clients += self.rebalancing
         return clients, partitions
 
     # ---- the end
