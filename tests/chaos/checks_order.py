@@ -23,7 +23,8 @@ def polls(logs: Logs, report: Report) -> None:
         last: dict[str, int] = {}
         for event in events:
             if isinstance(event, Position):
-                last = {key: at - 1 for key, at in event.at.items() if at is not None}
+                kept = {key: at for key, at in last.items() if event.beside and key not in event.at}
+                last = kept | {key: at - 1 for key, at in event.at.items() if at is not None}
                 continue
             for key, records in event.records.items():
                 if not records:
@@ -58,8 +59,10 @@ def group_starts(logs: Logs, report: Report) -> None:
         own: dict[str, int] = {}
         for event in events:
             if isinstance(event, Position):
-                fresh = {key: event for key, at in event.at.items() if at is None and event.group is not None}
-                own = {key: offset for key, offset in own.items() if key in event.at}
+                fresh = (fresh if event.beside else {}) | {
+                    key: event for key, at in event.at.items() if at is None and event.group is not None
+                }
+                own = {key: offset for key, offset in own.items() if (key in event.at) is not event.beside}
                 continue
             for key, records in event.records.items():
                 if not records:

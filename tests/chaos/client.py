@@ -39,8 +39,8 @@ TOPICS = {
     COMPACTED: 2,
 }
 """Topic -> partitions."""
-READERS, WORKERS = "readers", "workers"
-GROUPS = {READERS: "idem", WORKERS: "in", TELLERS: "orders"}
+READERS, MOVERS, WORKERS = "readers", "movers", "workers"
+GROUPS = {READERS: "idem", MOVERS: "idem", WORKERS: "in", TELLERS: "orders"}
 """Group -> the topic it reads."""
 GAVE_UP = 3
 
@@ -88,6 +88,10 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     "member-kp": (
         {"iso": "rc", "group": READERS},
         lambda r, li, b, _: workload_read.kafka_python_member(r, li, b, "idem", READERS),
+    ),
+    "mover": (
+        {"iso": "rc", "group": MOVERS},
+        lambda r, li, b, _: workload_read.confluent_mover(r, li, b, "idem", MOVERS),
     ),
     "asker": (
         {},

@@ -76,9 +76,9 @@ class Tale:
         """A poll that returned something."""
         self._single("poll", proc, at, r={key: [list(record) for record in records]}, **what)
 
-    def position(self, at: Mapping[str, int | None], proc: str = "r") -> None:
+    def position(self, at: Mapping[str, int | None], proc: str = "r", *, beside: bool = False) -> None:
         """The consumer was moved."""
-        self._single("position", proc, None, r=dict(at))
+        self._single("position", proc, None, r=dict(at), beside=beside)
 
     def commit(
         self, offset: int, *, key: str = "t/0", group: str = "g", outcome: str = "ok", proc: str = "r",

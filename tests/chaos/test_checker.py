@@ -696,6 +696,41 @@ def a_member_keeps_its_partition_and_its_place(tale: Tale) -> None:
     tale.poll(B, C, proc="m1")
 
 
+@story("stale-committed-offset")
+def a_member_that_gets_its_partition_back_resumes_where_it_was(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    tale.start("m2", iso="rc", group="g")
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": None, "t/1": None}, proc="m1", beside=True)
+    tale.poll(A, proc="m1")
+    tale.position({"t/0": None}, proc="m2", beside=True)
+    tale.poll(A, B, proc="m2")
+    tale.commit(2, proc="m2")
+    tale.position({"t/0": None}, proc="m1", beside=True)
+    tale.poll(B, C, proc="m1")
+
+
+@story("skip-poll")
+def a_member_skips_records_where_it_keeps_its_place(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": None}, proc="m1", beside=True)
+    tale.poll(A, proc="m1")
+    tale.position({"t/1": None}, proc="m1", beside=True)
+    tale.poll(C, proc="m1")
+    tale.poll(B)
+
+
+@story()
+def a_member_goes_on_beside_what_it_is_assigned(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": None}, proc="m1", beside=True)
+    tale.poll(A, proc="m1")
+    tale.position({"t/1": None}, proc="m1", beside=True)
+    tale.poll(B, C, proc="m1")
+
+
 @story("skip-poll")
 def a_member_resumes_where_it_was_though_it_lost_the_partition(tale: Tale) -> None:
     tale.start("m1", iso="rc", group="g")

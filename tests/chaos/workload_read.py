@@ -19,6 +19,7 @@ CONSUMER = {
     "socket.connection.setup.timeout.ms": 5_000,
 }  # fmt: skip
 MEMBER = {"auto.offset.reset": "earliest", "session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_000}
+MOVER = {"auto.offset.reset": "earliest", "group.protocol": "consumer"}
 POLL_S = 0.2
 COMMIT = 0.5
 """How often a member commits after a poll."""
@@ -140,14 +141,26 @@ def _by_key(found: dict[Any, Any]) -> dict[str, Records]:
 
 def confluent_member(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, group: str) -> None:
     """A member of a group by librdkafka; it commits what it polled, now and then, and subscribes anew, rarely."""
+    _confluent_member(recorder, control, bootstrap, topic, group, MEMBER)
+
+
+def confluent_mover(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, group: str) -> None:
+    """The same by the consumer protocol (KIP-848): what it is assigned comes beside what it has."""
+    _confluent_member(recorder, control, bootstrap, topic, group, MOVER)
+
+
+def _confluent_member(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, group: str, settings: dict[str, Any]
+) -> None:
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer(
-        {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER, **MEMBER}
+        {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER, **settings}
     )
 
     def assigned(_: Any, parts: Any) -> None:
-        recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": None for part in parts})
+        at = {f"{part.topic}/{part.partition}": None for part in parts}
+        recorder.single("position", recorder.now(), r=at, beside=settings is MOVER)
 
     consumer.subscribe([topic], on_assign=assigned)
     while control.on:
