@@ -17,9 +17,10 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
   none; every earlier attempt is locked out from ``t`` on), ``poll``, ``committed`` (``g``, ``o``), ``ends``
   (ListOffsets: ``iso``, ``o``), ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position``
   (the consumer now stands at ``r``: key -> offset, null where the group's committed offset decides;
-  other keys are given up, or kept where it says ``beside``), ``trim`` (DeleteRecords: ``o``, key -> the offset below which records were to
-  go) and ``again`` (one topic that is made, written, read and deleted by one process: ``id``, the values ``sent``,
-  ``acked`` and ``read``, the latter null when the read did not come to its end or the topic was another one by then).
+  other keys are given up, or kept where it says ``beside``), ``trim`` (DeleteRecords: ``o``, key -> the offset below
+  which records were to go) and ``again`` (one topic that is made, written, read and deleted by one process: ``id``,
+  the values ``sent``, ``acked`` and ``read``, the latter null when the read did not come to its end or the topic was
+  another one by then).
 - ``fault`` (``kind``, ``target``, ``t0``, ``t``, ``proof``) and ``phase`` (``name``, ``t0``, ``t``).
 
 A key is ``topic/partition``; a value is written to one key at most once.

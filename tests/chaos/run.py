@@ -51,8 +51,8 @@ QUIET = 0.25
 """About one period in four has no fault."""
 ROLES = (
     "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "txn-raw", "sink", "worker", "worker", "reader-rc",
-    "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "mover", "mover", "asker", "orders", "teller", "trimmed",
-    "again", "table",
+    "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "mover", "mover", "asker", "orders", "teller",
+    "trimmed", "again", "table",
 )  # fmt: skip
 WITHOUT_LOGIN = ("txn-raw",)
 """Those that speak to a socket by themselves."""
