@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 PARTITIONS = 6
 PATIENCE_S = 120.0
+SESSION = {"group_consumer_min_session_timeout_ms": 12_000, "group_consumer_session_timeout_ms": 12_000}
 Place = tuple[str, int, int]
 
 
@@ -31,7 +33,7 @@ def member_classpath(classpath: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), group_initial_rebalance_delay_ms=0)
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), group_initial_rebalance_delay_ms=0, **SESSION)
     try:
         yield fleet.start()
     finally:
@@ -213,6 +215,24 @@ def test_static_members_and_a_coordinator_that_is_killed(crowd: Crowd) -> None:
     broker.wait_ready()
     crowd.members["b"].stop()
     crowd.settled("CONSUMER", [6])
+    crowd.read_all()
+
+
+def test_a_member_that_pauses_beyond_its_session_has_lost_what_it_had(crowd: Crowd) -> None:
+    """Its process stands still while the other member takes over; what it had got and not committed it commits not."""
+    crowd.produces()
+    paused = crowd.join("a", "consumer").process
+    crowd.join("b", "consumer")
+    crowd.settled("CONSUMER", [3, 3])
+    eventually(lambda: has(crowd.told("a")) == 3, "it knows what it has", PATIENCE_S)
+    assert paused is not None
+    paused.send_signal(signal.SIGSTOP)
+    crowd.settled("CONSUMER", [6])
+    before = len(crowd.committed())
+    eventually(lambda: len(crowd.committed()) > before + 50, "the other one goes on", PATIENCE_S)
+    paused.send_signal(signal.SIGCONT)
+    eventually(lambda: "lost [" in crowd.members["a"].printed(), "it hears of it", PATIENCE_S)
+    crowd.settled("CONSUMER", [3, 3])
     crowd.read_all()
 
 
