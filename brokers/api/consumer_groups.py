@@ -47,6 +47,10 @@ LOOK_UP_MS = 10_000
 """How often a pattern is matched against the topics again at most, when they have changed."""
 MAX_LOOK_UP_STEPS = 200_000_000
 """What matching a pattern against all topics may need, as ``txn.patterns`` counts: two seconds, in slices."""
+STEPS_PER_MS, COMPILING_STEPS = 100_000, 1_000_000
+"""How many of these steps a millisecond has, and as how many it counts to compile a pattern."""
+REST = 4
+"""So many times as long as looking its pattern up took a connection is not read: it has a fifth of a core at most."""
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 """Types of members: by the protocol that they use (KIP-1099)."""
 
@@ -180,15 +184,19 @@ def _looked_up(
     if before is not None and (before.version == version or 0 <= now_ms - before.timestamp_ms < LOOK_UP_MS):
         return {}
     yield PAUSE  # patterns of several clients are compiled in one turn each
-    pattern, steps = Pattern(regex), 0
-    matched = []
-    for name in list(metadata.topics):
-        yield
-        steps += pattern.steps(name)
-        if steps > MAX_LOOK_UP_STEPS:
-            raise BadPattern("it takes too long for so many topics")
-        if pattern.matches(name):
-            matched.append(name)
+    steps, matched = COMPILING_STEPS, []
+    try:
+        pattern = Pattern(regex)
+        for name in list(metadata.topics):
+            yield
+            steps += pattern.steps(name)
+            if steps > MAX_LOOK_UP_STEPS:
+                raise BadPattern("it takes too long for so many topics")
+            if pattern.matches(name):
+                matched.append(name)
+    finally:
+        if context.source is not None:
+            context.source.mute(REST * steps // STEPS_PER_MS)
     denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, matched, logged=False)
     return {regex: Resolved(tuple(sorted(name for name in matched if name not in denied)), version, now_ms)}
 

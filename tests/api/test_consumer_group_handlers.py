@@ -169,6 +169,28 @@ def test_a_pattern_matches_whole_names(api: ConsumerApi) -> None:
     assert api.told(api.beat("m", 1)) == {"t": [0, 1], "tea": [0, 1], "ten": [0]}
 
 
+@pytest.mark.parametrize(
+    ("topics", "pattern", "rests_ms"),
+    [(1, "t.*", (40, 50)), (9_000, "t.*", (60, 200)), (9_000, r"\pL*", (1_500, 8_000))],
+)
+def test_who_has_patterns_looked_up_rests_for_longer_than_that_took(
+    api: ConsumerApi, topics: int, pattern: str, rests_ms: tuple[int, int]
+) -> None:
+    """Each heartbeat may bring another pattern: a connection has its fair part of the loop, whatever it sends."""
+    api.metadata.topics = {f"topic-{number}": topic(f"topic-{number}", 1) for number in range(topics)}
+    rests: list[int] = []
+    api.source = SimpleNamespace(mute=rests.append)
+    api.beat(subscribed_topic_names=None, subscribed_topic_regex=pattern)
+    assert rests_ms[0] <= rests[0] <= rests_ms[1]
+    for _ in range(3):
+        api.beat("m", 1)
+    assert len(rests) == 2, "it is looked up again once, as long as no topic comes"
+    api.beat("m", 1, subscribed_topic_regex=f"{pattern}x")
+    assert len(rests) == 3
+    api.beat("m", 1, subscribed_topic_regex="(")
+    assert len(rests) == 4, "one that is none was compiled, too"
+
+
 @pytest.mark.parametrize("pattern", ["(", "a{1001}", "x" * 2_000])
 def test_a_pattern_that_is_none(api: ConsumerApi, pattern: str) -> None:
     answer = api.beat(subscribed_topic_regex=pattern)

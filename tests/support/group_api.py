@@ -38,6 +38,8 @@ class View:
 class Api:
     """Calls a handler as the dispatcher does, with the bytes a client would send."""
 
+    source: Any = None
+
     def __init__(self) -> None:
         self.driver = Driver()
         self.services: Any = SimpleNamespace(
@@ -48,7 +50,7 @@ class Api:
         body = memoryview(bytes(message.encode(version=version)))
         decoded = m.decode_request(key, version, body)
         connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
-        context = Context(self.services, connection, key, version, 1, "client")
+        context = Context(self.services, connection, key, version, 1, "client", self.source)
         outcome = api_table()[key].handler(decoded, context)
         if isinstance(outcome, InSlices):
             outcome = through(outcome.work)
