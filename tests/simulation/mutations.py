@@ -21,6 +21,8 @@ from fleetlog.brokers.controller.writes import StateWrites
 from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST
 from fleetlog.brokers.coordinators.shard_host import ShardHost
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from fleetlog.brokers.groups.consumer import group as consumer_group
+from fleetlog.brokers.groups.consumer.group import ConsumerGroup
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin, dedup
@@ -353,6 +355,26 @@ def _acknowledges_as_it_resigns(original: Any, self: Any, flight: Any, error: An
     original(self, flight, ErrorCode.NONE if error in LEADERSHIP_LOST else error)
 
 
+def _forgets_who_has_what(original: Any, self: Any, turn: Any, settings: Any) -> None:
+    original(self, turn, settings)
+    self.owners.clear()
+
+
+def _takes_commits_of(*errors: ErrorCode) -> Any:
+    """As if a commit with one of these errors had none."""
+
+    def takes(original: Any, self: Any, request: Any, transactional: Any) -> Any:
+        answer = original(self, request, transactional)
+        return ErrorCode.NONE if answer in errors else answer
+
+    return takes
+
+
+def _takes_commits_for_what_was_given_up(original: Any, self: Any, request: Any, transactional: Any) -> Any:
+    answer = original(self, request, transactional)
+    return ErrorCode.NONE if isinstance(answer, dict) else answer
+
+
 def _answers_at_once(self: Any, flight: Any) -> None:
     self._committed(flight, ErrorCode.NONE)
 
@@ -461,6 +483,7 @@ def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) 
 # ---- topics that are created again
 
 
+REBALANCES = ("rebalances", "kill", "pause", "slow", "client cut", "lose an answer")
 RENEWS = ("renews", "kill", "pause", "slow", "zookeeper lag", "depose the controller")
 
 
@@ -558,6 +581,18 @@ MUTATIONS = (
     Mutation("offsets of open transactions count", (
         instead(GroupShard._apply_offset, lambda original, self, key, value, producer: original(self, key, value, None)),
     ), 8),
+    # ---- groups of the consumer protocol
+    Mutation("what a member was told to give up is free before it says so", (instead(consumer_group._gave_up, lambda member, beat: True),), 6, REBALANCES),
+    Mutation("what a member loses is free before it hears of it", (instead(consumer_group._keeps, lambda beat, partitions: False),), 0, REBALANCES),
+    Mutation("a new coordinator does not know who has a partition", (instead(ConsumerGroup.loaded, _forgets_who_has_what),), 8, REBALANCES),
+    Mutation("an epoch is told before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 21, ("rebalances", "kill", "die in a write", "slow")),
+    Mutation("one that is no member any more commits", (instead(ConsumerGroup.commit_errors, _takes_commits_of(ErrorCode.UNKNOWN_MEMBER_ID)),), 0, REBALANCES),
+    Mutation("a member commits by an epoch that it does not have", (instead(ConsumerGroup.commit_errors, _takes_commits_of(ErrorCode.STALE_MEMBER_EPOCH)),), 0, REBALANCES),
+    Mutation("a member commits for what it has given up", (instead(ConsumerGroup.commit_errors, _takes_commits_for_what_was_given_up),), 0, REBALANCES),
+    # Kafka's own (KAFKA-20634): an epoch, or an offset, that the next coordinator does not know.
+    Mutation("a member is told what was on its coordinator's way when it resigned", (instead(ShardHost._committed, _acknowledges_as_it_resigns),), 56,
+        ("rebalances", "isolate", "cut from zookeeper", "hold the loop")),
+    Mutation("the session of a member that vanished has no end", (instead(consumer_group.session_ms, lambda value, settings: 1 << 30),), 0, REBALANCES),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(passes.delete_horizon, lambda header: 0),), 21),
     # ---- rights
