@@ -288,6 +288,18 @@ def test_what_cannot_be_upgraded_stays_as_it_is() -> None:
     assert driver.shard.groups["g"].state.value == "Stable"
 
 
+def test_what_librdkafka_adds_to_an_assignment_is_passed_over() -> None:
+    """Its cooperative assignor repeats what the member said of itself."""
+    driver = world()
+    a = classic(driver, "a")
+    (plain,) = a.protocols
+    a.protocols = (Protocol("cooperative-sticky", plain.metadata),)
+    a.join()
+    a.sync({a.member_id: assignment_bytes(t(0), NAMES, 1)[:-4] + b"\0\0\0\1x"})
+    assert send(driver, joining("n")).error is ErrorCode.NONE
+    assert set(driver.shard.consumers["g"].members[a.member_id].at.assigned) == set(t(0))
+
+
 def test_joins_that_are_refused() -> None:
     driver = world(GroupSettings(consumer=SETTINGS._replace(max_size=3)))
     send(driver, joining("n"))

@@ -40,6 +40,9 @@ from fleetlog.brokers.groups.requests import (
 from fleetlog.txn.commands import Result
 from fleetlog.wire.errors import ErrorCode
 
+ECHOES = ("cooperative-sticky",)
+"""Assignors whose user's data in an assignment tells nothing: librdkafka repeats there what its member had said."""
+
 # --- a classic group becomes one of the consumer protocol ---------------------------------------------------------
 
 
@@ -113,7 +116,7 @@ def upgraded_members(group: Group, picture: Picture) -> tuple[dict[str, MemberVa
             assigned = decode_assignment(assignments.get(one.id, b""))
         except BadRecord:
             raise _cannot(group, "the embedded consumer protocol is malformed") from None
-        if assigned.user_data:
+        if assigned.user_data and protocol not in ECHOES:
             raise _cannot(
                 group,
                 "an unsupported custom assignor is in use. Please refer to the documentation or switch to a default "
