@@ -30,6 +30,7 @@ SUITES = {
 OWN = {
     "console": "pages, searches and memory of a console on 1,000 topics, and what its users cost the brokers",
     "compaction": "MB per CPU second of a pass, Cython against its pure twin; --kafka: beside Apache Kafka",
+    "consumers": "groups of the consumer protocol: joins, leaves, and what steady members cost, beside Apache Kafka",
     "failover": "how long a partition has no leader after a broker's death",
     "spark": "rows per second of source and sink",
     "spark_steps": "CPU and requests of the format's Python for a micro-batch of ten rows, without Spark",

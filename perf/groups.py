@@ -24,8 +24,8 @@ MEMBERS = 50
 TOPIC = b"\0\0\0\1" + b"\0\5topic"
 SUBSCRIPTION, ASSIGNMENT = b"\0\0" + TOPIC + b"\0\0\0\4", b"\0\0" + TOPIC + b"\0\0\0\1\0\0\0\0" + b"\xff\xff\xff\xff"
 """ConsumerProtocol version 0: one topic, and as the user's data the number of the rebalance; one partition."""
-FIND_COORDINATOR, JOIN, HEARTBEAT, SYNC = 10, 11, 12, 14
-VERSIONS = {FIND_COORDINATOR: 2, JOIN: 5, HEARTBEAT: 1, SYNC: 3}
+FIND_COORDINATOR, JOIN, HEARTBEAT, SYNC, CONSUMER_HEARTBEAT = 10, 11, 12, 14, 68
+VERSIONS = {FIND_COORDINATOR: 2, JOIN: 5, HEARTBEAT: 1, SYNC: 3, CONSUMER_HEARTBEAT: 1}
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION = 79, 27, 25, 22
 STALLED_S = 0.3
 REBALANCES = 20
@@ -68,14 +68,12 @@ def measure(cluster: Cluster, rebalances: int) -> dict[str, Any]:
     }
 
 
-class _Member:
-    """A connection and what the group knows it by."""
+class Link:
+    """A member's connection."""
 
     def __init__(self, address: Address) -> None:
         self.sock = socket.create_connection(address, timeout=LIMIT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.id = ""
-        self.generation = -1
         self.received = b""
 
     def call(self, key: int, request: Any) -> Any:
@@ -101,6 +99,43 @@ class _Member:
         return messages.decode_response(key, VERSIONS[key], body)
 
 
+class _Member(Link):
+    """What the group knows it by."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self.id = ""
+        self.generation = -1
+
+
+def coordinator(cluster: Cluster, group: str) -> Address:
+    """The group's, once it has loaded; the first question makes ``__consumer_offsets``. Raises TargetError."""
+    request = messages.request_class(FIND_COORDINATOR)(version=VERSIONS[FIND_COORDINATOR], key=group, key_type=0)
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        asking = Link(cluster.brokers[0].address)
+        answer = asking.call(FIND_COORDINATOR, request)
+        asking.sock.close()
+        if not answer.error_code:
+            address = Address(answer.host, answer.port)
+            if _answers(address, group):
+                return address
+        if time.monotonic() > deadline:
+            raise TargetError(f"{cluster.label}: no coordinator for {group}: {answer.error_code}")
+        time.sleep(0.2)
+
+
+def _answers(address: Address, group: str) -> bool:
+    """Whether the coordinator has loaded. A JoinGroup as a probe would leave a member that all wait for."""
+    probe = Link(address)
+    request = messages.request_class(HEARTBEAT)(
+        version=VERSIONS[HEARTBEAT], group_id=group, generation_id=1, member_id="unknown"
+    )
+    answer = probe.call(HEARTBEAT, request)
+    probe.sock.close()
+    return bool(answer.error_code == UNKNOWN_MEMBER_ID)
+
+
 class _Group:
     """The members, and one rebalance after the other."""
 
@@ -110,7 +145,7 @@ class _Group:
         self._waits: dict[_Member, int] = {}
         self._settled: dict[_Member, int] = {}
         self._selector = selectors.DefaultSelector()
-        address = self._coordinator(cluster)
+        address = coordinator(cluster, name)
         self.members = [_Member(address) for _ in range(MEMBERS)]
         for member in self.members:
             answer = member.call(JOIN, self._join(member))
@@ -118,34 +153,6 @@ class _Group:
                 raise TargetError(f"{self.label}: JoinGroup without a member id was answered {answer.error_code}")
             member.id = answer.member_id
             self._selector.register(member.sock, selectors.EVENT_READ, member)
-
-    def _coordinator(self, cluster: Cluster) -> Address:
-        """Ask until it is there: the first question makes ``__consumer_offsets``."""
-        request = messages.request_class(FIND_COORDINATOR)(
-            version=VERSIONS[FIND_COORDINATOR], key=self.name, key_type=0
-        )
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            asking = _Member(cluster.brokers[0].address)
-            answer = asking.call(FIND_COORDINATOR, request)
-            asking.sock.close()
-            if not answer.error_code:
-                address = Address(answer.host, answer.port)
-                if self._answers(address):
-                    return address
-            if time.monotonic() > deadline:
-                raise TargetError(f"{cluster.label}: no coordinator for {self.name}: {answer.error_code}")
-            time.sleep(0.2)
-
-    def _answers(self, address: Address) -> bool:
-        """Whether the coordinator has loaded. A JoinGroup as a probe would leave a member that all wait for."""
-        probe = _Member(address)
-        request = messages.request_class(HEARTBEAT)(
-            version=VERSIONS[HEARTBEAT], group_id=self.name, generation_id=1, member_id="unknown"
-        )
-        answer = probe.call(HEARTBEAT, request)
-        probe.sock.close()
-        return bool(answer.error_code == UNKNOWN_MEMBER_ID)
 
     def _join(self, member: _Member) -> Any:
         request = messages.request_class(JOIN)
