@@ -588,7 +588,7 @@ MUTATIONS = (
     Mutation("an epoch is told before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 21, ("rebalances", "kill", "die in a write", "slow")),
     Mutation("one that is no member any more commits", (instead(ConsumerGroup.commit_errors, _takes_commits_of(ErrorCode.UNKNOWN_MEMBER_ID)),), 0, REBALANCES),
     Mutation("a member commits by an epoch that it does not have", (instead(ConsumerGroup.commit_errors, _takes_commits_of(ErrorCode.STALE_MEMBER_EPOCH)),), 0, REBALANCES),
-    Mutation("a member commits for what it has given up", (instead(ConsumerGroup.commit_errors, _takes_commits_for_what_was_given_up),), 0, REBALANCES),
+    Mutation("a member commits for what it has given up", (instead(ConsumerGroup.commit_errors, _takes_commits_for_what_was_given_up),), 3, REBALANCES),
     # Kafka's own (KAFKA-20634): an epoch, or an offset, that the next coordinator does not know.
     Mutation("a member is told what was on its coordinator's way when it resigned", (instead(ShardHost._committed, _acknowledges_as_it_resigns),), 56,
         ("rebalances", "isolate", "cut from zookeeper", "hold the loop")),
