@@ -1,22 +1,27 @@
 """What a broker of this version writes before anything new is used, met by brokers of the version before; and back.
 
+And a fleet at work that is upgraded, until its groups have moved to the consumer protocol.
+
 Processes, not containers: the old version runs from its sources, with kernels that nothing has to compile.
 """
 
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import fleetlog.wire.messages as m
 from fleetlog.wire.errors import ErrorCode
 from tests.containers.images import PREVIOUS, ROOT
 from tests.containers.workload import wait_in_sync
+from tests.interop.processes import PARTITIONS, WAIT_S, Member, committed_once, read_by, shared
 from tests.support.clients import CLIENTS, Message
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
@@ -99,9 +104,10 @@ class Mixed:
     def unregister(self, number: int, gone: int) -> ErrorCode:
         return ErrorCode(self.ask(number, m.UnregisterBrokerRequest(broker_id=gone), 0).error_code)
 
-    def make(self, topic: str, *replicas: int) -> None:
+    def make(self, topic: str, *replicas: int, partitions: int = 1) -> None:
         admin = AdminClient({"bootstrap.servers": self.fleet.brokers[0].address})
-        new = NewTopic(topic, 1, replica_assignment=[list(replicas)], config={"min.insync.replicas": "2"})
+        placed = [list(replicas)] * partitions
+        new = NewTopic(topic, partitions, replica_assignment=placed, config={"min.insync.replicas": "2"})
         admin.create_topics([new])[topic].result(30)
         self._topics[topic] = len(replicas)
 
@@ -152,3 +158,81 @@ def test_what_is_written_before_its_first_use_is_no_harm_to_the_old_version(mixe
     assert mixed.finalize(2) is ErrorCode.NONE
     assert mixed.joins("early") is ErrorCode.NONE
     mixed.written("held")
+
+
+class Load:
+    """A producer that never stops, and members of one group that say what they read and what they have committed."""
+
+    def __init__(self, mixed: Mixed, topic: str) -> None:
+        self.topic = topic
+        self.bootstrap = ",".join(broker.address for broker in mixed.fleet.brokers)
+        self.written: set[str] = set()
+        self.members: list[Member] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._produce)
+        self._thread.start()
+
+    def _produce(self) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "linger.ms": 20})
+        number = 0
+        while not self._ended.wait(0.05):
+            self.written.add(str(number))
+            producer.produce(self.topic, str(number), partition=number % PARTITIONS)
+            producer.poll(0)
+            number += 1
+        assert producer.flush(120) == 0
+
+    def join(self, client: str) -> Member:
+        self.members.append(Member(client, self.bootstrap, self.topic, self.topic))
+        return self.members[-1]
+
+    def goes_on(self, what: str) -> None:
+        """Some more is committed, from now on."""
+        before = sum(len(member.commits) for member in self.members)
+        eventually(
+            lambda: sum(len(member.commits) for member in self.members), what, timeout_s=WAIT_S,
+            good=lambda count: count > before + 20,
+        )  # fmt: skip
+
+    def kind(self) -> str:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        return str(admin.describe_consumer_groups([self.topic])[self.topic].result(60).type.name)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        self.end()
+        for member in self.members:
+            member.process.kill()
+            member.process.wait()
+
+
+def test_a_fleet_at_work_is_upgraded_and_its_group_moves_to_the_consumer_protocol(mixed: Mixed) -> None:
+    """One broker goes back in between, and another before the first use: the last moment for that."""
+    for number in (1, 2, 3):
+        mixed.restart(number, old=True)
+    mixed.make("moved", 1, 2, 3, partitions=PARTITIONS)
+    load = Load(mixed, "moved")
+    try:
+        before = [load.join("classic-protocol") for _ in range(2)]
+        shared(before, "two members share the partitions")
+        for number, old in ((1, False), (1, True), (1, False), (2, False), (3, False), (3, True), (3, False)):
+            mixed.restart(number, old=old)
+            load.goes_on(f"broker {number} is {'the old one' if old else 'upgraded'}, and the group goes on")
+        assert load.kind() == "CLASSIC"
+        assert mixed.joins("early") is ErrorCode.UNSUPPORTED_VERSION
+        assert mixed.finalize(1) is ErrorCode.NONE
+        after = [load.join("consumer-protocol") for _ in range(2)]
+        shared([*before, *after], "members of both protocols share the partitions")
+        assert load.kind() == "CONSUMER"
+        for member in before:
+            member.process.terminate()
+            load.goes_on("a member of the classic protocol leaves")
+        shared(after, "those of the consumer protocol have all")
+        load.end()
+        read_by(load.members, load.written, "nothing is lost")
+        committed_once(load.members)
+    finally:
+        load.close()

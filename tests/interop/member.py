@@ -12,12 +12,19 @@ import faulthandler
 import json
 import signal
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 # A static member has to be back before its session ends, also when a busy machine starts processes slowly.
 SESSION_TIMEOUT_MS = 30_000 if len(sys.argv) > 5 else 6_000
 METADATA_AGE_MS = 2_000  # a member that joins before it knows the topic gets no partition until it asks again
 STUCK_S = 30
+CONSUMER = {"group.protocol": "consumer"}
+CLASSIC = {
+    "group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky",
+    "session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500,
+}  # fmt: skip
 stopping = False
 
 
@@ -50,14 +57,16 @@ def confluent(bootstrap: str, topic: str, group: str, instance: str | None) -> N
     consumer.close()
 
 
-def consumer_protocol(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+def consumer_protocol(
+    bootstrap: str, topic: str, group: str, instance: str | None, own: Mapping[str, Any] = CONSUMER
+) -> None:
     """librdkafka with ``group.protocol=consumer``: a topic that begins with ^ is a pattern.
 
     It says whatever changes in all that it has, each record before its commit, and which commits were acknowledged.
     """
     from confluent_kafka import KafkaException
 
-    consumer = _consumer_of_the_protocol(bootstrap, topic, group, instance)
+    consumer = _consumer_of_the_protocol(bootstrap, topic, group, instance, own)
     known = None
     while not stopping:
         message = consumer.poll(0.2)
@@ -76,13 +85,14 @@ def consumer_protocol(bootstrap: str, topic: str, group: str, instance: str | No
     consumer.close()
 
 
-def _consumer_of_the_protocol(bootstrap: str, topic: str, group: str, instance: str | None) -> Any:
+def _consumer_of_the_protocol(
+    bootstrap: str, topic: str, group: str, instance: str | None, own: Mapping[str, Any] = CONSUMER
+) -> Any:
     from confluent_kafka import Consumer
 
     settings = {
         "bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest",
-        "enable.auto.commit": False, "group.protocol": "consumer",
-        "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
+        "enable.auto.commit": False, **own, "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
     }  # fmt: skip
     if instance:
         settings["group.instance.id"] = instance
@@ -185,6 +195,7 @@ def aiokafka(bootstrap: str, topic: str, group: str, instance: str | None) -> No
 MEMBERS = {
     "confluent-kafka": confluent,
     "consumer-protocol": consumer_protocol,
+    "classic-protocol": partial(consumer_protocol, own=CLASSIC),
     "copier": copier,
     "kafka-python": kafka_python,
     "aiokafka": aiokafka,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
+
+from tests.support.waiting import eventually
+
+PARTITIONS = 6
+"""Of the topics that members share."""
+WAIT_S = 180.0
 
 
 class Member:
@@ -38,3 +46,24 @@ class Member:
     @property
     def assignment(self) -> list[int]:
         return self.assignments[-1] if self.assignments else []
+
+
+def shared(members: list[Member], what: str) -> None:
+    """Wait until each partition is with exactly one of the members, and all of them have some."""
+    eventually(
+        lambda: [member.assignment for member in members], what, timeout_s=WAIT_S,
+        good=lambda every: sorted(itertools.chain(*every)) == list(range(PARTITIONS)) and all(every),
+    )  # fmt: skip
+
+
+def read_by(members: list[Member], expected: set[str], what: str) -> None:
+    eventually(
+        lambda: {value for member in members for _, _, value in member.records}, what, timeout_s=WAIT_S,
+        good=lambda values: values == expected,
+    )  # fmt: skip
+
+
+def committed_once(members: list[Member]) -> None:
+    """No record was read again whose commit was acknowledged: that would be more than at-least-once."""
+    twice = {row: count for row, count in Counter(row for m in members for row in m.commits).items() if count > 1}
+    assert not twice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,15 +15,13 @@ from kafka.errors import NoError
 
 import fleetlog.wire.messages as m
 from tests.cli.shell import Shell
-from tests.interop.processes import Member
+from tests.interop.processes import PARTITIONS, WAIT_S, Member, committed_once, read_by, shared
 from tests.support.fleet import Fleet
 from tests.support.harness import Client
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.zookeeper]
 
-PARTITIONS = 6
-WAIT_S = 180.0
 SETTINGS = {
     "group_consumer_min_session_timeout_ms": 12_000,
     "group_consumer_session_timeout_ms": 12_000,
@@ -78,27 +75,6 @@ def kill_each_broker(fleet: Fleet) -> None:
         broker.kill()
         broker.start()
         broker.wait_ready()
-
-
-def shared(members: list[Member], what: str) -> None:
-    """Wait until each partition is with exactly one of the members, and all of them have some."""
-    eventually(
-        lambda: [member.assignment for member in members], what, timeout_s=WAIT_S,
-        good=lambda every: sorted(itertools.chain(*every)) == list(range(PARTITIONS)) and all(every),
-    )  # fmt: skip
-
-
-def read_by(members: list[Member], expected: set[str], what: str) -> None:
-    eventually(
-        lambda: {value for member in members for _, _, value in member.records}, what, timeout_s=WAIT_S,
-        good=lambda values: values == expected,
-    )  # fmt: skip
-
-
-def committed_once(members: list[Member]) -> None:
-    """No record was read again whose commit was acknowledged: that would be more than at-least-once."""
-    twice = {row: count for row, count in Counter(row for m in members for row in m.commits).items() if count > 1}
-    assert not twice
 
 
 def test_a_consumer_fails_at_once_before_the_feature_is_finalized(fleet: Fleet, start: Callable[..., Member]) -> None:
