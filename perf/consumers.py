@@ -32,7 +32,7 @@ STEADY_MEMBERS = 5_000
 MOST_PARTITIONS = 1_000
 REBALANCE_MS = 60_000
 LEAVES = -1
-CONNECTIONS = {"max_connections": 20_000, "max_connections_per_ip": 20_000}
+CONNECTIONS: dict[str, Any] = {"max_connections": 20_000, "max_connections_per_ip": 20_000}
 _numbers = itertools.count(1)
 _Request = messages.request_class(CONSUMER_HEARTBEAT)
 
