@@ -153,9 +153,14 @@ class Callers:
         rules = self._rules
         return rules is None or rules.allows(*caller, operation, *resource_of(subject))
 
+    @property
+    def age_s(self) -> float:
+        """How old the rights are that decide."""
+        return time.monotonic() - self._read_s
+
     def behind(self) -> str:
         """Why nobody is let in; empty if the rights are known."""
-        old_s = time.monotonic() - self._read_s
+        old_s = self.age_s
         return f"the brokers have not told the fleet's ACLs for {old_s:.0f} s" if old_s > STALE_S else ""
 
     def check(self, caller: RegistryUser, operation: AclOperation, subject: str | None, request: str) -> None:

@@ -43,6 +43,7 @@ from fleetlog.brokers.console.logins import LOGINS_AT_ONCE, LoginTurns, TooManyL
 from fleetlog.brokers.logins.mechanism_names import MECHANISMS
 from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.schemas.callers import STALE_S, Callers, RegistryUser, unauthorized
+from fleetlog.brokers.schemas.figures import OTHER, RegistryFigures, Standing
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
 from fleetlog.brokers.schemas.registry import (
     BARRIER,
@@ -88,6 +89,8 @@ THREADS: Final = {"work": 8, "list": 2, "change": 1, "login": LOGINS_AT_ONCE}
 WAITING_MAX: Final = {"work": 200, "list": 50, "change": 200, "login": LOGINS_AT_ONCE}
 """Requests of a kind that wait for a thread, or have one. Logins wait for their turns before that."""
 CONTENT: Final = b"application/vnd.schemaregistry.v1+json"
+METRICS: Final = ("metrics",)
+METRICS_CONTENT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 TAKEN: Final = frozenset({
     "application/vnd.schemaregistry.v1+json", "application/vnd.schemaregistry+json", "application/json",
     "application/octet-stream",
@@ -198,6 +201,12 @@ class SchemaStore:
     def registry(self) -> RegistryState:
         """The state as it is read so far; nobody changes what is returned."""
         return self._shown
+
+    def standing(self) -> Standing:
+        """How it stands to the topic."""
+        now_s = time.monotonic()
+        is_writer = self._writer is not None and now_s - self._claimed_s < CLAIM_S
+        return Standing(self._next, now_s - self._read_s, is_writer)
 
     def behind(self) -> str:
         """Why what is read may be old; empty if it is not."""
@@ -379,6 +388,8 @@ class Call:
     @property
     def about(self) -> str | None:
         """The subject that the path names, or whose settings; None: those of all."""
+        if self.parts == METRICS:
+            return None
         if self.parts[0] in {"config", "mode"}:
             return self.setting_of(1)
         return self.subject(2 if self.parts[0] == "compatibility" else 1)
@@ -393,7 +404,7 @@ class Call:
         IMPORT lets its user choose ids, which all subjects share.
         """
         about, body = self.about, self.body if isinstance(self.body, dict) else {}
-        if self.parts[0] in {"config", "mode"}:
+        if self.parts == METRICS or self.parts[0] in {"config", "mode"}:
             yield operation, about
             if operation == ALTER and body.get("mode") == "IMPORT":
                 yield operation, None
@@ -590,6 +601,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ("PUT", "mode/*", CHANGE, ALTER, lambda call, state: state.set_mode(
         call.setting_of(1), call.fields(), force=call.flag("force"))),
     ("DELETE", "mode/*", CHANGE, ALTER, lambda call, state: state.delete_mode(call.setting_of(1))),
+    ("GET", "metrics", LIST, DESCRIBE, lambda call, state: {}),  # what the server counts it knows itself
     ("GET", "contexts", LIST, LISTED, lambda call, state: call.page(state.contexts(
         lambda subject: call.may(DESCRIBE, subject, state)))),
 )  # fmt: skip
@@ -613,21 +625,26 @@ class RegistryServer:
         self._threads = {how: ThreadPoolExecutor(number, f"registry-{how}") for how, number in THREADS.items()}
         self._waiting = dict.fromkeys(THREADS, 0)
         self._logins = LoginTurns()
+        self._figures = RegistryFigures()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
+        begun_s, code = time.monotonic(), 200
+        answer: Any
         try:
-            status, answer = 200, await self._answer(scope, receive)
+            answer = await self._answer(scope, receive)
         except RegistryRefusal as error:
-            status = int(str(error.code)[:3])
-            answer = {"error_code": error.code, "message": str(error)}
+            code, answer = error.code, {"error_code": error.code, "message": str(error)}
         except Exception:
             logger.exception("a fault in the answer to %s %r", scope["method"], scope["raw_path"][:200])
-            status, answer = 500, {"error_code": 50001, "message": "a fault of the registry; its log says more"}
-        body = answer.encode() if isinstance(answer, str) else json.dumps(answer, separators=(",", ":")).encode()
-        headers = [(b"content-type", CONTENT), (b"content-length", str(len(body)).encode())]
+            code, answer = 50001, {"error_code": 50001, "message": "a fault of the registry; its log says more"}
+        status = int(str(code)[:3])
+        self._figures.answered(scope.get("fleetlog.route", OTHER), code, time.monotonic() - begun_s)
+        content = METRICS_CONTENT if isinstance(answer, bytes) else CONTENT
+        body = answer if isinstance(answer, bytes) else _text(answer).encode()
+        headers = [(b"content-type", content), (b"content-length", str(len(body)).encode())]
         if status == 401 and self._callers is not None:
             headers.append((b"www-authenticate", self._callers.challenge))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -662,6 +679,7 @@ class RegistryServer:
         route = next((row for row in rows if row[0] == method), None)
         if route is None:
             raise RegistryRefusal(405, "HTTP 405 Method Not Allowed")
+        scope["fleetlog.route"] = f"{method} /{route[1]}"
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._check_site(headers)
         caller = None if self._callers is None or route[3] is OPEN else await self._caller(scope, headers)
@@ -708,15 +726,28 @@ class RegistryServer:
         if principal is None:
             try:
                 async with self._logins.turn(address):
-                    principal = self._callers.known(authorization) or await self._on_thread(
-                        "login", partial(self._callers.log_in, authorization)
-                    )
+                    principal = self._callers.known(authorization) or await self._logged_in(authorization)
             except TooManyLogins as error:
                 raise RegistryRefusal(503, str(error)) from None
         return RegistryUser(principal, host_as_acls_have_it(address))
 
+    async def _logged_in(self, authorization: str) -> str:
+        """Raises RegistryRefusal: 401, 50001, 503."""
+        assert self._callers is not None
+        try:
+            principal: str = await self._on_thread("login", partial(self._callers.log_in, authorization))
+        except RegistryRefusal as error:
+            if error.code == unauthorized().code:
+                self._figures.logged_in(taken=False)
+            raise
+        self._figures.logged_in(taken=True)
+        return principal
+
     def _handled(self, route: Route, call: Call, caller: RegistryUser | None, state: RegistryState) -> Any:
         self._check(route, call, caller, state)
+        if call.parts == METRICS:
+            rights_age_s = None if self._callers is None else self._callers.age_s
+            return self._figures.page(state, self._store.standing(), rights_age_s)
         return _with_guid(call, state, route[4](call, state))
 
     def _check(
@@ -741,6 +772,10 @@ class RegistryServer:
 
         answer = self._store.change(decide, asked_s)
         return _with_guid(call, self._store.registry(), answer)
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else json.dumps(answer, separators=(",", ":"))
 
 
 def request_path(raw: bytes) -> tuple[tuple[str, ...], str]:

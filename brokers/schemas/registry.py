@@ -74,6 +74,15 @@ class Plan(NamedTuple):
     answer: Any
 
 
+class Counts(NamedTuple):
+    """How much there is; ``deleted``: versions that are deleted softly."""
+
+    schemas: int
+    subjects: int
+    versions: int
+    deleted: int
+
+
 class Stored(NamedTuple):
     """A version of a subject, as its record says. ``fields`` are those that a client sent, but for the text."""
 
@@ -381,6 +390,13 @@ class RegistryState:
     def highest_id(self, context: str) -> int:
         """The highest id that was ever given in a context."""
         return self._highest.get(context, 0)
+
+    def counts(self) -> Counts:
+        """Looks at each version."""
+        schemas = len({at[:2] for at in self._places})
+        live = [[one.deleted for one in versions.values()] for versions in self._subjects.values()]
+        versions = sum(rows.count(False) for rows in live)
+        return Counts(schemas, sum(not all(rows) for rows in live), versions, sum(map(len, live)) - versions)
 
     # ---- questions -------------------------------------------------------------------------------------------------
 

@@ -79,10 +79,11 @@ class Prometheus:
                 cwd=directory, stdout=out, stderr=out,
             )  # fmt: skip
 
-    def scrape(self, targets: list[str]) -> None:
+    def scrape(self, targets: list[str], registries: list[str] | None = None) -> None:
         """These addresses and no others, from about now on."""
         new = self._targets.with_suffix(".new")
-        new.write_text(json.dumps([{"targets": targets}]))
+        job = {"targets": registries or [], "labels": {"job": "fleetlog-registry"}}
+        new.write_text(json.dumps([{"targets": targets}, job]))
         new.replace(self._targets)
 
     def firing(self) -> set[str]:
@@ -223,6 +224,15 @@ class Stage:
     def instead(self, *pages: str) -> Iterator[None]:
         """Prometheus scrapes these, not the fleet."""
         self.prometheus.scrape(list(pages))
+        try:
+            yield
+        finally:
+            self.prometheus.scrape(self._pages)
+
+    @contextmanager
+    def beside(self, registry: str) -> Iterator[None]:
+        """Prometheus scrapes this schema registry, too."""
+        self.prometheus.scrape(self._pages, [registry])
         try:
             yield
         finally:

@@ -56,6 +56,7 @@ from tests.deploy.disk_faults import (
 from tests.deploy.panels import blank_panels
 from tests.support.audited import audited_fleet, client, flood
 from tests.support.certificates import replaced
+from tests.support.registry_process import RegistryProcess
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +154,21 @@ def short_certificate(stage: Stage) -> Iterator[Callable[[], None]]:
     replaced(str(stage.certificate), stage.short)
     yield nothing
     replaced(str(stage.certificate), stage.long)
+
+
+def unread_schemas(stage: Stage) -> Iterator[Callable[[], None]]:
+    """The one replica of ``_schemas`` is gone: nothing is read, and no registration is confirmed."""
+    stage.topic("_schemas", [3], cleanup_policy="compact")
+    registry = RegistryProcess(stage.fleet.bootstrap, "--timeout", "2")
+    try:
+        with stage.beside(registry.url.removeprefix("http://")):
+            registry.ask("POST", "/subjects/s/versions", {"schema": '"int"'})
+            stage.fleet.brokers[2].kill()
+            yield lambda: registry.ask("POST", "/subjects/s/versions", {"schema": '"string"'})
+            stage.fleet.brokers[2].start()
+            stage.fleet.brokers[2].wait_ready()
+    finally:
+        registry.close()
 
 
 def broken_certificate(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -273,6 +289,7 @@ FAULTS: dict[Fault, set[str]] = {
     late_replica: {"ReplicationLate"},
     damaged_segment: {"DamagedSegment"},
     shortened_log: {"ShortenedLogs"},
+    unread_schemas: {"RegistryBehind", "RegistryFails"},
 }
 """With the alerts that each must fire."""
 

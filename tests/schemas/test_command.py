@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.schemas import command
 from fleetlog.brokers.schemas.callers import Callers
 from fleetlog.brokers.schemas.command import FIELDS_MAX, RegistryServer, SchemaStore
+from fleetlog.brokers.schemas.figures import RegistryFigures, Standing
 from fleetlog.brokers.schemas.registry import RegistryRefusal, RegistryState
 
 
@@ -31,6 +33,9 @@ class Kept(SchemaStore):
 
     def behind(self) -> str:
         return ""
+
+    def standing(self) -> Standing:
+        return Standing(42, 0.5, is_writer=True)
 
 
 async def answered_by(
@@ -124,6 +129,54 @@ def test_guids_are_for_clients_that_take_them() -> None:
     assert ask(server, "GET", f"/schemas/guids/{guid}")[1] == {"schema": '"string"', "guid": guid}
     assert ask(server, "GET", f"/schemas/guids/{guid}/ids")[1] == [{"context": ".", "id": 1}]
     assert ask(server, "GET", "/schemas/guids/%00")[1]["error_code"] == 40403
+
+
+def metrics_of(server: RegistryServer, **headers: str) -> tuple[bytes, str]:
+    """The type of the page, and the page."""
+    rows = [(name.encode(), value.encode()) for name, value in headers.items()]
+    begin, end = asyncio.run(answered_by(server, "GET", "/metrics", "", b"", rows))
+    assert begin["status"] == 200, end["body"]
+    return dict(begin["headers"])[b"content-type"], end["body"].decode()
+
+
+def test_metrics_tell_what_was_answered_and_what_there_is() -> None:
+    kept = Kept()
+    for subject, text in (("a", '"string"'), ("b", '"string"'), ("c", '"int"')):
+        for key, value in kept.state.register(subject, {"schema": text}, normalize=False).records:
+            kept.state.apply(json.dumps(key).encode(), json.dumps(value).encode())
+    for key, value in kept.state.delete_subject("b", permanent=False).records:
+        kept.state.apply(json.dumps(key).encode(), json.dumps(value).encode())
+    server = RegistryServer(kept)
+    for path in ("/subjects/a/versions", "/subjects/a/versions", "/subjects/gone/versions", "/nothing"):
+        ask(server, "GET", path)
+    content, page = metrics_of(server)
+    assert content.startswith(b"text/plain; version=0.0.4")
+    samples = {
+        (one.name, *(one.labels[name] for name in sorted(one.labels, reverse=True))): one.value
+        for family in text_string_to_metric_families(page)
+        for one in family.samples
+    }
+    told = {
+        ("requests_total", "GET /subjects/*/versions", "200"): 2,
+        ("requests_total", "GET /subjects/*/versions", "40401"): 1,
+        ("requests_total", "other", "404"): 1,
+        ("request_seconds_count", "GET /subjects/*/versions"): 3,
+        ("schemas",): 2, ("subjects",): 2, ("versions", "live"): 2, ("versions", "deleted"): 1,
+        ("writer",): 1, ("position",): 42, ("read_age_seconds",): 0.5, ("logins_total", "failure"): 0,
+    }  # fmt: skip
+    assert {key: samples[f"fleetlog_registry_{key[0]}", *key[1:]] for key in told} == told
+    assert ("fleetlog_registry_rights_age_seconds",) not in samples
+
+
+def test_each_metric_stands_in_the_docs_and_each_of_the_docs_is_shown() -> None:
+    described = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    named = set(re.findall(r"`(fleetlog_registry_\w+)`", described[described.index("## A schema registry's page") :]))
+    page = RegistryFigures().page(RegistryState(), Standing(0, 0, is_writer=False), 1.0)
+    shown = {
+        f"{name}_total" if kind == "counter" else name
+        for name, kind in re.findall(r"^# TYPE (fleetlog_\w+?)(?:_total)? (\w+)$", page.decode(), re.MULTILINE)
+    }
+    assert named == shown
 
 
 def test_a_look_up_waits_for_no_change() -> None:
