@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
@@ -17,6 +18,7 @@ import click
 
 from fleetlog.brokers.cli.client import Target, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.options import need_packages
 from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.registries import CONTENT, RegistryAccess, known_registry, registry_access, registry_option
 from fleetlog.brokers.schemas.formats import AVRO, JSON
@@ -140,7 +142,7 @@ def pretty(text: str) -> str:
 
 @click.group(cls=CommandGroup)
 def schemas() -> None:
-    """Schemas of a registry: list, show, register, check, diff, delete."""
+    """Schemas of a registry: list, show, register, from-model, check, diff, delete."""
 
 
 @schemas.command("list")
@@ -184,6 +186,49 @@ def register_schema(*, client: RegistryClient, out: Output, subject: str, schema
     query = {"normalize": "true"} if normalize else {}
     answer = client.ask("POST", "subjects", subject, "versions", body=schema.body, **query)
     out.done(f"subject {subject} has the schema with id {answer['id']}", answer)
+
+
+@schemas.command("from-model")
+@click.argument("place", metavar="MODULE:CLASS")
+@click.option("--subject", help="[default: the model's title, as RecordNameStrategy has it]")
+@click.option("--print", "only_print", is_flag=True, help="Print the schema; no registry is asked.")
+@registry_options
+def from_model(*, client: RegistryClient, out: Output, place: str, subject: str | None, only_print: bool) -> None:
+    """Register the JSON Schema of a pydantic model, which is imported from here: MODULE:CLASS."""
+    schema = schema_of_model(place)
+    if only_print:
+        out.done(json.dumps(schema, indent=2, ensure_ascii=False), schema)
+        return
+    subject = subject or schema.get("title")
+    if not subject:
+        raise CliError(f"{place} has no title: name its --subject")
+    body = {"schema": json.dumps(schema), "schemaType": JSON}
+    answer = client.ask("POST", "subjects", subject, "versions", body=body)
+    out.done(f"subject {subject} has the schema with id {answer['id']}", answer | {"subject": subject})
+
+
+def schema_of_model(place: str) -> dict[str, Any]:
+    """The JSON Schema of what a model takes. Its module runs. Raises click.UsageError, CliError."""
+    module, colon, path = place.partition(":")
+    if not module or not colon or not path:
+        raise click.UsageError(f"{place!r} is not MODULE:CLASS, as in shop.models:Order")
+    need_packages("a model needs", ("pydantic",), "models")
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        model = reduce(getattr, path.split("."), importlib.import_module(module))
+    except Exception as problem:  # whatever its module does
+        raise CliError(f"{place} cannot be imported: {type(problem).__name__}: {problem}") from None
+    if not isinstance(model, type):
+        raise CliError(f"{place} is no class")
+    try:
+        schema = TypeAdapter(model).json_schema()
+    except PydanticUserError as problem:
+        raise CliError(f"{place} has no JSON Schema: {problem.message}") from None
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 @schemas.command()
