@@ -23,6 +23,7 @@ from fleetlog.brokers.cli.schema_values import (
     PageSchemas,
     SchemaProblem,
     SchemaRegistry,
+    schema_header,
     schema_id,
 )
 
@@ -57,7 +58,7 @@ class RecordDecoding:
     ) -> None:
         self._how = {"key": key, "value": value}
         self._registry, self._tell, self._now_s = registry, tell, now_s
-        self._told: set[int | str] = set()
+        self._told: set[int | str | bytes] = set()
         self._unknown: set[int] = set()
         self._silent_until_s = -math.inf
         self._silence = SchemaProblem("")
@@ -66,7 +67,7 @@ class RecordDecoding:
         """A record of kafka-python; what is asked for of it is decoded."""
         return DecodedRecord(record, self)
 
-    def part(self, field: str, raw: bytes | None, place: str) -> DecodedPart:
+    def part(self, field: str, raw: bytes | None, headers: Any, place: str) -> DecodedPart:
         """``field`` is key or value; ``place`` is where the record stands."""
         how = self._how[field]
         if raw is None or how == "raw":
@@ -74,15 +75,19 @@ class RecordDecoding:
         if how in {"hex", "string"}:
             text = raw.hex() if how == "hex" else raw.decode(errors="replace")
             return DecodedPart(text.encode(), text, is_json=True)
-        number = schema_id(raw)
+        header = schema_header(headers, field)
+        number = schema_id(raw) if header is None else None
         try:
+            if header is not None and self._registry is not None:
+                return self._by_header(how, raw, field, headers)
             if number is not None and self._is_asked(how, number):
                 return self._by_schema(how, number, raw)
             if how in BY_SCHEMA:
                 raise SchemaProblem("not in the registry's format: a zero byte and a schema's id come first")
             return _json_part(raw, None) if how == "json" else DecodedPart(raw)
         except SchemaProblem as problem:
-            self._say(field if number is None else number, f"{place}: the {field} is shown as bytes: {problem}")
+            about = header if header is not None else field if number is None else number
+            self._say(about, f"{place}: the {field} is shown as bytes: {problem}")
             return DecodedPart(raw)
 
     def _is_asked(self, how: str, number: int) -> bool:
@@ -110,7 +115,23 @@ class RecordDecoding:
         value = _in_json(decoded.value, kind)
         return DecodedPart(_dumped(value), value, is_json=True, schema=number)
 
-    def _say(self, about: int | str, text: str) -> None:
+    def _by_header(self, how: str, raw: bytes, field: str, headers: Any) -> DecodedPart:
+        """Raises SchemaProblem."""
+        assert self._registry is not None, "it is asked"
+        if self._now_s() < self._silent_until_s:
+            raise self._silence
+        try:
+            framed = PageSchemas(self._registry).framed(raw, headers, field)
+        except SchemaProblem as problem:
+            if problem.silent:
+                self._silence, self._silent_until_s = problem, self._now_s() + SILENT_S
+            raise
+        assert framed is not None, "there is a header, and a value"
+        number = schema_id(framed)
+        assert number is not None, "it is framed"
+        return self._by_schema(how, number, framed)
+
+    def _say(self, about: int | str | bytes, text: str) -> None:
         if about in self._told or len(self._told) > TOLD_MAX:
             return
         self._told.add(about)
@@ -124,7 +145,7 @@ class DecodedRecord(FilteredRecord):
         one = record
         super().__init__(one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
         place = f"{one.topic}-{one.partition}, offset {one.offset}"
-        self._record, self._part = record, partial(decoding.part, place=place)
+        self._record, self._part = record, partial(decoding.part, headers=one.headers, place=place)
 
     @cached_property
     def key_part(self) -> DecodedPart:

@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from fleetlog.brokers.cli.outside import direct_opener
@@ -42,6 +42,7 @@ _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _VARINT_BYTES: Final = 10
 _DIGITS_MAX: Final = 1_000
 
+T = TypeVar("T")
 Schema = Any
 """A schema as JSON has it: a name, an object, or a list of branches."""
 
@@ -273,6 +274,8 @@ UNITS: Final = {
 
 _PREFIX: Final = struct.Struct(">bI")
 PREFIX_BYTES: Final = _PREFIX.size
+GUID_BYTES: Final = 16
+DEFAULT_CONTEXT: Final = "."
 ANSWER_S: Final = 2.0
 PAGE_S: Final = 3.0
 """How long one page waits for a registry."""
@@ -349,7 +352,8 @@ class SchemaRegistry:
             self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
         self._opener = direct_opener() if access is None else access.opener
         self._known: OrderedDict[int, RegisteredSchema] = OrderedDict()
-        self._failed: OrderedDict[int, tuple[float, SchemaProblem]] = OrderedDict()
+        self._by_guid: OrderedDict[str, int] = OrderedDict()
+        self._failed: OrderedDict[int | str, tuple[float, SchemaProblem]] = OrderedDict()
         self._lock = threading.Lock()
 
     def kept(self, number: int) -> RegisteredSchema | None:
@@ -368,17 +372,51 @@ class SchemaRegistry:
         try:
             schema = self._asked(number)
         except SchemaProblem as problem:
-            if problem.unknown:
-                with self._lock:
-                    self._failed[number] = self._now_s() + ABSENT_S, problem
-                    while len(self._failed) > SCHEMAS_KEPT:
-                        self._failed.popitem(last=False)
+            self._fail(number, problem)
             raise
         with self._lock:
             self._known[number] = schema
             while len(self._known) > SCHEMAS_KEPT:
                 self._known.popitem(last=False)
         return schema
+
+    def kept_guid(self, guid: str) -> int | None:
+        """The id of a GUID that was asked for before; raises SchemaProblem if that failed, a moment ago."""
+        with self._lock:
+            known, failed = self._by_guid.get(guid), self._failed.get(guid)
+        if known is None and failed is not None and self._now_s() < failed[0]:
+            raise failed[1]
+        return known
+
+    def id_of(self, guid: str) -> int:
+        """The id of the schema with that content; of several contexts' the default one's. Raises SchemaProblem."""
+        known = self.kept_guid(guid)
+        if known is not None:
+            return known
+        about = f"schema {guid}"
+        try:
+            rows = self._answer(about, "schemas", "guids", guid, "ids", kind=list)
+            numbers = sorted((row["context"] != DEFAULT_CONTEXT, row["id"]) for row in rows)
+            if not numbers or not isinstance(numbers[0][1], int) or not 0 <= numbers[0][1] < 2**32:
+                raise SchemaProblem(f"the registry has no {about}", unknown=True)
+        except (TypeError, LookupError):
+            raise SchemaProblem(f"the registry's answer for {about} is not one") from None
+        except SchemaProblem as problem:
+            self._fail(guid, problem)
+            raise
+        with self._lock:
+            self._by_guid[guid] = numbers[0][1]
+            while len(self._by_guid) > SCHEMAS_KEPT:
+                self._by_guid.popitem(last=False)
+        return int(numbers[0][1])
+
+    def _fail(self, key: int | str, problem: SchemaProblem) -> None:
+        """Keep for a moment that there is no such schema."""
+        if problem.unknown:
+            with self._lock:
+                self._failed[key] = self._now_s() + ABSENT_S, problem
+                while len(self._failed) > SCHEMAS_KEPT:
+                    self._failed.popitem(last=False)
 
     @classmethod
     def of(cls, access: RegistryAccess, patience_s: float) -> SchemaRegistry:
@@ -441,8 +479,8 @@ class SchemaRegistry:
             raise SchemaProblem(f"the registry's answer for {about} is not one")
         return str(fields["schema"])
 
-    def _answer(self, about: str, *path: str, **query: str) -> dict[str, Any]:
-        """An object; raises SchemaProblem."""
+    def _answer(self, about: str, *path: str, kind: type = dict, **query: str) -> Any:
+        """An object, or what ``kind`` names; raises SchemaProblem."""
         address = "/".join([self._url, *(quote(part, safe="") for part in path)])
         words = urlencode({name: value for name, value in query.items() if value})
         request = urllib.request.Request(f"{address}?{words}" if words else address, headers=self._headers)
@@ -464,7 +502,7 @@ class SchemaRegistry:
             raise SchemaProblem(f"the registry does not answer: {problem}", silent=True) from None
         except (ValueError, RecursionError):
             fields = None
-        if not isinstance(fields, dict):
+        if not isinstance(fields, kind):
             raise SchemaProblem(f"the registry's answer for {about} is not one")
         return fields
 
@@ -482,6 +520,19 @@ def schema_id(raw: bytes) -> int | None:
     return int(_PREFIX.unpack_from(raw)[1]) if len(raw) >= PREFIX_BYTES and raw[0] == 0 else None
 
 
+def schema_header(headers: Iterable[tuple[str, bytes | None]], field: str) -> bytes | None:
+    """What serializers since 8.0 may write beside a key or value, instead of in it; ``field`` is one of the two.
+
+    A byte 1 and a GUID, or a byte 0 and an id; each with Protobuf's indexes behind it.
+    """
+    name = f"__{field}_schema_id"
+    given = next((value for one, value in reversed([*headers]) if one == name), None)
+    well_formed = given is not None and (
+        (given[:1] == b"\1" and len(given) >= 1 + GUID_BYTES) or (given[:1] == b"\0" and len(given) >= PREFIX_BYTES)
+    )
+    return given if well_formed else None
+
+
 class PageSchemas:
     """The registry as one page uses it: bounded in ids, seconds and fields."""
 
@@ -493,6 +544,19 @@ class PageSchemas:
         self._waited_s = 0.0
         self._silent: SchemaProblem | None = None
         self._budget = FieldBudget(fields)
+
+    def framed(self, raw: bytes | None, headers: Iterable[tuple[str, bytes | None]], field: str) -> bytes | None:
+        """The bytes behind the id to which their header leads; as they are without one. Raises SchemaProblem."""
+        header = None if raw is None else schema_header(headers, field)
+        if raw is None or header is None:
+            return raw
+        if header[0] == 0:
+            return header + raw
+        digits = header[1 : 1 + GUID_BYTES].hex()
+        guid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        registry = self._registry
+        number = self._known(f"schema {guid}", lambda: registry.kept_guid(guid), lambda: registry.id_of(guid))
+        return _PREFIX.pack(0, number) + header[1 + GUID_BYTES :] + raw
 
     def decoded(self, raw: bytes) -> DecodedValue | None:
         """The value by its schema; None for a schema of JSON. Raises SchemaProblem."""
@@ -512,17 +576,22 @@ class PageSchemas:
         return None
 
     def _schema(self, number: int) -> RegisteredSchema:
-        known = self._registry.kept(number)
+        registry = self._registry
+        return self._known(f"schema {number}", lambda: registry.kept(number), lambda: registry.schema(number))
+
+    def _known(self, about: str, kept: Callable[[], T | None], ask: Callable[[], T]) -> T:
+        """Raises SchemaProblem."""
+        known = kept()
         if known is not None:
             return known
         if self._silent is not None:
             raise self._silent
         if self._asked >= PAGE_IDS or self._waited_s >= PAGE_S:
-            raise SchemaProblem(f"schema {number} is not asked for: this page has asked for {self._asked}")
+            raise SchemaProblem(f"{about} is not asked for: this page has asked for {self._asked}")
         self._asked += 1
         begun_s = self._now_s()
         try:
-            return self._registry.schema(number)
+            return ask()
         except SchemaProblem as problem:
             if not problem.unknown:
                 self._silent = problem

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import contextlib
 import csv
 import heapq
 import io
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +33,14 @@ from fleetlog.brokers.cli.record_decoding import RecordDecoding
 from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_columns, parse_filter
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
 from fleetlog.brokers.cli.schema_examples import example_of
-from fleetlog.brokers.cli.schema_values import PREFIX_BYTES, PageSchemas, SchemaProblem, SchemaRegistry, schema_id
+from fleetlog.brokers.cli.schema_values import (
+    PREFIX_BYTES,
+    PageSchemas,
+    SchemaProblem,
+    SchemaRegistry,
+    schema_header,
+    schema_id,
+)
 from fleetlog.brokers.cli.times import parse_moment, parse_time
 from fleetlog.brokers.cli.topic_reader import (
     COMMITTED,
@@ -377,6 +386,31 @@ _AS: Final[dict[str, Callable[[bytes, bool, int], str | None]]] = {
 }
 
 
+def _shown_part(record: StoredRecord, field: str, how: str, limit: int, schemas: PageSchemas | None) -> ShownBytes:
+    """The record's key or value, whose schema may stand in a header of it."""
+    raw: bytes | None = getattr(record, field)
+    if raw is None or schemas is None or how not in {"auto", REGISTRY} or schema_header(record.headers, field) is None:
+        return decode_bytes(raw, how, limit, schemas)
+    try:
+        framed = schemas.framed(raw, record.headers, field)
+    except SchemaProblem as problem:
+        return _without_schema(raw, "hex" if how == REGISTRY else how, limit)._replace(problem=str(problem))
+    return decode_bytes(framed, how, limit, schemas)._replace(size=len(raw))
+
+
+def _framed(record: StoredRecord, schemas: PageSchemas | None) -> StoredRecord:
+    """The record with the ids of its schemas in its key and value, where they are known, and not in headers."""
+    for name in ("key", "value"):
+        header = schema_header(record.headers, name)
+        if header is None:
+            continue
+        with contextlib.suppress(SchemaProblem):
+            if schemas is not None:
+                record = record._replace(**{name: schemas.framed(getattr(record, name), record.headers, name)})
+        record = record._replace(headers=tuple(row for row in record.headers if row[1] != header))
+    return record
+
+
 def record_row(
     topic: str,
     record: StoredRecord,
@@ -390,8 +424,8 @@ def record_row(
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        "key": decode_bytes(record.key, key_how, limit, schemas)._asdict(),
-        "value": decode_bytes(record.value, value_how, limit, schemas)._asdict(),
+        "key": _shown_part(record, "key", key_how, limit, schemas)._asdict(),
+        "value": _shown_part(record, "value", value_how, limit, schemas)._asdict(),
         "headers": [{"name": name, **decode_bytes(value, "auto")._asdict()} for name, value in record.headers],
         "size": record.size,
         "state": record.state,
@@ -435,6 +469,24 @@ class SearchedRecord(FilteredRecord):
             topic, record.partition, record.offset, record.timestamp_ms, record.key, record.value, record.headers
         )
         self._schemas, self._undecoded = schemas, undecoded
+
+    @cached_property
+    def json_of_key(self) -> Any:
+        """None if it is none."""
+        return self._decoded("key", self._key)
+
+    @cached_property
+    def json_of_value(self) -> Any:
+        """None if it is none."""
+        return self._decoded("value", self._value)
+
+    def _decoded(self, field: str, raw: bytes | None) -> Any:
+        """By the schema of a header, or that which stands in it."""
+        try:
+            return self.decoded(raw if self._schemas is None else self._schemas.framed(raw, self._headers, field))
+        except SchemaProblem as problem:
+            self._undecoded[str(problem)] += 1
+            return None
 
     def decoded(self, raw: bytes | None) -> Any:
         """The value by its schema, or as JSON; None if it is none, which is counted where a schema was meant."""
@@ -481,9 +533,11 @@ class Search:
         return SearchedRecord(self._topic, record, self._schemas, self.undecoded)
 
     def shown(self, record: StoredRecord) -> StoredRecord:
-        """As pages may show it: with what is masked, masked."""
+        """As pages may show it: with what is masked, masked, also where a header leads to its schema."""
+        if not self.mask.paths or record.marker:
+            return record
         apart = SearchedRecord(self._topic, record, self._schemas, Counter())
-        return self.mask.masked(record, apart.decoded)
+        return self.mask.masked(_framed(record, self._schemas), apart.decoded)
 
     def matches(self, record: StoredRecord) -> bool:
         """Whether the record is looked for; a marker is by no filter."""

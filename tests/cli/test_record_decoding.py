@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,7 +19,7 @@ from fleetlog.brokers.cli.command_config import REGISTRY_USER
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.dev_state import BrokerState, FleetState, Process, save
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.cli.record_decoding import UNKNOWN_MAX, RecordDecoding
+from fleetlog.brokers.cli.record_decoding import UNKNOWN_MAX, DecodedRecord, RecordDecoding
 from fleetlog.brokers.cli.record_filter import parse_filter
 from fleetlog.brokers.cli.registries import known_registry, registry_access
 from fleetlog.brokers.cli.schema_values import REFERENCES_MAX, SchemaProblem, SchemaRegistry
@@ -103,6 +104,40 @@ def test_one_way_for_all(registry: FakeRegistry) -> None:
         f"schema {avro} is one of avro", f"schema {avro} is one of avro",
         "not in the registry's format: a zero byte and a schema's id come first", "it is not JSON",
     ]  # fmt: skip
+
+
+def test_a_header_leads_to_the_schema(registry: FakeRegistry) -> None:
+    told: list[str] = []
+    number = registry.add("a", json.dumps(POINT))
+    guid = UUID("00112233-4455-6677-8899-aabbccddeeff")
+    registry.guids[str(guid)] = number
+    decoding = RecordDecoding("auto", "auto", SchemaRegistry(registry.url), told.append)
+    raw = written(POINT, {"x": 0.1, "raw": b""})
+
+    def seen(header: bytes, name: str = "__value_schema_id", value: bytes | None = raw) -> DecodedRecord:
+        given = record(value)
+        given.headers = [("other", b"x"), (name, header)]
+        return decoding.seen(given)
+
+    for header in (b"\1" + guid.bytes, b"\0" + number.to_bytes(4, "big")):
+        shown = seen(header)
+        assert (shown.as_shown.value, shown.value_part.schema) == (b'{"x": 0.1, "raw": ""}', number)
+        assert parse_filter("value.x == 0.1")(shown)
+    assert seen(b"\1" + guid.bytes).value_part.value["x"] == 0.1
+    assert registry.calls[f"/schemas/guids/{guid}/ids"] == 1, "it is kept"
+    key = record(None, raw)
+    key.headers = [("__key_schema_id", b"\1" + guid.bytes)]
+    assert decoding.seen(key).key_part.schema == number
+    assert seen(b"\1" + guid.bytes, value=None).as_shown.value is None
+    for header in (b"", b"\1short", b"\2" + guid.bytes):
+        assert seen(header).as_shown.value == raw, "no header of a schema"
+    assert seen(b"\1" + guid.bytes, "__key_schema_id").as_shown.value == raw, "of the key"
+    assert not told
+    unknown = UUID(int=7)
+    for _ in range(2):
+        assert seen(b"\1" + unknown.bytes).as_shown.value == raw
+    assert [line.partition("bytes: ")[2] for line in told] == [f"the registry has no schema {unknown}"]
+    assert registry.calls[f"/schemas/guids/{unknown}/ids"] == 1
 
 
 def test_bytes_that_begin_so_by_chance_do_not_ask_for_ever(registry: FakeRegistry) -> None:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import random
 import time
+import types
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fastavro
 import pytest
@@ -18,7 +20,9 @@ from confluent_kafka import Producer
 
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.schema_values import PAGE_IDS, AvroError, AvroSchema, FieldBudget, PageSchemas, SchemaRegistry
-from fleetlog.brokers.console.message_pages import decode_bytes
+from fleetlog.brokers.cli.topic_reader import StoredRecord
+from fleetlog.brokers.console.masking import read_masks
+from fleetlog.brokers.console.message_pages import Search, SearchedRecord, decode_bytes, record_row
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
@@ -131,6 +135,32 @@ def test_values_are_shown_by_their_schema_with_its_id(registry: FakeRegistry) ->
     assert "zero byte" in decode_bytes(b"abc", "registry", schemas=schemas).problem
     assert decode_bytes(b"abc", "auto", schemas=schemas).text == "abc"
     assert set(registry.calls.values()) == {1}, "each id is asked for once"
+
+
+def test_a_header_leads_to_the_schema_and_what_is_masked_stays_so(registry: FakeRegistry) -> None:
+    number, guid = registry.add("order-value", json.dumps(ORDER)), uuid.UUID(int=5)
+    registry.guids[str(guid)] = number
+    schemas = PageSchemas(SchemaRegistry(registry.url))
+    raw = written(ORDER, order(7))
+    stored = StoredRecord(
+        0, 0, 0, b"k", raw, (("__value_schema_id", b"\1" + guid.bytes),), "", "", -1, -1, -1, 0, "none"
+    )
+    row = record_row("t", stored, "auto", "auto", schemas)
+    assert (row["value"]["kind"], row["value"]["schema"], row["value"]["size"]) == ("avro", number, len(raw))
+    assert row["key"]["text"] == "k"
+    assert record_row("t", stored, "auto", "hex", schemas)["value"]["text"] == raw.hex(" ")
+    gone = stored._replace(headers=(("__value_schema_id", b"\1" + bytes(16)),))
+    assert "has no schema" in record_row("t", gone, "auto", "auto", schemas)["value"]["problem"]
+    seen = SearchedRecord("t", stored, schemas, Counter())
+    assert seen.json_of_value["id"] == 7
+    asked = types.SimpleNamespace(
+        registry=SchemaRegistry(registry.url), name="t", masks=read_masks("t value.id"), text=lambda *_: "",
+        choice=lambda name, choices: choices[0],
+    )  # fmt: skip
+    masked = Search(cast("Any", asked)).shown(stored)
+    assert json.loads(masked.value or b"")["id"] == "***"
+    assert masked.headers == ()
+    assert json.loads(record_row("t", masked, "auto", "auto", schemas)["value"]["text"])["id"] == "***"
 
 
 def test_a_page_asks_for_a_few_ids_and_stops_at_a_registry_that_is_silent(registry: FakeRegistry) -> None:
