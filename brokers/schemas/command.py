@@ -107,7 +107,7 @@ class _Reader(TopicReader):
         return request
 
 
-class _Writer(Sender):
+class Writer(Sender):
     """Writes with the epoch that it took over when it was made."""
 
     def _new_producer(self, deadline_s: float) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class SchemaStore:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._connection = ExitStack()
-        self._writer: _Writer | None = None
+        self._writer: Writer | None = None
         self._claimed_s = 0.0
         self._ending = False
 
@@ -226,7 +226,7 @@ class SchemaStore:
                         self._next = max(self._next, bounds[0].first)
                     while not self._ending and 0 not in reader.silent:
                         self._read_s = time.monotonic()
-                        self._read(reader)
+                        self.read(reader)
             except (CliError, OSError) as error:
                 logger.warning("reading %s is tried again: %s", TOPIC, error)
             time.sleep(PAUSE_S)
@@ -241,7 +241,8 @@ class SchemaStore:
                 self._shown = self._registry.copy()
         self._topic = present
 
-    def _read(self, reader: _Reader) -> None:
+    def read(self, reader: TopicReader) -> None:
+        """Take what one fetch gives."""
         part = reader.fetch({0: self._next}, UNCOMMITTED, 10_000, READ_BYTES).get(0)
         if part is None:
             return
@@ -302,16 +303,21 @@ class SchemaStore:
         if self._writer is not None and time.monotonic() - self._claimed_s < CLAIM_S:
             return False
         self._release()
+        left_s = max(deadline_s - time.monotonic(), 1.0)
+        self._claimed_s = time.monotonic()
+        self._writer, fence = self.new_writer(left_s)
+        for producer_id in self._writer.spent():
+            fence(producer_id).send([_row(BARRIER)])
+        self._write([BARRIER], b"", deadline_s)
+        return True
+
+    def new_writer(self, timeout_s: float) -> tuple[Writer, Callable[[int], Sender]]:
+        """One with the next epoch, and what makes the last writer of a producer id. Raises CliError."""
         client = self._connection.enter_context(admin(self._target, f"topic {TOPIC}"))
         if topic_id(client) != self._topic:
             raise CliError(f"topic {TOPIC} was made anew and is not read yet")
-        left_s = max(deadline_s - time.monotonic(), 1.0)
-        self._claimed_s = time.monotonic()
-        self._writer = _Writer(client, TOPIC, acks="all", codec="none", timeout_s=left_s)
-        for producer_id in self._writer.spent():
-            _Fence(client, producer_id, left_s).send([_row(BARRIER)])
-        self._write([BARRIER], b"", deadline_s)
-        return True
+        writer = Writer(client, TOPIC, acks="all", codec="none", timeout_s=timeout_s)
+        return writer, partial(_Fence, client, timeout_s=timeout_s)
 
     def _release(self) -> None:
         self._writer = None

@@ -10,6 +10,7 @@ import pytest
 
 from tests.groups import consumer_histories
 from tests.groups.consumer_world import Violation
+from tests.support.seed_ranges import kept
 
 
 def test_a_range_goes_on_where_it_was(
@@ -34,4 +35,4 @@ def test_a_range_goes_on_where_it_was(
     assert consumer_histories.main() == 1, "what failed is not forgotten"
     assert ran == [*range(200, 250)], "the part whose line is torn runs again"
     assert "160 histories, 1 failed [150]" in capsys.readouterr().out
-    assert len(consumer_histories.kept(file)) == 3
+    assert len(kept(file)) == 3
