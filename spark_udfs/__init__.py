@@ -15,7 +15,7 @@ if __name__ != "fleetlog.spark":
     rename(__name__, "fleetlog.spark")
 
 _MODULES = {
-    "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError", "reason"),
+    "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError", "RegistryError", "reason"),
     "functions.columns": (
         "decode_record_batch",
         "headers_get",
@@ -29,7 +29,6 @@ _MODULES = {
         "to_confluent_avro",
         "to_confluent_json",
     ),
-    "functions.registry": ("RegistryError",),
     "functions.routing": ("repartition_by_key", "split_bad"),
     "functions.sources": ("with_source",),
     "java": ("spark_environment",),

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from fleetlog.spark.client.failures import ClientError, DataLoss, FenceError, OptionError
+from fleetlog.spark.client.failures import ClientError, DataLoss, FenceError, OptionError, RegistryError
 from fleetlog.spark.client.workers import keep_loaded
 from fleetlog.spark.source.options import ReadOptions, check_schema, checked_schema, refuse_table, row_schema
 from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter
 
 logger = logging.getLogger(__name__)
-_REASONS = (OptionError, FenceError, ClientError, DataLoss)
+_REASONS = (OptionError, FenceError, ClientError, DataLoss, RegistryError)
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ class FleetlogSource(DataSource):
             raise OptionError("mode overwrite would replace the topic's records, which can't be done: .mode('append')")
         writer = BatchWriter(WriteOptions.parse(self.options, schema))
         if not self._is_copy:
-            writer.begin()
+            writer.begin(schema)
         return writer
 
     @_in_few_lines
@@ -109,7 +109,7 @@ class FleetlogSource(DataSource):
             )
         writer = StreamWriter(WriteOptions.parse(self.options, schema))
         if not self._is_copy:
-            writer.begin()
+            writer.begin(schema)
         return writer
 
 

@@ -77,6 +77,7 @@ def write_archive(target: Path, more: Iterable[str] = (), level: int = 3) -> Pac
     if IMPLEMENTATION == "pure":
         raise PackError(f"the kernels are not compiled here ({REASONS['batch']}): install fleetlog with a C compiler")
     own = [name for name in _required("fleetlog", {"spark"}) if _normal(name) not in OF_BROKERS]
+    own += [name for name in _required("fleetlog", {"registry"}) if name not in own and _is_installed(name)]
     distributions = _closure([*own, *more])
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         scratch = Path(name) / target.name
@@ -182,6 +183,14 @@ def _required(name: str, extras: Iterable[str] = ()) -> list[str]:
         if named is not None and (extra is None or extra[1] in set(extras)):
             names.append(named[0])
     return names
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return name != "fleetlog" and _normal(name) not in OF_BROKERS
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:

@@ -42,6 +42,10 @@ class ClientError(RuntimeError):
         self.code = code
 
 
+class RegistryError(RuntimeError):
+    """A schema registry can't be reached, or refuses. A query stops in every mode, as no row is at fault."""
+
+
 class DataLoss(RuntimeError):
     """Offsets the query has still to read are gone. ``failOnDataLoss=false`` reads on from what is left."""
 

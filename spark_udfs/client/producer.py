@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import kafka.errors
@@ -36,6 +36,8 @@ REQUEST_TIMEOUT_MS = 30_000
 IN_FLIGHT_PER_PARTITION = 4
 REQUEST_BYTES = 8 << 20
 PAUSE_S = 0.05
+SHOWN_BYTES = 60
+"""Of a key and a value that an error shows."""
 NEW_TOPIC_TIMEOUT_S = 5.0
 """A topic that was just created is unknown to some brokers for so long at most."""
 
@@ -293,7 +295,7 @@ class MemberProducer:
     def _finish(self, flight: _InFlight) -> None:
         """Take a request's answer; waits for it where it has not arrived."""
         self._in_flight.remove(flight)
-        errors: dict[TopicPartition, tuple[ErrorCode, str]] = {}
+        errors: dict[TopicPartition, tuple[ErrorCode, str, Sequence[Any]]] = {}
         lost = ""
         try:
             response = self._client.wait(flight.future)
@@ -304,11 +306,14 @@ class MemberProducer:
             for topic in response.responses:
                 for part in topic.partition_responses:
                     code = ErrorCode(part.error_code)
-                    errors[TopicPartition(topic.name, part.index)] = code, part.error_message or ""
+                    place = TopicPartition(topic.name, part.index)
+                    errors[place] = code, part.error_message or "", part.record_errors or ()
         for tp, batch in flight.parts:
-            code, text = errors.get(tp, (ErrorCode.NETWORK_EXCEPTION, lost))
+            code, text, refused = errors.get(tp, (ErrorCode.NETWORK_EXCEPTION, lost, ()))
             if code not in _APPENDED:
                 self._queues[tp].trouble = code, f"{code.name} from leader {flight.leader}{text and f' ({text})'}"
+            if refused:
+                raise ClientError(f"{tp}: {code.name}: {_refused_rows(batch, refused, text)}", code)
             self._answered(tp, batch, code, text)
         self._resend_stalled()
 
@@ -365,6 +370,24 @@ class MemberProducer:
                 f"{trouble}",
                 code,
             )
+
+
+def _refused_rows(batch: _EncodedBatch, refused: Sequence[Any], text: str) -> str:
+    """Which rows of a batch the broker names, and why: the first of them by its key and the start of its value."""
+    from fleetlog._native.batch import decode_records, parse_header  # late: rows are decoded for this sentence only
+    from fleetlog.spark.client.records import batch_payload
+
+    first, data = refused[0], bytes(batch.data)
+    header = parse_header(data)
+    record = decode_records(batch_payload(data, 0, header), header)[first.batch_index]
+    parts = {"key": record.key, "value": record.value}
+    shown = ", ".join(
+        f"{name} {'null' if part is None else ascii(part[:SHOWN_BYTES].decode(errors='replace'))}"
+        for name, part in parts.items()
+    )
+    more = f" (and {len(refused) - 1} more of these {batch.rows})" if len(refused) > 1 else ""
+    why = first.batch_index_error_message or text or "the broker rejects it"
+    return f"the row with {shown}{more}: {why}"
 
 
 def _cuts(order: bytes, first: int, last: int, sizes: Any | None, limit_bytes: int) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,9 @@ EXECUTOR_NAMES = frozenset(
 )
 """The settings of a producer that have an effect here."""
 
+REGISTRY_SETTINGS = ("basic.auth.user.info", "bearer.auth.token", "ssl.ca.location")
+"""Of a client of a schema registry, by the names of Confluent's: ``user:password``, a token, a file of certificates."""
+
 
 class WriteSettings(NamedTuple):
     """How rows are written. Sizes in bytes; ``delivery_timeout_ms`` bounds how long a record batch may take."""

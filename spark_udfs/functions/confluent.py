@@ -34,13 +34,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from fleetlog.spark.client.failures import OptionError
+from fleetlog.spark.client.failures import OptionError, RegistryError
+from fleetlog.spark.functions.avro import AVRO, Malformed, encode_avro, parsed_avro
 from fleetlog.spark.functions.columns import ColumnOrName, as_column
-from fleetlog.spark.functions.registry import RegistryError, Schema, UnknownSchema, frame, shared_registry, split_frame
+from fleetlog.spark.functions.registry import Schema, UnknownSchema, frame, shared_registry, split_frame
 from fleetlog.spark.versions import ARROW_FUNCTIONS, arrow_function, arrow_type, require
 
 PERMISSIVE, FAILFAST, DROPMALFORMED = "PERMISSIVE", "FAILFAST", "DROPMALFORMED"
-AVRO, JSON = "AVRO", "JSON"
+JSON = "JSON"
 
 Decode = Callable[[Schema, memoryview], Any]
 """Raises ValueError and the like for a value that is not of its schema."""
@@ -63,10 +64,6 @@ _LOGICAL: dict[str, DataType] = {
 }
 
 
-class Malformed(ValueError):
-    """A value can't be decoded or encoded; the message names the schema and the reason."""
-
-
 # ---- the functions ---------------------------------------------------------------------------------------------------
 
 
@@ -76,15 +73,22 @@ def from_confluent_avro(
     *,
     subject: str | None = None,
     schema: str | None = None,
+    schema_id: int | None = None,
+    as_written: bool = False,
     mode: str = PERMISSIVE,
     settings: Mapping[str, str] | None = None,
 ) -> Column:
-    """Avro values as Spark's: read by the schema each carries, into ``schema`` (JSON text) or ``subject``'s newest.
+    """Avro values as Spark's: read by the schema each carries, into ``schema`` (JSON text), that of ``schema_id``, or
+    ``subject``'s newest. ``as_written``: each as its own schema has it, as JSON text (``parse_json`` makes a VARIANT).
 
     Raises OptionError, RegistryError when the query is planned. Columns by the rules of ``spark_type``.
     """
     _check_mode(mode)
-    target = _target(registry, subject, schema, AVRO, settings)
+    if as_written:
+        if (subject, schema, schema_id) != (None, None, None):
+            raise OptionError("as_written takes each record's own schema: leave subject, schema and schema_id out")
+        return _decoded(value, partial(_avro_text, registry, dict(settings or {})), StringType(), mode)
+    target = _target(registry, subject, schema, AVRO, settings, schema_id)
     kind = spark_type(json.loads(target.text))
     decode = partial(_avro_decoded, registry, dict(settings or {}), target.text)
     return _decoded(value, decode, kind, mode)
@@ -94,16 +98,25 @@ def to_confluent_avro(
     value: ColumnOrName,
     registry: str,
     *,
-    subject: str,
+    subject: str | None = None,
     schema: str | None = None,
+    schema_id: int | ColumnOrName | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Column:
-    """Values as Avro behind their schema's id: the subject's newest schema, or ``schema``, which is registered.
+    """Values as Avro behind their schema's id: ``subject``'s newest schema, or ``schema``, which is registered there;
+    that of ``schema_id``, or what the record says, where that is a column of ids.
 
     A value that does not fit the schema stops the query. Null stays null.
     """
-    target = _writing(registry, subject, schema, AVRO, settings)
-    return _encoded(value, partial(_avro_encoded, target))
+    if schema_id is None:
+        if subject is None:
+            raise OptionError("a subject or a schema_id is needed: it determines the schema")
+        return avro_column(value, _writing(registry, subject, schema, AVRO, settings))
+    if (subject, schema) != (None, None):
+        raise OptionError("schema_id names the schema: leave subject and schema out")
+    if isinstance(schema_id, int):
+        return avro_column(value, _target(registry, None, None, AVRO, settings, schema_id))
+    return _encoded_each(value, schema_id, registry, dict(settings or {}))
 
 
 def from_confluent_json(
@@ -152,17 +165,24 @@ def _check_mode(mode: str) -> None:
 
 
 def _target(
-    registry: str, subject: str | None, text: str | None, kind: str, settings: Mapping[str, str] | None
+    registry: str,
+    subject: str | None,
+    text: str | None,
+    kind: str,
+    settings: Mapping[str, str] | None,
+    number: int | None = None,
 ) -> Schema:
     """The schema that columns follow."""
-    if (subject is None) == (text is None):
-        raise OptionError("exactly one of subject and schema must be given: it determines the columns")
+    if sum(given is not None for given in (subject, text, number)) != 1:
+        raise OptionError("exactly one of subject, schema and schema_id must be given: it determines the columns")
     if text is not None:
         return Schema(-1, kind, text)
-    latest = shared_registry(registry, settings or {}).latest(str(subject))
-    if latest.kind != kind:
-        raise OptionError(f"subject {subject} is {latest.kind}, not {kind}")
-    return latest
+    client = shared_registry(registry, settings or {})
+    target = client.latest(str(subject)) if number is None else client.schema(number)
+    if target.kind != kind:
+        what = f"subject {subject}" if number is None else f"schema {number}"
+        raise OptionError(f"{what} is {target.kind}, not {kind}")
+    return target
 
 
 def _writing(registry: str, subject: str, schema: str | None, kind: str, settings: Mapping[str, str] | None) -> Schema:
@@ -203,6 +223,11 @@ def _decoded(
     )
 
 
+def avro_column(value: ColumnOrName, schema: Schema) -> Column:
+    """Values as Avro behind the id of this schema."""
+    return _encoded(value, partial(encode_avro, schema))
+
+
 def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
     _require_arrays()
 
@@ -212,6 +237,27 @@ def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
         return pa.array([None if item is None else encode(item) for item in items], pa.binary())
 
     encoded: Column = run(as_column(value))
+    return encoded
+
+
+def _encoded_each(value: ColumnOrName, number: ColumnOrName, registry: str, settings: Mapping[str, str]) -> Column:
+    """Each value by the schema whose id stands beside it. A null id is no schema's."""
+    _require_arrays()
+
+    @arrow_function(BinaryType())
+    def run(values: pa.Array, numbers: pa.Array) -> pa.Array:
+        client, written = shared_registry(registry, settings), []
+        for item, one in zip(values.to_pylist(maps_as_pydicts="lossy"), numbers.to_pylist(), strict=True):
+            if item is None:
+                written.append(None)
+                continue
+            schema = None if one is None else client.schema(one)
+            if schema is None or schema.kind != AVRO:
+                raise Malformed(f"a row names {'no schema' if schema is None else f'schema {one}, a {schema.kind}'}")
+            written.append(encode_avro(schema, item))
+        return pa.array(written, pa.binary())
+
+    encoded: Column = run(as_column(value), as_column(number))
     return encoded
 
 
@@ -235,50 +281,16 @@ def _framed(data: bytes, registry: str, settings: Mapping[str, str], kind: str) 
 
 # ---- Avro ------------------------------------------------------------------------------------------------------------
 
-_parsed: dict[str, Any] = {}
 
-
-def _avro(text: str) -> Any:
-    """A parsed schema, kept."""
-    parsed = _parsed.get(text)
-    if parsed is None:
-        import fastavro
-
-        parsed = _parsed[text] = fastavro.parse_schema(json.loads(text))
-        _settle_defaults(parsed)
-    return parsed
-
-
-def _settle_defaults(schema: Any) -> None:
-    """Make values of the defaults: the library hands them out as JSON has them, bytes as text, dates as numbers."""
-    import fastavro
-
-    for one in schema if isinstance(schema, list) else [schema]:
-        if not isinstance(one, dict):
-            continue
-        for field in one.get("fields", ()):
-            kind, default = field["type"], field.get("default")
-            _settle_defaults(kind)
-            branch = kind[0] if isinstance(kind, list) else kind
-            plain = {**branch} if isinstance(branch, dict) else {"type": branch}
-            logical = plain.pop("logicalType", None)
-            raw = isinstance(default, str) and plain["type"] in ("bytes", "fixed")
-            if default is not None and (raw or logical is not None):
-                out = io.BytesIO()
-                fastavro.schemaless_writer(out, plain, default.encode("latin-1") if raw else default)
-                out.seek(0)
-                field["default"] = fastavro.schemaless_reader(out, branch, None)
-        for inner in ("items", "values"):
-            _settle_defaults(one.get(inner))
-
-
-def _avro_decoded(registry: str, settings: Mapping[str, str], target: str, data: bytes) -> Any:
+def _avro_decoded(registry: str, settings: Mapping[str, str], target: str | None, data: bytes) -> Any:
+    """A value by its own schema, into ``target`` if there is one."""
     import fastavro
 
     schema, body = _framed(data, registry, settings, AVRO)
     source = io.BytesIO(body)
     try:
-        value = fastavro.schemaless_reader(source, _avro(schema.text), _avro(target))
+        into = None if target is None else parsed_avro(target)
+        value = fastavro.schemaless_reader(source, parsed_avro(schema.text), into)
         left = len(body) - source.tell()
         if left:
             raise ValueError(f"{left} bytes are left over")
@@ -289,15 +301,13 @@ def _avro_decoded(registry: str, settings: Mapping[str, str], target: str, data:
     return value
 
 
-def _avro_encoded(schema: Schema, value: Any) -> bytes:
-    import fastavro
+def _avro_text(registry: str, settings: Mapping[str, str], data: bytes) -> str:
+    """The same as JSON: bytes as Avro's JSON has them, a character for each; decimals, dates and times as text."""
 
-    out = io.BytesIO()
-    try:
-        fastavro.schemaless_writer(out, _avro(schema.text), value)
-    except Exception as problem:
-        raise Malformed(f"a value does not fit schema {schema.id}: {type(problem).__name__}: {problem}") from None
-    return frame(schema.id, out.getvalue())
+    def of_json(value: Any) -> str:
+        return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+    return json.dumps(_avro_decoded(registry, settings, None, data), ensure_ascii=False, default=of_json)
 
 
 def _spark_type(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> DataType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import struct
 import time
 import urllib.error
@@ -17,6 +18,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fleetlog.spark.client.failures import OptionError, RegistryError
+from fleetlog.spark.client.write_settings import REGISTRY_SETTINGS
+
 MAGIC = 0
 PREFIX = struct.Struct(">bI")
 TIMEOUT_S = 10.0
@@ -24,10 +28,7 @@ ATTEMPTS = 3
 PAUSE_S = 0.2
 MOST_BYTES = 16 << 20
 CONTENT = "application/vnd.schemaregistry.v1+json"
-
-
-class RegistryError(RuntimeError):
-    """The registry can't be reached, or refuses. A query stops in every mode, as no row is at fault."""
+USER, TOKEN, AUTHORITIES = REGISTRY_SETTINGS
 
 
 class UnknownSchema(RegistryError):
@@ -43,16 +44,27 @@ class Schema(NamedTuple):
 
 
 class Registry:
-    """One registry. ``settings``: ``basic.auth.user.info`` (user:password)."""
+    """One registry. ``settings``: those of `REGISTRY_SETTINGS`. Raises OptionError."""
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
+        given = dict(settings or {})
+        unknown = sorted(given.keys() - set(REGISTRY_SETTINGS))
+        if unknown:
+            raise OptionError(
+                f"setting {unknown[0]} of a registry is unknown; known are {', '.join(REGISTRY_SETTINGS)}"
+            )
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"a registry's address begins with http:// or https://, not {url!r}")
+            raise OptionError(f"a registry's address begins with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
         self._headers = {"Accept": CONTENT, "Content-Type": CONTENT}
-        user = (settings or {}).get("basic.auth.user.info")
-        if user:
-            self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+        if given.get(USER):
+            self._headers["Authorization"] = "Basic " + base64.b64encode(given[USER].encode()).decode()
+        elif given.get(TOKEN):
+            self._headers["Authorization"] = f"Bearer {given[TOKEN]}"
+        try:
+            self._tls = ssl.create_default_context(cafile=given.get(AUTHORITIES) or None)
+        except OSError as problem:
+            raise OptionError(f"setting {AUTHORITIES} of a registry: {given[AUTHORITIES]}: {problem}") from None
         self._by_id: dict[int, Schema] = {}
 
     def schema(self, number: int) -> Schema:
@@ -88,7 +100,7 @@ class Registry:
         request = urllib.request.Request(self._url + path, data, self._headers, method=method)
         for left in reversed(range(ATTEMPTS)):
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:
                     return json.loads(answer.read(MOST_BYTES))
             except urllib.error.HTTPError as problem:
                 text = problem.read(2000).decode(errors="replace")

@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Protocol
 from fleetlog.spark.client.connections import Client
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.client.settings import kafka_python_settings
+from fleetlog.spark.functions.confluent import avro_column
 from fleetlog.spark.functions.routing import repartition_by_key
 from fleetlog.spark.sink.events import ReportStage, SinkEvent
 from fleetlog.spark.sink.executor_mode import ExecutorMode
 from fleetlog.spark.sink.modes import choose_mode
-from fleetlog.spark.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
+from fleetlog.spark.sink.options import (
+    COLUMN_TYPES,
+    DRIVER,
+    SinkOptions,
+    Subject,
+    check_column_type,
+    check_required_columns,
+)
 from fleetlog.spark.sink.running import RunningQuery, refuse_connect, running_query
 from fleetlog.spark.sink.writes import Write
 
@@ -54,14 +62,14 @@ class ExactlyOnceBatch:
         query = self._running_query(df)
         prefetched = self._mode
         if self._mode is None:
-            prepared_rows(df, self._options.topic)
+            prepared_rows(df, self._options.topic, structs=self._options.subject is not None)
             self._mode = self._start_mode()
         options = self._options
         write = Write(self._cluster, options.sink_id, query.id, query.run_id, batch_id, options.topic, df)
         with write.alone() if options.fenced else contextlib.nullcontext():
             if prefetched is not None:
                 prefetched.prefetch()
-            rows = prepared_rows(df, options.topic)
+            rows = encoded_rows(df, options.topic, options.subject)
             parts = repartition_by_key(rows, self._partitions()) if options.repartition else rows
             if not self._mode.write(parts, write):
                 compute_only(rows)
@@ -118,7 +126,7 @@ def exactly_once_batch(
     Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
     ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per write of a batch), ``checkpointLocation``
     (the query's own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
-    ``sink.repartition`` (none, key), ``sink.small.batch.rows`` (0),
+    ``sink.repartition`` (none, key), ``sink.small.batch.rows`` (0), ``schema.subject`` with ``schema.registry.url``,
     ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
     mode). ``on_event`` is called at each stage of a batch.
 
@@ -136,7 +144,16 @@ def compute_only(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
+def encoded_rows(df: DataFrame, topic: str | None, subject: Subject | None) -> DataFrame:
+    """The same with values as bytes: by the schema that the subject has now. Raises OptionError, RegistryError."""
+    rows = prepared_rows(df, topic, structs=subject is not None)
+    if subject is None:
+        return rows
+    schema = subject.schema_for(rows.schema["value"].dataType)
+    return rows.withColumn("value", avro_column("value", schema))
+
+
+def prepared_rows(df: DataFrame, topic: str | None, *, structs: bool = False) -> DataFrame:
     """The columns the sink uses, and no others. OptionError names the column that is missing or wrong."""
     fields = df.schema.fields
     types = {field.name.lower(): field for field in fields}
@@ -145,7 +162,7 @@ def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
     for name in COLUMN_TYPES:
         if name not in types or (name == "topic" and topic is not None):
             continue
-        check_column_type(name, types[name].dataType.simpleString())
+        check_column_type(name, types[name].dataType.simpleString(), structs=structs)
         columns[name] = types[name].name
     if len(columns) == len(fields) and all(name == given for name, given in columns.items()):
         return df  # each call into the JVM costs a batch of ten rows a little

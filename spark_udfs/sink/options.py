@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql.types import StructType
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+    from fleetlog.spark.functions.registry import Schema
+
 
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.client.kafka_names import check_effect
 from fleetlog.spark.client.options import Option, OptionTable, boolean, lowered, one_of, whole_number
 from fleetlog.spark.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
-from fleetlog.spark.client.write_settings import EXECUTOR_NAMES, WriteSettings
+from fleetlog.spark.client.write_settings import EXECUTOR_NAMES, REGISTRY_SETTINGS, WriteSettings
 from fleetlog.spark.sink.fence import check_sink_id
 
 AUTO, EXECUTOR, DRIVER = "auto", "executor", "driver"
@@ -42,6 +46,8 @@ def _topic_name(name: str, text: str) -> str:
 _RESTART = "without it a restarted query would not be recognised"
 _ALL_ACKS, _BYTES, _FROM_SINK_ID = "exactly once needs all", "rows carry bytes", "it is made of sinkId"
 _SINK_ID = Option("sinkId", check_sink_id, required=_RESTART)
+_SUBJECT, _REGISTRY = "schema.subject", "schema.registry."
+_OF_REGISTRY = (Option(f"{_REGISTRY}url"), *(Option(_REGISTRY + name) for name in REGISTRY_SETTINGS))
 _FULL_REFRESH = Option("sink.fullRefresh", one_of(REFUSE, APPEND, REPLACE))
 _FLOW_CHECKPOINT = re.compile(r"/_checkpoints/.+/([^/]+)/(\d{1,9})/?$")
 """Where Spark's Declarative Pipelines (seen in 4.3) keep a flow's checkpoint; a full refresh counts its number up."""
@@ -49,6 +55,8 @@ _COMMON = (
     Option("topic", _topic_name),
     Option("sink.transaction.timeout.ms", whole_number(1000), 300_000),
     Option("fence.onMissing", one_of("fail", "adopt"), "fail"),
+    Option(_SUBJECT),
+    *_OF_REGISTRY,
 )
 _REFUSED = {
     "kafka.acks": _ALL_ACKS,
@@ -80,6 +88,42 @@ _FUNCTION_TABLE = OptionTable(
     ignored={"includeHeaders": "it is an option of sources; the column headers is written if it is there"},
     user="the sink",
 )
+
+
+class Subject(NamedTuple):
+    """A subject of a registry, by whose newest schema values are written. ``settings``: of the registry's client."""
+
+    name: str
+    url: str
+    settings: dict[str, str]
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Subject | None:
+        """From the values of a table; None where no subject is named. Raises OptionError."""
+        given = {option.name: values[option.name] for option in _OF_REGISTRY if values[option.name] is not None}
+        name, url = values[_SUBJECT], given.pop(f"{_REGISTRY}url", None)
+        if name is None:
+            if given or url is not None:
+                raise OptionError(f"option {next(iter(given), f'{_REGISTRY}url')} goes with {_SUBJECT}: set that, too")
+            return None
+        if url is None:
+            raise OptionError(f"option {_SUBJECT} needs {_REGISTRY}url, the registry's address")
+        return cls(name, url, {option.removeprefix(_REGISTRY): value for option, value in given.items()})
+
+    def schema_for(self, kind: DataType) -> Schema:
+        """Its newest schema, which takes values of this type. Raises OptionError, which names the field that differs;
+        RegistryError."""
+        from fleetlog.spark.functions.avro import AVRO, misfit  # late: a sink without a subject needs no HTTP, no Arrow
+        from fleetlog.spark.functions.registry import shared_registry
+
+        schema = shared_registry(self.url, self.settings).latest(self.name)
+        what = f"schema {schema.id} of subject {self.name}"
+        if schema.kind != AVRO:
+            raise OptionError(f"{what} is {schema.kind}: a sink writes {AVRO}; for JSON there is to_confluent_json")
+        why = misfit(kind, schema.text)
+        if why:
+            raise OptionError(f"column value does not fit {what}: {why}")
+        return schema
 
 
 class FlowRefresh(NamedTuple):
@@ -118,6 +162,9 @@ class WriteOptions:
     token: str = ""
     adopt: bool = False
     refresh: FlowRefresh | None = None
+    subject: Subject | None = None
+    schema: Schema | None = None
+    """By which tasks write the column value: the subject's newest when the batch began."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType | None = None) -> WriteOptions:
@@ -138,6 +185,7 @@ class WriteOptions:
             kafka=kafka,
             token=values["batchToken"],
             adopt=values["fence.onMissing"] == "adopt",
+            subject=Subject.parse(values),
         )
         if schema is not None:
             parsed._check_columns(schema)
@@ -173,7 +221,13 @@ class WriteOptions:
         for name, kind in types.items():
             if name not in COLUMN_TYPES:
                 raise OptionError(f"column {name} is unknown; a record has {', '.join(COLUMN_TYPES)}: drop it")
-            check_column_type(name, kind)
+            check_column_type(name, kind, structs=self.subject is not None)
+
+    def with_schema(self, columns: StructType) -> WriteOptions:
+        """The options by which a batch of these columns is written. Raises OptionError, RegistryError."""
+        if self.subject is None:
+            return self
+        return replace(self, schema=self.subject.schema_for(columns["value"].dataType))
 
 
 @dataclass(frozen=True)
@@ -195,6 +249,7 @@ class SinkOptions:
     mode: str
     repartition: bool
     small_rows: int
+    subject: Subject | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -218,6 +273,7 @@ class SinkOptions:
             mode=values["sink.mode"],
             repartition=values["sink.repartition"] == "key",
             small_rows=values["sink.small.batch.rows"],
+            subject=Subject.parse(values),
         )
 
     def for_executors(self) -> WriteOptions:
@@ -245,7 +301,13 @@ def check_required_columns(names: Mapping[str, Any], topic: str | None) -> None:
         raise OptionError("neither option topic nor column topic names the topic: set one of them")
 
 
-def check_column_type(name: str, kind: str) -> None:
-    """Raises OptionError where a record's column has a type that Kafka can't take."""
-    if kind not in COLUMN_TYPES[name]:
+def check_column_type(name: str, kind: str, *, structs: bool = False) -> None:
+    """Raises OptionError where a column has a type that Kafka can't take. ``structs``: values have a schema."""
+    if structs and name == "value":
+        if kind in COLUMN_TYPES[name]:
+            raise OptionError(
+                f"column value is {kind}, and option {_SUBJECT} writes values that are no bytes yet: "
+                "struct('*') as value makes one of a row"
+            )
+    elif kind not in COLUMN_TYPES[name]:
         raise OptionError(f"column {name} is {kind}; it must be {' or '.join(COLUMN_TYPES[name])}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.sink.events import SinkEvent
-from fleetlog.spark.sink.foreach_batch import exactly_once_batch, prepared_rows
-from fleetlog.spark.sink.options import WriteOptions
+from fleetlog.spark.sink.foreach_batch import encoded_rows, exactly_once_batch, prepared_rows
+from fleetlog.spark.sink.options import SinkOptions, WriteOptions
 from fleetlog.spark.sink.running import is_connect, refuse_connect
 from fleetlog.spark.versions import require_data_sources, session_class
 
@@ -67,6 +67,9 @@ def write_stream(
         require_data_sources()
         writer = _format_writer(df, every, output_mode, on_event)
     else:
+        subject = SinkOptions.parse(every).subject
+        if subject is not None:
+            encoded_rows(df, topic or every.get("topic"), subject)
         writer = df.writeStream.foreachBatch(exactly_once_batch(every, on_event=on_event))
     writer = writer.outputMode(output_mode).option("checkpointLocation", checkpoint_location)
     if query_name is not None:
@@ -83,6 +86,6 @@ def _format_writer(df: DataFrame, options: Mapping[str, str], output_mode: str, 
         raise OptionError(f"output mode {output_mode}: Spark has it for foreachBatch only: leave by_format out")
     if on_event is not None:
         raise OptionError("on_event: the format commits in another process; a SinkListener is given its figures")
-    rows = prepared_rows(df, options.get("topic"))
-    WriteOptions.parse(options, rows.schema)
+    rows = prepared_rows(df, options.get("topic"), structs=any(name.lower() == "schema.subject" for name in options))
+    WriteOptions.parse(options, rows.schema).with_schema(rows.schema)
     return rows.writeStream.format("fleetlog").options(**options)

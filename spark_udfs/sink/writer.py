@@ -36,6 +36,7 @@ from fleetlog.spark.versions import ArrowWriter, StreamArrowWriter, WriterCommit
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 SINKS_KEPT = 64
 """Sinks whose coordinators a process remembers."""
@@ -74,13 +75,18 @@ def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.Record
             f"this is query {query_id}: give it another sinkId, or see fleetlog sinks reset"
         )
     producer: MemberProducer | None = None
+    encode = None
+    if options.schema is not None:
+        from fleetlog.spark.functions.avro import encoder
+
+        encode = encoder(options.schema)
     with Heartbeats(options.settings, batch, options.transaction_timeout_ms):
         for part in rows:
             if part.num_rows == 0:
                 continue
             if producer is None:
                 member, producer = batch_transactions(options).writer(batch, options.rows)
-            producer.write(part)
+            producer.write(part if encode is None else encode(part))
         if producer is None:
             return TaskResult(batch, None, 0, 0, query_id)
         producer.flush()
@@ -150,8 +156,12 @@ class _BatchHolder:
         self._options = options
         self._batch: OpenBatch | None = None
 
-    def begin(self) -> None:
-        """Begin the batch. Raises FenceError on brokers without batch transactions, FenceConflict, ClientError."""
+    def begin(self, columns: StructType) -> None:
+        """Begin the batch, whose values are written by the schema that its subject has now.
+
+        Raises FenceError on brokers without batch transactions, FenceConflict, ClientError, OptionError, RegistryError.
+        """
+        self._options = self._options.with_schema(columns)
         transactions = batch_transactions(self._options)
         if not transactions.supported():
             raise FenceError(

@@ -276,6 +276,20 @@ def test_a_topic_that_is_not_there_and_partitions_that_are_not_there(rig: Rig) -
         producer.write(table)
 
 
+def test_a_row_that_the_broker_refuses_is_named(rig: Rig) -> None:
+    topic = f"{rig.topic}-compacted"
+    rig.cluster.create(NewTopic(topic, 1, 3, config={"cleanup.policy": "compact"}))
+    batch = rig.sink.begin(LONG_MS)
+    _, producer = rig.task(batch, WriteSettings(topic, codec=1))
+    table = pa.record_batch([pa.array(["a", None, None]), pa.array(["x", "é" * 50, "z"])], ["key", "value"])
+    with pytest.raises(
+        ClientError, match=r"INVALID_RECORD: the row with key null, value '\\.+' \(and 1 more of these 3\): "
+    ):
+        written(producer, table)
+    rig.sink.abort(batch)
+    assert rig.cluster.values(topic) == []
+
+
 def test_a_timeout_tells_the_last_error_the_partition_and_its_leader(brokers: Fleet) -> None:
     rig = Rig(Cluster(brokers.bootstrap))
     topic = f"{rig.topic}-whole"

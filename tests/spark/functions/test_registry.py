@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
+from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DecimalType, LongType, StringType, StructField, StructType
 
 from fleetlog.spark import (
@@ -104,6 +105,35 @@ def test_avro_goes_out_and_comes_back(spark: Any, registry: FakeRegistry) -> Non
         wrong.select(to_confluent_avro("o", registry.url, subject="out")).collect()
 
 
+def test_a_schema_may_be_named_by_its_id_or_by_the_record(spark: Any, registry: FakeRegistry) -> None:
+    old, new = registry.add("orders-value", json.dumps(OLD)), registry.add("orders-value", json.dumps(NEW))
+    rules = registry.add("rules-value", json.dumps(RULES), "JSON")
+    rows = spark.createDataFrame([(1, old), (2, old)], "id int, schema int").coalesce(1)
+    item = rows.selectExpr("named_struct('id', id, 'note', 'n') as o", "schema")
+    by_id = item.select(to_confluent_avro("o", registry.url, schema_id=old).alias("value"), "schema")
+    by_record = item.select(to_confluent_avro("o", registry.url, schema_id="schema").alias("value"), "schema")
+    assert by_id.collect() == by_record.collect()
+    into = from_confluent_avro("value", registry.url, schema_id=new, mode="FAILFAST")
+    as_written = from_confluent_avro("value", registry.url, as_written=True, mode="FAILFAST")
+    assert [row.o.tags for row in by_id.select(into.alias("o")).collect()] == [[], []]
+    order = {"id": 3, "price": Decimal("1.50"), "day": date(2026, 1, 2), "tags": ["t"]}
+    full = spark.createDataFrame([(avro(NEW, new, order),)], "value binary")
+    texts = [row.o for row in by_record.select("value").union(full).select(as_written.alias("o")).collect()]
+    assert [json.loads(text) for text in texts] == [
+        {"id": 1, "note": "n"}, {"id": 2, "note": "n"},
+        {"id": 3, "note": None, "tags": ["t"], "price": "1.50", "day": "2026-01-02", "at": None, "state": "OPEN",
+         "extra": {}},
+    ]  # fmt: skip
+    other = item.withColumn("schema", f.lit(rules)).select(to_confluent_avro("o", registry.url, schema_id="schema"))
+    with pytest.raises(Exception, match="a row names schema 3, a JSON"):
+        other.collect()
+    for wrong in ({"schema_id": old, "subject": "orders-value"}, {}):
+        with pytest.raises(OptionError):
+            to_confluent_avro("o", registry.url, **wrong)
+    with pytest.raises(OptionError, match="as_written"):
+        from_confluent_avro("value", registry.url, as_written=True, schema_id=old)
+
+
 def test_the_mode_decides_about_malformed_values(spark: Any, registry: FakeRegistry) -> None:
     number = registry.add("orders-value", json.dumps(OLD))
     rules = registry.add("rules-value", json.dumps(RULES), "JSON")
@@ -172,6 +202,10 @@ def test_a_registry_may_ask_for_credentials() -> None:
         server.close()
     with pytest.raises(ValueError, match="http"):
         Registry("file:///etc/passwd")
+    with pytest.raises(OptionError, match=r"setting basic\.auth of a registry is unknown"):
+        Registry(server.url, {"basic.auth": "me:secret"})
+    with pytest.raises(OptionError, match=r"ssl\.ca\.location of a registry: /nowhere"):
+        Registry(server.url, {"ssl.ca.location": "/nowhere"})
 
 
 def test_types_follow_sparks_own_avro_source() -> None:
