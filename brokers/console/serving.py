@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -17,6 +19,9 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fleetlog.brokers.cli.output import CliError
+from fleetlog.brokers.tls.contexts import FileStamp, file_stamp, in_memory_file, read_store
+
+logger = logging.getLogger(__name__)
 
 OPEN_MAX: Final = 200
 """Connections that are open at the same time. For one more, the one that has waited longest for its request makes way;
@@ -31,6 +36,8 @@ _REFUSALS: Final = {
 REQUEST_S: Final = 10.0
 """For the head of a request, for its body, and for taking some of the answer: a connection that is later is closed."""
 LOOK_S: Final = 1.0
+RENEWAL_TICKS: Final = 50
+"""Between two looks at the files of the certificate: five seconds."""
 
 
 class TimedConnection(H11Protocol):
@@ -109,6 +116,48 @@ class TimedConnection(H11Protocol):
             await asyncio.sleep(LOOK_S)
 
 
+class ServerCertificate:
+    """A certificate's file and its key's. What they are when they change is what new connections get."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._paths = certificate, key
+        self._stamps = self._present()
+        self._refused = ""
+
+    def _present(self) -> list[FileStamp | None]:
+        return [file_stamp(path) for path in self._paths]
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Take the files into the context if they are others; what cannot be a pair leaves it as it is."""
+        stamps = self._present()
+        if stamps == self._stamps:
+            return
+        try:
+            texts = [read_store(path) for path in self._paths]
+            with in_memory_file(texts[0]) as certificate, in_memory_file(texts[1]) as key:
+                for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # a try comes first
+                    one.load_cert_chain(certificate, key, password="")
+        except (OSError, ValueError) as error:
+            if str(error) != self._refused:
+                logger.error("the certificate of before stays: %s and %s: %s", *self._paths, error)
+            self._refused = str(error)
+            return
+        self._stamps, self._refused = stamps, ""
+        logger.warning("new connections get the certificate that is in %s now", self._paths[0])
+
+
+class _Server(uvicorn.Server):
+    """Looks from time to time whether the certificate is another one."""
+
+    certificate: ServerCertificate | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """By uvicorn, ten times in a second."""
+        if self.certificate is not None and self.config.ssl is not None and counter % RENEWAL_TICKS == 0:
+            self.certificate.renew(self.config.ssl)
+        return await super().on_tick(counter)
+
+
 def serve(
     *,
     app: Any,
@@ -145,7 +194,9 @@ def serve(
         ssl_certfile=certificate[0] if certificate is not None else None,
         ssl_keyfile=certificate[1] if certificate is not None else None,
     )
+    server = _Server(config)
+    server.certificate = ServerCertificate(*certificate) if certificate is not None else None
     ready(listening.getsockname()[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises a signal again once it has ended by it
     with contextlib.suppress(KeyboardInterrupt), listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from fleetlog.brokers.console.serving import OPEN_PER_ADDRESS_MAX, REQUEST_S
+from fleetlog.brokers.console.serving import OPEN_PER_ADDRESS_MAX, REQUEST_S, ServerCertificate
 from tests.console.served import Served, Visitor, scram_config
+from tests.support.certificates import Authority, replaced
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +116,52 @@ def test_logins_beyond_those_that_wait_are_refused_at_once(console: Served) -> N
     assert set(statuses) == {403, 503}
     assert statuses.count(403) >= 20
     assert attempt(40) == 403
+
+
+def served_certificate(context: ssl.SSLContext) -> bytes:
+    """What a client gets in its handshake."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
+    client = asking.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = client.getpeercert(binary_form=True)
+    assert certificate is not None
+    return certificate
+
+
+def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path, "ca")
+    first, second = authority.pair("/CN=one"), authority.pair("/CN=one")
+    files = str(tmp_path / "tls.pem"), str(tmp_path / "tls.key")
+
+    def write(*texts: str) -> None:
+        for file, text in zip(files, texts, strict=True):
+            replaced(file, text)
+
+    write(first.chain, first.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    certificate, begun = ServerCertificate(*files), served_certificate(context)
+    certificate.renew(context)
+    assert not caplog.records
+    for texts in (("nothing", first.key), (second.chain, first.key)):
+        write(*texts)
+        for _ in range(2):
+            certificate.renew(context)
+        assert served_certificate(context) == begun
+        assert [record.levelname for record in caplog.records] == ["ERROR"], "why is said once"
+        caplog.clear()
+    Path(files[1]).unlink()
+    certificate.renew(context)
+    assert "No such file" in caplog.text
+    caplog.clear()
+    write(second.chain, second.key)
+    certificate.renew(context)
+    assert served_certificate(context) == ssl.PEM_cert_to_DER_cert(second.chain) != begun
+    assert "new connections get the certificate" in caplog.text

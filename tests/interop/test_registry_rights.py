@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +18,7 @@ from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from tests.cli.shell import Shell
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, replaced
 from tests.support.guarded_registry import ADMIN, ALICE, LOGINS, REGISTRY, Guarded, basic
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER
 from tests.support.waiting import eventually
@@ -161,6 +164,19 @@ def test_tls_and_what_needs_it(guarded: Guarded, tmp_path: Path) -> None:
         assert served.url.startswith("https://")
         served.tls = ssl.create_default_context(cadata=authority.pem)
         assert isinstance(served.ask("GET", "/subjects", **ADMIN), list)
+        other = Authority(tmp_path, "other")
+        for file, text in zip(files, other.pair("/CN=registry"), strict=True):
+            replaced(str(file), text)
+        served.tls = ssl.create_default_context(cadata=other.pem)
+
+        def answer() -> Any:
+            with contextlib.suppress(URLError):
+                return served.ask("GET", "/subjects", **ADMIN)
+            return None
+
+        assert isinstance(
+            eventually(answer, "the renewed certificate is served", good=lambda given: given is not None), list
+        )
     finally:
         served.process.kill()
     shell, config = Shell(guarded.fleet), ("--command-config", guarded.files[REGISTRY])
