@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     answer: Any
 
 
-class Counts(NamedTuple):
+class SchemaCounts(NamedTuple):
     """How much there is; ``deleted``: versions that are deleted softly."""
 
     schemas: int
@@ -391,12 +391,12 @@ class RegistryState:
         """The highest id that was ever given in a context."""
         return self._highest.get(context, 0)
 
-    def counts(self) -> Counts:
+    def counts(self) -> SchemaCounts:
         """Looks at each version."""
         schemas = len({at[:2] for at in self._places})
         live = [[one.deleted for one in versions.values()] for versions in self._subjects.values()]
         versions = sum(rows.count(False) for rows in live)
-        return Counts(schemas, sum(not all(rows) for rows in live), versions, sum(map(len, live)) - versions)
+        return SchemaCounts(schemas, sum(not all(rows) for rows in live), versions, sum(map(len, live)) - versions)
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
