@@ -224,10 +224,13 @@ class WriteOptions:
             check_column_type(name, kind, structs=self.subject is not None)
 
     def with_schema(self, columns: StructType) -> WriteOptions:
-        """The options by which a batch of these columns is written. Raises OptionError, RegistryError."""
+        """The options by which a batch of these columns is written; the registry's login does not travel to tasks.
+
+        Raises OptionError, RegistryError.
+        """
         if self.subject is None:
             return self
-        return replace(self, schema=self.subject.schema_for(columns["value"].dataType))
+        return replace(self, subject=None, schema=self.subject.schema_for(columns["value"].dataType))
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def test_its_python_finds_the_data_sources_with_sparks_own_pyspark(archive: Path
 import pkgutil, importlib
 names = [module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")]
 print(sorted(importlib.import_module(name).DefaultSource.name() for name in names))
-import fleetlog.spark.sink.writer, fleetlog.spark.sink.starting
+import fleetlog.spark.sink.writer, fleetlog.spark.sink.starting, fleetlog.spark.functions.avro, fastavro
 """
     command = [str(place / "bin" / "python"), "-c", look]
     env = {**BARE, "PYTHONPATH": os.pathsep.join(libraries)}

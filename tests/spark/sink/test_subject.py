@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,9 @@ def test_options_go_together(registry: FakeRegistry) -> None:
     try:
         guarded.add(SUBJECT, json.dumps(ORDER))
         options = WriteOptions.parse({**GIVEN, **subject, "schema.registry.url": guarded.url, **login}, columns)
-        assert options.with_schema(columns).schema == Schema(1, "AVRO", json.dumps(ORDER))
+        made = options.with_schema(columns)
+        assert made.schema == Schema(1, "AVRO", json.dumps(ORDER))
+        assert b"secret" not in pickle.dumps(made), "tasks need no login"
     finally:
         guarded.close()
 
