@@ -16,11 +16,11 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.functions.registry import Schema, frame
 
-AVRO: Final = "AVRO"
 SHOWN: Final = 200
 """Characters of a row that an error shows."""
 _WHOLE, _LARGE = ("tinyint", "smallint", "int"), ("tinyint", "smallint", "int", "bigint")
 _TIME = ("timestamp", "timestamp_ntz")
+_NAMED = ("record", "error", "enum", "fixed")
 _WRITTEN_FROM: Final[Mapping[str, tuple[str, ...]]] = {
     "null": ("void",),
     "boolean": ("boolean",),
@@ -52,7 +52,7 @@ def encode_avro(schema: Schema, value: Any) -> bytes:
     fastavro = _library()
     out = io.BytesIO()
     try:
-        fastavro.schemaless_writer(out, parsed_avro(schema.text), value)
+        fastavro.schemaless_writer(out, parsed_avro(schema), value)
     except Exception as problem:
         shown = repr(value)
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
@@ -99,16 +99,24 @@ def _library() -> Any:
     return fastavro
 
 
-_parsed: dict[str, Any] = {}
+_parsed: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
 
 
-def parsed_avro(text: str) -> Any:
-    """A schema as the library has it, kept."""
-    parsed = _parsed.get(text)
-    if parsed is None:
-        parsed = _parsed[text] = _library().parse_schema(json.loads(text))
-        _settle_defaults(parsed)
-    return parsed
+def parsed_avro(schema: Schema) -> Any:
+    """A schema as the library has it, with those that it refers to, kept."""
+    return named_avro(schema)[0]
+
+
+def named_avro(schema: Schema) -> tuple[Any, dict[str, Any]]:
+    """The same, and its named types and those that it refers to, by full names, which it has everywhere."""
+    key = *schema.references, schema.text
+    if key not in _parsed:
+        parsed, named = None, dict[str, Any]()
+        for text in key:
+            parsed = _library().parse_schema(json.loads(text), named)
+            _settle_defaults(parsed)
+        _parsed[key] = parsed, named
+    return _parsed[key]
 
 
 def _settle_defaults(schema: Any) -> None:
@@ -136,19 +144,46 @@ def _settle_defaults(schema: Any) -> None:
 # ---- whether a type fits ---------------------------------------------------------------------------------------------
 
 
-def misfit(kind: DataType, text: str) -> str:
+def misfit(kind: DataType, schema: Schema) -> str:
     """Why values of Spark's type cannot be written by the schema, with the field's name; empty if they can.
 
     Whether a field is null only its rows say.
     """
-    return next(_misfits(kind, json.loads(text), {}, "", ""), "")
+    named: dict[str, Any] = {}
+    for text in schema.references:
+        _collect(json.loads(text), named, "")
+    return next(_misfits(kind, json.loads(schema.text), named, "", ""), "")
+
+
+def _collect(schema: Any, named: dict[str, Any], space: str) -> None:
+    """Add the named types of a schema, by their full names."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _collect(branch, named, space)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") in _NAMED:
+        space = _named(schema, named, space)
+    for inner in ("type", "items", "values"):
+        _collect(schema.get(inner), named, space)
+    for field in schema.get("fields", ()):
+        _collect(field["type"], named, space)
+
+
+def _named(schema: Any, named: dict[str, Any], space: str) -> str:
+    """Add a named type; the namespace inside of it."""
+    name = schema["name"]
+    space = name.rpartition(".")[0] if "." in name else schema.get("namespace", space)
+    full = name if "." in name or not space else f"{space}.{name}"
+    named[full] = named[full.rpartition(".")[2]] = {**schema, "namespace": space}
+    return str(space)
 
 
 def _misfits(kind: DataType, schema: Any, named: dict[str, Any], space: str, path: str) -> Iterator[str]:
     """The differences, first one first; ``named``: the types seen so far by full name."""
     where = f"field {path}" if path else "it"
     if isinstance(schema, str):
-        known = named.get(schema) or named.get(f"{space}.{schema}")
+        known = named.get(f"{space}.{schema}") or named.get(schema)
         if known is not None:
             yield from _misfits(kind, known, named, space, path)
             return
@@ -160,10 +195,8 @@ def _misfits(kind: DataType, schema: Any, named: dict[str, Any], space: str, pat
     if not isinstance(of, str):  # a type in a type, {"type": {"type": "string"}}
         yield from _misfits(kind, of, named, space, path)
         return
-    if of in ("record", "error", "enum", "fixed"):
-        space = schema.get("namespace", space)
-        name = schema["name"]
-        named[name if "." in name or not space else f"{space}.{name}"] = named[name] = schema
+    if of in _NAMED:
+        space = _named(schema, named, space)
     if logical == "decimal":
         precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
         whole = precision - scale

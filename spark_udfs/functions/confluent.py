@@ -35,9 +35,9 @@ from pyspark.sql.types import (
 )
 
 from fleetlog.spark.client.failures import OptionError, RegistryError
-from fleetlog.spark.functions.avro import AVRO, Malformed, encode_avro, parsed_avro
+from fleetlog.spark.functions.avro import Malformed, encode_avro, named_avro, parsed_avro
 from fleetlog.spark.functions.columns import ColumnOrName, as_column
-from fleetlog.spark.functions.registry import Schema, UnknownSchema, frame, shared_registry, split_frame
+from fleetlog.spark.functions.registry import AVRO, Schema, UnknownSchema, frame, shared_registry, split_frame
 from fleetlog.spark.versions import ARROW_FUNCTIONS, arrow_function, arrow_type, require
 
 PERMISSIVE, FAILFAST, DROPMALFORMED = "PERMISSIVE", "FAILFAST", "DROPMALFORMED"
@@ -89,8 +89,9 @@ def from_confluent_avro(
             raise OptionError("as_written takes each record's own schema: leave subject, schema and schema_id out")
         return _decoded(value, partial(_avro_text, registry, dict(settings or {})), StringType(), mode)
     target = _target(registry, subject, schema, AVRO, settings, schema_id)
-    kind = spark_type(json.loads(target.text))
-    decode = partial(_avro_decoded, registry, dict(settings or {}), target.text)
+    parsed, named = named_avro(target)
+    kind = _spark_type(parsed, dict(named), ())
+    decode = partial(_avro_decoded, registry, dict(settings or {}), target)
     return _decoded(value, decode, kind, mode)
 
 
@@ -282,7 +283,7 @@ def _framed(data: bytes, registry: str, settings: Mapping[str, str], kind: str) 
 # ---- Avro ------------------------------------------------------------------------------------------------------------
 
 
-def _avro_decoded(registry: str, settings: Mapping[str, str], target: str | None, data: bytes) -> Any:
+def _avro_decoded(registry: str, settings: Mapping[str, str], target: Schema | None, data: bytes) -> Any:
     """A value by its own schema, into ``target`` if there is one."""
     import fastavro
 
@@ -290,7 +291,7 @@ def _avro_decoded(registry: str, settings: Mapping[str, str], target: str | None
     source = io.BytesIO(body)
     try:
         into = None if target is None else parsed_avro(target)
-        value = fastavro.schemaless_reader(source, parsed_avro(schema.text), into)
+        value = fastavro.schemaless_reader(source, parsed_avro(schema), into)
         left = len(body) - source.tell()
         if left:
             raise ValueError(f"{left} bytes are left over")

@@ -26,7 +26,9 @@ PREFIX = struct.Struct(">bI")
 TIMEOUT_S = 10.0
 ATTEMPTS = 3
 PAUSE_S = 0.2
+AVRO = "AVRO"
 MOST_BYTES = 16 << 20
+MOST_REFERENCES = 200
 CONTENT = "application/vnd.schemaregistry.v1+json"
 USER, TOKEN, AUTHORITIES = REGISTRY_SETTINGS
 
@@ -36,11 +38,15 @@ class UnknownSchema(RegistryError):
 
 
 class Schema(NamedTuple):
-    """``kind``: AVRO, JSON or PROTOBUF; ``text`` as it was registered."""
+    """``kind``: AVRO, JSON or PROTOBUF; ``text`` as it was registered.
+
+    ``references``: the texts that it refers to, each behind those that it needs itself.
+    """
 
     id: int
     kind: str
     text: str
+    references: tuple[str, ...] = ()
 
 
 class Registry:
@@ -84,16 +90,33 @@ class Registry:
 
     def register(self, subject: str, kind: str, text: str) -> Schema:
         """Register a schema, or find it; with its id. Raises RegistryError when it does not fit the ones before."""
-        body = {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
+        body = {"schema": text, **({} if kind == AVRO else {"schemaType": kind})}
         answer = self._ask("POST", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions", body)
         schema = Schema(int(answer["id"]), kind, text)
         self._by_id[schema.id] = schema
         return schema
 
     def _schema(self, number: int, answer: Mapping[str, Any]) -> Schema:
-        if answer.get("references"):
-            raise RegistryError(f"schema {number} of {self._url} refers to others, which is not supported")
-        return Schema(number, str(answer.get("schemaType", "AVRO")), str(answer["schema"]))
+        kind, texts = str(answer.get("schemaType", AVRO)), dict[str, str]()
+        if answer.get("references") and kind != AVRO:
+            raise RegistryError(f"schema {number} of {self._url} refers to others, which only {AVRO} may")
+        self._gather(number, answer, texts)
+        return Schema(number, kind, str(answer["schema"]), tuple(texts.values()))
+
+    def _gather(self, number: int, answer: Mapping[str, Any], texts: dict[str, str]) -> None:
+        """Add what it refers to by name, each behind what that refers to. Raises RegistryError."""
+        for row in answer.get("references") or ():
+            name = str(row["name"])
+            if name in texts:
+                continue
+            if len(texts) >= MOST_REFERENCES:
+                raise RegistryError(f"schema {number} of {self._url} refers to more than {MOST_REFERENCES} others")
+            subject = urllib.parse.quote(str(row["subject"]), safe="")
+            there = self._ask("GET", f"/subjects/{subject}/versions/{int(row['version'])}")
+            texts[name] = ""  # a circle ends here
+            self._gather(number, there, texts)
+            del texts[name]
+            texts[name] = str(there["schema"])
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

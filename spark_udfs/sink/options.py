@@ -113,14 +113,14 @@ class Subject(NamedTuple):
     def schema_for(self, kind: DataType) -> Schema:
         """Its newest schema, which takes values of this type. Raises OptionError, which names the field that differs;
         RegistryError."""
-        from fleetlog.spark.functions.avro import AVRO, misfit  # late: a sink without a subject needs no HTTP, no Arrow
-        from fleetlog.spark.functions.registry import shared_registry
+        from fleetlog.spark.functions.avro import misfit  # late: a sink without a subject needs no HTTP, no Arrow
+        from fleetlog.spark.functions.registry import AVRO, shared_registry
 
         schema = shared_registry(self.url, self.settings).latest(self.name)
         what = f"schema {schema.id} of subject {self.name}"
         if schema.kind != AVRO:
             raise OptionError(f"{what} is {schema.kind}: a sink writes {AVRO}; for JSON there is to_confluent_json")
-        why = misfit(kind, schema.text)
+        why = misfit(kind, schema)
         if why:
             raise OptionError(f"column value does not fit {what}: {why}")
         return schema

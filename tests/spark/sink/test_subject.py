@@ -16,7 +16,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType, _parse_dataty
 
 from fleetlog.spark import OptionError, write_stream
 from fleetlog.spark.functions.avro import Malformed, encode_values, encoder, misfit
-from fleetlog.spark.functions.registry import Schema, split_frame
+from fleetlog.spark.functions.registry import Registry, Schema, split_frame
 from fleetlog.spark.sink.options import SinkOptions, WriteOptions
 from tests.spark.conftest import Cluster, run_while
 from tests.spark.sink.job import FOREACH, FORMAT, Job, Read
@@ -149,16 +149,39 @@ FITTING = (
 )  # fmt: skip
 def test_a_type_that_does_not_fit_is_told_with_its_field(spark: Any, old: str, new: str, why: str) -> None:
     kind = _parse_datatype_string(FITTING.replace(old, new, 1))
-    told = misfit(kind, json.dumps(NESTED))
+    told = misfit(kind, Schema(1, "AVRO", json.dumps(NESTED)))
     assert told.startswith(why) if why else told == ""
 
 
 def test_a_union_takes_one_of_its_types(spark: Any) -> None:
     union = json.dumps({"type": "record", "name": "U", "fields": [{"name": "a", "type": ["null", "string", "long"]}]})
     for kind, fits in (("string", True), ("int", True), ("date", False)):
-        why = misfit(_parse_datatype_string(f"struct<a:{kind}>"), union)
+        why = misfit(_parse_datatype_string(f"struct<a:{kind}>"), Schema(1, "AVRO", union))
         assert (why == "") == fits
     assert why == "field a is date, and the schema has none of its union's types for that"
+
+
+def test_a_schema_may_refer_to_others(registry: FakeRegistry) -> None:
+    sku = {"type": "record", "name": "Sku", "namespace": "stock", "fields": [{"name": "code", "type": "string"}]}
+    line = {"type": "record", "name": "shop.Line", "fields": [{"name": "sku", "type": "stock.Sku"}]}
+    order = {
+        "type": "record", "name": "Order", "namespace": "shop",
+        "fields": [{"name": "line", "type": "Line"}, {"name": "other", "type": ["null", "stock.Sku"], "default": None}],
+    }  # fmt: skip
+    for name, schema, refers in (("stock.Sku", sku, []), ("shop.Line", line, ["stock.Sku"]),
+                                 (SUBJECT, order, ["shop.Line", "stock.Sku"])):  # fmt: skip
+        number = registry.add(name, json.dumps(schema))
+        registry.references[number] = [{"name": one, "subject": one, "version": 1} for one in refers]
+    schema_ = Registry(registry.url).latest(SUBJECT)
+    assert [json.loads(text)["name"] for text in schema_.references] == ["Sku", "shop.Line"]
+    inner = StructType().add("sku", StructType().add("code", StringType()))
+    assert misfit(StructType().add("line", inner), schema_) == ""
+    wrong = StructType().add("sku", StructType().add("code", IntegerType()))
+    assert misfit(StructType().add("line", wrong), schema_) == "field line.sku.code is int, and the schema has string"
+    (written,) = encode_values(schema_, pa.array([{"line": {"sku": {"code": "a"}}}])).to_pylist()
+    assert written == b"\0\0\0\0\x03\x02a\0"
+    registry.references[1] = [{"name": SUBJECT, "subject": SUBJECT, "version": 1}]
+    assert len(Registry(registry.url).latest(SUBJECT).references) == 3, "a circle ends"
 
 
 def test_options_go_together(registry: FakeRegistry) -> None:
