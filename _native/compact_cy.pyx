@@ -179,6 +179,9 @@ cdef inline int64_t _get(KeyMap keys, const uint8_t *key, Py_ssize_t size) noexc
 # ---- records
 
 
+cdef Py_ssize_t RELEASE_GIL_FROM = 256 * 1024
+
+
 cdef struct Walk:
     const uint8_t *p
     Py_ssize_t size
@@ -203,6 +206,8 @@ cdef struct Span:
     Py_ssize_t key
     Py_ssize_t key_size
     bint has_value
+    Py_ssize_t value
+    Py_ssize_t value_size
     int64_t timestamp
     int64_t offset
 
@@ -252,9 +257,10 @@ cdef bint _next(Walk *w, Span *s) noexcept nogil:
     if not _run(p, &at, stop, &s.key, &size):
         return False
     s.key_size = <Py_ssize_t>size
-    if not _run(p, &at, stop, &start, &size):
+    if not _run(p, &at, stop, &s.value, &size):
         return False
     s.has_value = size >= 0
+    s.value_size = <Py_ssize_t>size
     if not _signed(p, &at, stop, 32, &names) or names < 0 or names > (stop - at) // 2:
         return False
     w.found = 0
@@ -670,5 +676,101 @@ def leave_out(payload, header, set gone not None):
         if not kept or header.is_log_append_time:
             largest = header.max_timestamp
         return Kept(bytes(out), kept, header.base_timestamp, largest)
+    finally:
+        PyBuffer_Release(&view)
+
+
+# ---- ids of schemas
+
+
+cdef bint _has_row(const uint8_t *table, Py_ssize_t size, Py_ssize_t width, const uint8_t *row) noexcept nogil:
+    """Whether the table, whose rows are sorted, has this one."""
+    cdef Py_ssize_t low = 0, high = size // width, middle
+    cdef int order
+    while low < high:
+        middle = (low + high) >> 1
+        order = memcmp(table + middle * width, row, <size_t>width)
+        if order == 0:
+            return True
+        if order < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return False
+
+
+cdef Py_ssize_t _schema_id(const Walk *w, const Span *s, bint of_keys, Py_ssize_t *place) noexcept nogil:
+    """The size of the id that the last record carries, 4 or 16, and where it stands; 0: none, -1: none is needed."""
+    cdef Py_ssize_t start = s.key if of_keys else s.value, size = s.key_size if of_keys else s.value_size
+    cdef bint alone = w.found > 0
+    if size < 0:
+        return -1
+    if alone:
+        start, size = w.value, <Py_ssize_t>w.value_size
+    place[0] = start + 1
+    if size >= 5 and w.p[start] == 0 and (size == 5 or not alone):
+        return 4
+    if size >= 17 and w.p[start] == 1 and (size == 17 or not alone):
+        return 16
+    return 0
+
+
+cdef struct Tables:
+    const uint8_t *ids
+    Py_ssize_t ids_size
+    const uint8_t *guids
+    Py_ssize_t guids_size
+    Py_ssize_t last  # where the id stands that was found last, or -1
+    Py_ssize_t last_width
+
+
+cdef int64_t _misfit(
+    Walk *w, Tables *t, bint of_keys, int64_t index, int64_t count, Py_ssize_t *place, Py_ssize_t *width
+) noexcept nogil:
+    """The first record from ``index`` on whose id is in no table; ``count`` if there is none, -1 if one is no record."""
+    cdef Span s
+    while index < count:
+        if not _next(w, &s):
+            return -1
+        width[0] = _schema_id(w, &s, of_keys, place)
+        if width[0] == 0:
+            return index
+        if width[0] > 0 and not (width[0] == t.last_width and memcmp(w.p + t.last, w.p + place[0], <size_t>width[0]) == 0):
+            if width[0] == 4 and not _has_row(t.ids, t.ids_size, 4, w.p + place[0]):
+                return index
+            if width[0] == 16 and not _has_row(t.guids, t.guids_size, 16, w.p + place[0]):
+                return index
+            t.last, t.last_width = place[0], width[0]
+        index += 1
+    return count
+
+
+def misfits(payload, header, bytes name not None, bint of_keys, bytes ids not None, bytes guids not None, int64_t most):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Tables t
+    cdef int64_t count = max(0, header.record_count), index = 0
+    cdef Py_ssize_t place = 0, width = 0
+    cdef list wrong = []
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header, name)
+        t.ids, t.ids_size, t.guids, t.guids_size = ids, len(ids), guids, len(guids)
+        t.last, t.last_width = 0, -1
+        if count > view.len // 7:
+            validate_records(payload, header)
+        while True:
+            if view.len < RELEASE_GIL_FROM:
+                index = _misfit(&w, &t, of_keys, index, count, &place, &width)
+            else:
+                with nogil:
+                    index = _misfit(&w, &t, of_keys, index, count, &place, &width)
+            if index < 0 or index == count or len(wrong) == most:
+                break
+            wrong.append((index, PyBytes_FromStringAndSize(<const char *>w.p + place, width)))
+            index += 1
+        if index < 0 or index == count:
+            _check_end(&w, index >= 0, payload, header)
+        return wrong
     finally:
         PyBuffer_Release(&view)
