@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple, TypeVar
-from uuid import UUID
 
+from fleetlog.brokers.schema_guids import guid_of, text_of
 from fleetlog.brokers.schemas import formats, protobuf
 from fleetlog.brokers.schemas.formats import (
     AVRO,
@@ -108,26 +108,17 @@ class Stored(NamedTuple):
     @property
     def content(self) -> tuple[str, ...]:
         """What is the same for two versions of the same schema."""
-        return self.kind, self.text, _text_of(self.fields)
+        return self.kind, self.text, text_of(self.fields)
 
     @property
     def digest(self) -> bytes:
         """Of the content."""
-        return hashlib.sha256(_text_of(self.content).encode()).digest()
+        return hashlib.sha256(text_of(self.content).encode()).digest()
 
     @property
     def guid(self) -> str:
         """Its id by content, as Confluent's 8.0 makes it but for rules, of which it takes the sorted text of JSON."""
-        digest = hashlib.md5(_bytes(self.text), usedforsecurity=False)
-        for row in self.references:
-            version = (row["version"] % 2**32).to_bytes(4, "big")
-            digest.update(_bytes(row["name"] + row["subject"]) + version)
-        metadata, rules = self.fields.get("metadata"), self.fields.get("ruleSet")
-        if metadata is not None:
-            digest.update(b"\x01" + _bytes("".join(_metadata_parts(metadata))))
-        if rules is not None:
-            digest.update(b"\x01" + _bytes(_text_of(rules)))
-        return str(UUID(bytes=digest.digest()))
+        return str(guid_of(self.text, self.references, self.fields.get("metadata"), self.fields.get("ruleSet")))
 
     def shown(self) -> dict[str, Any]:
         """The version as the protocol shows it."""
@@ -147,35 +138,6 @@ class Stored(NamedTuple):
     def tombstone(self) -> Record:
         """What removes its record."""
         return self.record(deleted=True)[0], None
-
-
-def _bytes(text: str) -> bytes:
-    """Also of what another registry took, though it has half of a surrogate pair."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _metadata_parts(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Its texts in the order of their names; what is of another form as JSON."""
-    for word in ("paths", "properties", "sensitive"):
-        value = metadata.get(word)
-        if isinstance(value, dict):
-            for name, inner in sorted(value.items()):
-                yield name
-                yield from _texts(inner)
-        elif value:
-            yield from _texts(value)
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return sorted(value)
-    return [_text_of(value)]
-
-
-def _text_of(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 class ParsedSchemas:
@@ -809,7 +771,7 @@ def _referred(row: Mapping[str, Any], context: str) -> tuple[str, int]:
 
 def _check_nesting(word: str, value: Any) -> None:
     try:
-        formats.check_nesting(_text_of(value))
+        formats.check_nesting(text_of(value))
     except (FormatError, RecursionError):
         raise RegistryRefusal(42209, f"Invalid schema: {word} is nested deeper than {DEPTH_MAX} levels") from None
 
