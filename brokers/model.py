@@ -16,6 +16,7 @@ __all__ = [
     "INTERNAL_TOPICS",
     "NO_LEADER",
     "PROTECTED_TOPICS",
+    "SCHEMAS_TOPIC",
     "TRANSACTION_STATE_TOPIC",
     "BrokerId",
     "BrokerInfo",
@@ -35,6 +36,8 @@ TRANSACTION_STATE_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
 """Those of coordinators, which hold in memory what stands there."""
 AUDIT_TOPIC = "__fleetlog_audit"
+SCHEMAS_TOPIC = "_schemas"
+"""Of the schema registry, and clients may write to it."""
 PROTECTED_TOPICS = INTERNAL_TOPICS | {AUDIT_TOPIC}
 """Those that clients never write to."""
 

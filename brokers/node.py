@@ -20,6 +20,7 @@ from fleetlog.brokers.api.audit_writer import AuditWriter
 from fleetlog.brokers.api.authorizer import Authorization, CannotReplicate
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.api.groups import drop_topic_offsets
+from fleetlog.brokers.api.schema_reader import SchemaReader
 from fleetlog.brokers.audit.events import EventSource
 from fleetlog.brokers.audit.recorder import Audit
 from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
@@ -126,6 +127,7 @@ class Node:
         self._audit: Audit | None = None
         self._peers: PeersPort | None = None
         self._audit_writer: AuditWriter | None = None
+        self._schemas: SchemaReader | None = None
         self._registered: Registered | None = None
         self._registrations = 0
         self._stopped: Mapping[str, CleanStop | None] = {}
@@ -182,6 +184,8 @@ class Node:
         self._upkeep(self._tick(logs), "upkeep")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")
+        if self._schemas is not None:
+            self._upkeep(self._schemas.run(), "schemas")
         if services.lags is not None:
             self._upkeep(services.lags.run(), "lag")
         # librdkafka's admin calls hang on Metadata without a controller: serve clients once there is one
@@ -302,6 +306,10 @@ class Node:
                 "fleetlog_audit", "Audit events, by what became of them.", "what", writer.metrics
             )
             self._audit_writer = writer
+        self._schemas = SchemaReader(
+            self.services, ports.connect_peers(metadata, timers, f"schemas-{config.broker_id}"), logs.schemas
+        )  # fmt: skip
+        self._schemas.watch(self._metrics)
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
@@ -577,6 +585,8 @@ class Node:
                 await services.lags.close()
             if self._audit_writer is not None:
                 await self._audit_writer.close()
+            if self._schemas is not None:
+                await self._schemas.close()
         self._timers.close()
         await self._authorization.stop()
         live_broker, broker_epoch = self._live_broker(), self._broker_epoch()

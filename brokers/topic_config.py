@@ -21,6 +21,10 @@ THROTTLED = r"\*|none|[0-9]{1,10}:[0-9]{1,10}"
 THROTTLED_REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 CODECS = ("producer", "uncompressed", *list(compression_codecs.CODES)[1:])
 GZIP_LEVELS = "-1|[1-9]"
+TOPIC_NAMES, RECORD_NAMES, TOPIC_RECORD_NAMES = NAME_STRATEGIES = tuple(
+    f"io.confluent.kafka.serializers.subject.{name}Strategy" for name in ("TopicName", "RecordName", "TopicRecordName")
+)
+"""How Confluent's serializers make a subject's name: ``orders-value``, ``shop.Order``, ``orders-shop.Order``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,19 @@ class TopicConfig:
         INT, 3, "Level of zstd where the broker compresses.", low=-131_072, high=22, live=True,
         synonym="compression.zstd.level",
     )  # fmt: skip
+    confluent_key_schema_validation: bool = setting(
+        BOOLEAN, False, "Whether keys must have the id of a schema of the topic's subject, as "
+        "fleetlog.schema.validation=id asks of values.", live=True,
+    )  # fmt: skip
+    confluent_key_subject_name_strategy: str = setting(
+        STRING, TOPIC_NAMES, "How the subject of the keys' schemas is named.", choices=NAME_STRATEGIES, live=True
+    )
+    confluent_value_schema_validation: bool = setting(
+        BOOLEAN, False, "As fleetlog.schema.validation=id, where that is none.", live=True
+    )
+    confluent_value_subject_name_strategy: str = setting(
+        STRING, TOPIC_NAMES, "How the subject of the values' schemas is named.", choices=NAME_STRATEGIES, live=True
+    )
     delete_retention_ms: int = setting(
         LONG, DAY_MS, "How long compaction keeps a tombstone, in ms.", low=0, live=True,
         synonym="log.cleaner.delete.retention.ms",
@@ -73,6 +90,14 @@ class TopicConfig:
     )  # fmt: skip
     fleetlog_dedup_window_ms: int = setting(
         LONG, 1_800_000, "How long accepted positions are known at least, in ms.", low=1000, live=True
+    )  # fmt: skip
+    fleetlog_schema_invalid: str = setting(
+        STRING, "refuse", "What becomes of records that fail the check of their schema: they are refused.",
+        pattern="refuse|tag|dlq:.+", live=True,
+    )  # fmt: skip
+    fleetlog_schema_validation: str = setting(
+        STRING, "none", "What values are checked for before they are taken: the id of a schema of the topic's subject.",
+        choices=("none", "id", "full"), live=True,
     )  # fmt: skip
     index_interval_bytes: int = setting(
         INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
@@ -166,8 +191,32 @@ class TopicConfig:
                 values[attribute(name)] = value
         return dataclasses.replace(base, **values) if values else base
 
+    @property
+    def checks_values(self) -> bool:
+        """Whether values must have the id of a schema."""
+        return self.fleetlog_schema_validation != "none" or self.confluent_value_schema_validation
+
+    @property
+    def checks_schemas(self) -> bool:
+        """Whether values or keys must."""
+        return self.checks_values or self.confluent_key_schema_validation
+
+    def _check_schemas(self) -> None:
+        """Raises ConfigError for what this version cannot do."""
+        if self.fleetlog_schema_validation == "full":
+            raise ConfigError(
+                "fleetlog.schema.validation", "full", "is not possible in this version: records are not decoded at the "
+                "broker, so set 'id', which looks at the schema's id alone",
+            )  # fmt: skip
+        if self.fleetlog_schema_invalid != "refuse":
+            raise ConfigError(
+                "fleetlog.schema.invalid", self.fleetlog_schema_invalid, "is not possible in this version: 'refuse' is "
+                "the only way, there is no dead-letter topic and no tag",
+            )  # fmt: skip
+
     def check_together(self) -> None:
         """Raises ConfigError where settings that are right by themselves contradict each other."""
+        self._check_schemas()
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ConfigError(
                 "min.compaction.lag.ms", str(self.min_compaction_lag_ms), "must be at most max.compaction.lag.ms "
@@ -191,6 +240,12 @@ class TopicConfig:
             )  # fmt: skip
 
 
-CHECKED_TOGETHER = frozenset({"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS})
+SCHEMA_SETTINGS = frozenset(
+    {
+        "confluent.key.schema.validation", "confluent.key.subject.name.strategy", "confluent.value.schema.validation",
+        "confluent.value.subject.name.strategy", "fleetlog.schema.invalid", "fleetlog.schema.validation",
+    }
+)  # fmt: skip
+CHECKED_TOGETHER = frozenset({"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS})
 """What :meth:`TopicConfig.check_together` looks at on a topic that does not drop duplicates."""
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS

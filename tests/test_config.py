@@ -9,10 +9,11 @@ import pytest
 
 from fleetlog.brokers.api.config_alterations import check_internal_topic, check_topic
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
-from fleetlog.brokers.controller.requests import Refused, check_configs
+from fleetlog.brokers.controller.requests import Refused, check_configs, check_schemas
 from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from fleetlog.brokers.metadata.cache import effective_config
 from fleetlog.brokers.setting_kinds import SettingType, table_of, without_effect
+from fleetlog.wire.errors import ErrorCode
 
 MINIMAL = "broker.id=1\nzookeeper.connect=127.0.0.1:2181\n"
 
@@ -301,6 +302,10 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         ({"follower.replication.throttled.replicas": "none,0:1"}, "alone"),
         ({"follower.replication.throttled.replicas": "0:1,0:2"}, ""),
         ({"follower.replication.throttled.replicas": "*"}, ""),
+        ({"fleetlog.schema.validation": "full"}, "records are not decoded at the broker"),
+        ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "tag"}, "there is no dead-letter topic"),
+        ({"fleetlog.schema.invalid": "dlq:letters"}, "there is no dead-letter topic"),
+        ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "refuse"}, ""),
     ],
 )
 def test_settings_that_contradict_each_other(overrides: dict[str, str], wrong: str) -> None:
@@ -315,6 +320,27 @@ def test_settings_that_contradict_each_other(overrides: dict[str, str], wrong: s
     with pytest.raises(Refused, match=wrong):
         check_topic({}, overrides, base)
     check_topic(overrides, {**overrides, "retention.ms": "5"}, base)  # stored by a version that took them
+
+
+@pytest.mark.parametrize(
+    "setting", ["fleetlog.schema.validation=id", "confluent.value.schema.validation=true",
+                "confluent.key.schema.validation=true"],
+)  # fmt: skip
+def test_a_check_of_schemas_needs_all_brokers_and_schemas(setting: str) -> None:
+    config = TopicConfig.parse(
+        dict([setting.split("=")]), BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
+    )
+    finalized = {"fleetlog.schema.version": 1}
+    check_schemas("orders", config, ["_schemas"], finalized)
+    for name, topics, features, why in (
+        ("orders", ["_schemas"], {}, "before fleetlog.schema.version 1 is finalized"),
+        ("orders", ["orders"], finalized, "there is no topic _schemas"),
+        ("_schemas", ["_schemas"], finalized, "what is written to _schemas has no schema"),
+        ("__fleetlog_audit", ["_schemas"], finalized, "has no schema"),
+    ):
+        with pytest.raises(Refused, match=why) as refused:
+            check_schemas(name, config, topics, features)
+        assert refused.value.error is ErrorCode.INVALID_CONFIG
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from fleetlog.brokers.config import (
     TopicConfig,
     check_together,
 )
-from fleetlog.brokers.controller.requests import Refused
+from fleetlog.brokers.controller.requests import Refused, check_schemas
 from fleetlog.brokers.groups.requests import ConsumerSettings
+from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
-from fleetlog.brokers.topic_config import CHECKED_TOGETHER
+from fleetlog.brokers.topic_config import CHECKED_TOGETHER, SCHEMA_SETTINGS
 from fleetlog.wire.errors import ErrorCode
 
 MISSPELT = 0.85
@@ -89,6 +90,14 @@ def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: Top
         after.check_together()
     except ConfigError as wrong:
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
+
+
+def check_schema_settings(
+    name: str, present: Mapping[str, str], wanted: Mapping[str, str], base: TopicConfig, metadata: MetadataCache
+) -> None:
+    """Refuse that the topic begins to check schemas where that is not possible: INVALID_CONFIG."""
+    if any(present.get(one) != wanted.get(one) for one in SCHEMA_SETTINGS):
+        check_schemas(name, TopicConfig.parse(wanted, base), metadata.topics, metadata.features)
 
 
 def check_broker_settings(

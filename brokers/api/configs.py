@@ -42,6 +42,7 @@ from fleetlog.brokers.api.config_alterations import (
     check_broker_settings,
     check_group_settings,
     check_internal_topic,
+    check_schema_settings,
     check_topic,
     setting_of,
 )
@@ -418,7 +419,9 @@ async def _alter_one(
     def alteration(present: Mapping[str, str]) -> dict[str, str]:
         wanted = altered(present if keep else {}, alterations, settings, defaults)
         if resource is Resource.TOPIC:
-            check_topic(present, wanted, metadata.effective.topic_defaults())
+            base = metadata.effective.topic_defaults()
+            check_topic(present, wanted, base)
+            check_schema_settings(name, present, wanted, base, metadata)
         if resource is Resource.BROKER:
             check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.GROUP:

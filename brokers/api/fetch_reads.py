@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleetlog.brokers.acls.access import READ, TOPIC
 from fleetlog.brokers.api.leaders import current_leader
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
-from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.serving import Serve
@@ -92,8 +92,13 @@ class PartitionReader:
         return partition.may_serve(Serve.FETCH)
 
     def _forbids(self, topic: str) -> bool:
-        """Whether a consumer may not read the topic; what a follower may was asked for the request as a whole."""
-        return self.replica is None and not self.context.allows(READ, TOPIC, topic)
+        """Whether a consumer may not read the topic; what a follower may was asked for the request as a whole.
+
+        Brokers read ``_schemas`` as consumers.
+        """
+        if self.replica is not None or (topic == SCHEMAS_TOPIC and self.context.acts_as_broker()):
+            return False
+        return not self.context.allows(READ, TOPIC, topic)
 
     def _follows(self) -> bool:
         """Whether a follower may answer."""

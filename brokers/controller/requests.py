@@ -10,12 +10,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fleetlog.brokers.config import ConfigError, TopicConfig
 from fleetlog.brokers.controller.placement import PlacementError, assign, check_assignment
+from fleetlog.brokers.metadata.features import SCHEMA_VERSION
 from fleetlog.brokers.metadata.image import MetadataImage
-from fleetlog.brokers.model import BrokerId, BrokerInfo, TopicInfo
+from fleetlog.brokers.model import PROTECTED_TOPICS, SCHEMAS_TOPIC, BrokerId, BrokerInfo, TopicInfo
 from fleetlog.wire.errors import ErrorCode
 
 MAX_NAME_LENGTH = 249
@@ -93,6 +95,7 @@ class Defaults(NamedTuple):
     partitions: int
     replication_factor: int
     config: TopicConfig
+    features: Mapping[str, int] = MappingProxyType({})
 
 
 def check_name(name: str) -> str | None:
@@ -137,6 +140,7 @@ def plan_topic(
     """The topic's assignment and overrides; raises Refused. ``absent`` brokers are used if the live ones don't do."""
     _check_new_name(new.name, image, deleting)
     overrides = check_configs(new.configs, defaults.config)
+    check_schemas(new.name, TopicConfig.parse(overrides, defaults.config), image.topics, defaults.features)
     if new.assignments:
         if new.partitions != -1 or new.replication_factor != -1:
             raise Refused(
@@ -193,6 +197,21 @@ def check_configs(configs: Mapping[str, str | None], base: TopicConfig) -> dict[
     except ConfigError as problem:
         raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem
     return overrides
+
+
+def check_schemas(name: str, config: TopicConfig, topics: Container[str], features: Mapping[str, int]) -> None:
+    """Refuse a check that not every broker would make, or that nothing could pass: INVALID_CONFIG."""
+    if not config.checks_schemas:
+        return
+    if features.get(SCHEMA_VERSION, 0) < 1:
+        why = f"schemas are not checked before {SCHEMA_VERSION} 1 is finalized: fleetlog features upgrade."
+    elif SCHEMAS_TOPIC not in topics:
+        why = f"there is no topic {SCHEMAS_TOPIC}, from which brokers have the ids: start a schema registry first."
+    elif name == SCHEMAS_TOPIC or name in PROTECTED_TOPICS:
+        why = f"what is written to {name} has no schema."
+    else:
+        return
+    raise Refused(ErrorCode.INVALID_CONFIG, f"A check of schemas is not possible: {why}")
 
 
 def plan_partitions(

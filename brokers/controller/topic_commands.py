@@ -242,8 +242,9 @@ class TopicCommands:
         return random_id(self._new_id)
 
     def _defaults(self) -> Defaults:
-        config = self._context.metadata.effective
-        return Defaults(config.num_partitions, config.default_replication_factor, config.topic_defaults())
+        metadata = self._context.metadata
+        config, features = metadata.effective, metadata.features
+        return Defaults(config.num_partitions, config.default_replication_factor, config.topic_defaults(), features)
 
     async def extend(
         self, topics: Sequence[NewPartitions], validate_only: bool, gone: Gone = lambda: False

@@ -228,13 +228,17 @@ class Appender:
         outcomes: list[Admitted | AppendInfo] = []
         plain = True
         sets = log.producers.positions if terms.client else None
+        door = log.door if terms.client else None
         fresh: list[Gathered] = []
         while True:
             calm = order is None or not (order.refused or order.refused_early)
             ready: list[Admitted] = []
             produced = 0
             if refusal is _NONE and not log.offline:
-                if sets is None:
+                if door is not None:  # of a topic that drops duplicates, too, each batch is looked at
+                    if sets is None and (passing := door.passing(batches)):
+                        ready, produced = self._ready(batches[:passing], leader_epoch, now_ms, terms, calm)
+                elif sets is None:
                     ready, produced = self._ready(batches, leader_epoch, now_ms, terms, calm)
                 elif fresh := all_new(sets, batches, now_ms):
                     ready, produced = self._ready(batches[: len(fresh)], leader_epoch, now_ms, terms, calm, fresh)
@@ -365,7 +369,8 @@ class Appender:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory} is offline")
         config = log._config
         sets = log.producers.positions if terms.client else None
-        payloads: list[Buffer] | None = None if sets is None else []
+        door = log.door if terms.client else None
+        payloads: list[Buffer] | None = None if sets is None and door is None else []
         checked = check_for_leader(
             records,
             origin=terms.origin,
@@ -404,16 +409,12 @@ class Appender:
                 return self.refused(outcome.error, outcome.message)
         places = [position for position, _, _ in checked.batches]
         kept: Kept | None = None
-        if sets is not None and payloads is not None:
-            try:
-                sifted = keep_new(
-                    sets, buffer, places, headers, payloads, now_ms, stamped=append_time >= 0, explain=terms.explain
-                )
-            except CorruptBatch as wrong:
-                return self.refused(ErrorCode.CORRUPT_MESSAGE, str(wrong))
+        if payloads is not None:
+            sifted = self._sifted(buffer, places, headers, payloads, now_ms, terms)
             if isinstance(sifted, Rejected):
                 return self.refused(sifted.error, sifted.message, sifted.record_errors)
-            kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
+            if sifted is not None:
+                kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
         for position, header in zip(places, headers, strict=True):
             stamp(buffer, position, header.base_offset, leader_epoch, -1 if header.is_control else append_time)
         placed = [admitted_of(header) for header in headers]
@@ -428,6 +429,27 @@ class Appender:
             return placed[0]
         records_in = sum(header.record_count for header in headers)
         return self._info(placed[0].first_offset, records_in, len(buffer), append_time)
+
+    def _sifted(
+        self,
+        buffer: bytearray | memoryview,
+        places: list[int],
+        headers: list[BatchHeader],
+        payloads: list[Buffer],
+        now_ms: int,
+        terms: Terms,
+    ) -> Kept | Rejected | None:
+        """What the topic's door, and the positions that it has accepted, say of the records; None: all stay."""
+        log = self._log
+        door, sets = log.door, log.producers.positions
+        try:
+            refused = None if door is None else door.check(payloads, headers, terms.explain)
+            if refused is not None or sets is None:
+                return refused
+            stamped = log._config.message_timestamp_type == "LogAppendTime"
+            return keep_new(sets, buffer, places, headers, payloads, now_ms, stamped=stamped, explain=terms.explain)
+        except CorruptBatch as wrong:
+            return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
 
     def _place(self, checked: Checked, leader_epoch: int, append_time: int) -> list[BatchHeader]:
         """The batches' final headers."""

@@ -15,6 +15,7 @@ from fleetlog.brokers.log.disk.background import PendingSync
 from fleetlog.brokers.log.disk.checkpoints import LEADER_EPOCH_CHECKPOINT
 from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.disk.files import DiskPort
+from fleetlog.brokers.log.door import Door, KnownSchemas
 from fleetlog.brokers.log.positions import DEDUP_FILE, PositionSets, encode_dedup_file
 from fleetlog.brokers.log.producers.snapshots import snapshot_path
 from fleetlog.brokers.log.producers.state import ProducerState
@@ -84,6 +85,7 @@ class LogSettings(NamedTuple):
     producer_expiration_ms: int = 86_400_000
     max_producers: int = 100_000
     flush_each_append: bool = False
+    schemas: KnownSchemas | None = None
 
 
 class Part(Protocol):
@@ -145,6 +147,7 @@ class LogState:
         "directory",
         "dirty_names",
         "disk",
+        "door",
         "durable_epochs",
         "epochs",
         "garbage",
@@ -221,6 +224,8 @@ class LogState:
         self.pending_flush: tuple[PendingSync, int, int, int] | None = None
         """A flush under way: the work, the offset it reaches, and ``cuts`` and ``epochs.saves`` when it began."""
         self._config = config
+        self.door = self._door(config)
+        """What clients' records must have; None if nothing."""
         self.producers.high_watermark_moved(self.high_watermark)
         if self.epochs.behind:
             self.save_epochs()
@@ -238,8 +243,15 @@ class LogState:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
+        self.door = self._door(config)
         if config.fleetlog_dedup != "none":
             self.deduplicate(config)
+
+    def _door(self, config: TopicConfig) -> Door | None:
+        if not config.checks_schemas:
+            return None
+        assert self.settings.schemas is not None, "a broker's logs have them"
+        return Door(self.topic_partition.topic, config, self.settings.schemas)
 
     def deduplicate(self, config: TopicConfig) -> None:
         """Drop duplicates from now on, by those settings; accepted positions are made from what the log has.

@@ -36,6 +36,7 @@ from fleetlog.brokers.log.disk.background import PendingSync
 from fleetlog.brokers.log.disk.checkpoints import CleanStop, DamagedFile
 from fleetlog.brokers.log.disk.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from fleetlog.brokers.log.disk.files import DiskPort
+from fleetlog.brokers.log.door import KnownSchemas
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.recovery_report import StoreReport
 from fleetlog.brokers.log.segment import LOG_SUFFIX, Segment
@@ -333,11 +334,13 @@ class LogStore:
         self.owner = DirectoryOwner(disk, config.broker_id, cluster_id)
         self._start_figures = start_figures or StartFigures()
         self._topic_config = topic_config or (lambda topic: config.topic_defaults())
+        self.schemas = KnownSchemas(clock)
         self._settings = LogSettings(
             inflate_limit=config.decompressed_batch_max_bytes,
             producer_expiration_ms=config.producer_id_expiration_ms,
             max_producers=config.producer_state_max_per_partition,
             flush_each_append=config.log_flush_policy == "ack",
+            schemas=self.schemas,
         )
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}

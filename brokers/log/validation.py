@@ -315,7 +315,7 @@ def _missing_keys(payload: Buffer, header: BatchHeader, explain: int) -> Rejecte
     if header.record_count > explain:
         return Rejected(ErrorCode.INVALID_RECORD, why)
     missing = [index for index, record in enumerate(decode_records(payload, header)) if record.key is None]
-    return _record_errors(ErrorCode.INVALID_RECORD, [(index, why) for index in missing], explain)
+    return record_errors(ErrorCode.INVALID_RECORD, [(index, why) for index in missing], explain)
 
 
 def _check_timestamps(
@@ -341,10 +341,11 @@ def _check_timestamps(
         for index, record in enumerate(decode_records(payload, header))
         if record.timestamp != NO_TIMESTAMP and not earliest <= record.timestamp <= latest
     ]
-    return _record_errors(ErrorCode.INVALID_TIMESTAMP, wrong, explain) if wrong else None
+    return record_errors(ErrorCode.INVALID_TIMESTAMP, wrong, explain) if wrong else None
 
 
-def _record_errors(error: ErrorCode, wrong: list[tuple[int, str]], most: int) -> Rejected:
+def record_errors(error: ErrorCode, wrong: list[tuple[int, str]], most: int) -> Rejected:
+    """The refusal of a batch for these records (index, why); without their indexes if they are more than ``most``."""
     message = f"{len(wrong)} records were rejected: {wrong[0][1]}"
     if len(wrong) > most:
         return Rejected(error, message)

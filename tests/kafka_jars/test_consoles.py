@@ -84,7 +84,7 @@ _CLUSTER = {
     "settings that tell a version": "[]",
     "brokers' ids in their settings": "[1, 2, 3]",
     "directories with the topic": "3",
-    "features": "[group.version, transaction.version]",
+    "features": "[fleetlog.schema.version, group.version, transaction.version]",
     "internal topics are listed": "true",
     "internal topics are left out": "true",
     "topic is listed": "true",

@@ -56,6 +56,9 @@ STATIC_HERE = {
     "listeners", "listener.security.protocol.map", "sasl.enabled.mechanisms", "sasl.mechanism.inter.broker.protocol",
 }  # fmt: skip
 
+OTHERS = ("fleetlog.", "confluent.")
+"""How settings of a topic begin that are not Kafka's: our own, and Confluent's for checks of schemas."""
+
 
 def printed(classpath: str, name: str) -> dict[str, dict[str, str]]:
     """What a class of Kafka's prints of its definitions: setting to heading to text."""
@@ -101,7 +104,7 @@ def test_a_topics_settings_are_kafkas(classpath: str) -> None:
     theirs = printed(classpath, "org.apache.kafka.storage.internals.log.LogConfig")
     assert differences(theirs, TOPIC_SETTINGS) == []
     names = {row.name for row in TOPIC_SETTINGS.values() if not row.retired}
-    assert {name for name in names if not name.startswith("fleetlog.")} == set(theirs), "our own begin with fleetlog."
+    assert {name for name in names if not name.startswith(OTHERS)} == set(theirs), "all others are Kafka's"
     for name, cells in theirs.items():
         assert TOPIC_SETTINGS[name].synonym == cells["Server Default Property"].replace("null", ""), name
 
@@ -122,7 +125,7 @@ LEAST_SEGMENT = 1_048_576
 
 def pairs(chance: random.Random) -> list[dict[str, str]]:
     """Every setting of a topic with every value, and random ones together; without what docs/apis.md lists."""
-    names = sorted(name for name, row in TOPIC_SETTINGS.items() if not name.startswith("fleetlog.") and not row.retired)
+    names = sorted(name for name, row in TOPIC_SETTINGS.items() if not name.startswith(OTHERS) and not row.retired)
     found = [{name: value} for name in names for value in VALUES]
     found += [{name: chance.choice(VALUES) for name in chance.sample(names, 2)} for _ in range(2000)]
     related = [name for name in names if any(word in name for word in ("lag", "retention", "cleanup", "throttled"))]

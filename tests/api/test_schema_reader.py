@@ -1,0 +1,136 @@
+"""What a broker keeps of ``_schemas``: ids of the subjects that its topics want, by the names that serializers use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaRows, names_of
+from fleetlog.brokers.log.door import Want
+from fleetlog.brokers.schemas.registry import RegistryState
+
+ORDERS, NAMED, OF_ORDERS = Want("orders-value"), Want("", of_records=True), Want("orders-", of_records=True)
+PROTO = """
+syntax = "proto3";
+// message Commented {}
+package shop.v1; /* message { */
+import "other.proto";
+message Order {
+  option (text) = "message Quoted {";
+  message Line { int32 amount = 1; }
+  oneof choice { Line line = 1; }
+  enum Kind { NONE = 0; }
+}
+message Empty {}
+"""
+
+
+def key(subject: str, version: int = 1, **more: Any) -> bytes:
+    return json.dumps({"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1} | more).encode()
+
+
+def value(number: int, schema: str = '"string"', **more: Any) -> bytes:
+    return json.dumps({"id": number, "schema": schema} | more).encode()
+
+
+def ids(rows: SchemaRows, want: Want) -> list[int]:
+    table = rows.tables()[want].ids
+    return [int.from_bytes(table[at : at + 4], "big") for at in range(0, len(table), 4)]
+
+
+def test_ids_of_all_versions_are_kept_once_and_sorted() -> None:
+    rows = SchemaRows([ORDERS])
+    for version, number in ((1, 70_000), (2, 3), (3, 3), (4, 255)):
+        rows.apply(key("orders-value", version), value(number))
+    rows.apply(key("payments-value"), value(9))
+    assert ids(rows, ORDERS) == [3, 255, 70_000]
+    assert rows.count == 4
+
+
+def test_a_version_goes_when_it_is_deleted_for_good_and_not_before() -> None:
+    rows = SchemaRows([ORDERS])
+    rows.apply(key("orders-value"), value(1))
+    rows.apply(key("orders-value", 2), value(2))
+    rows.apply(key("orders-value"), value(1, deleted=True))
+    assert ids(rows, ORDERS) == [1, 2]
+    rows.apply(key("orders-value"), None)
+    assert ids(rows, ORDERS) == [2]
+    rows.apply(key("orders-value", 2), value(5))  # in mode IMPORT another schema may take its place
+    assert ids(rows, ORDERS) == [5]
+
+
+def test_the_default_context_has_two_names_and_others_are_others() -> None:
+    rows = SchemaRows([ORDERS, NAMED])
+    rows.apply(key(":.:orders-value"), value(1))
+    rows.apply(key(":.other:orders-value"), value(2))
+    assert ids(rows, ORDERS) == [1]
+
+
+def test_subjects_by_the_names_of_records() -> None:
+    rows = SchemaRows([NAMED, OF_ORDERS])
+    order = json.dumps({"type": "record", "name": "Order", "namespace": "shop", "fields": []})
+    rows.apply(key("shop.Order"), value(1, order))
+    rows.apply(key("orders-shop.Order"), value(2, order))
+    rows.apply(key("orders-value"), value(3, order))
+    rows.apply(key("Order"), value(4, order))
+    rows.apply(key("shop.v1.Order.Line"), value(5, PROTO, schemaType="PROTOBUF"))
+    assert ids(rows, NAMED) == [1, 5]
+    assert ids(rows, OF_ORDERS) == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "names"),
+    [
+        ("AVRO", '{"type": "record", "name": "a.b.C", "namespace": "x", "fields": []}', ["a.b.C"]),
+        ("AVRO", '{"type": "enum", "name": "C", "symbols": []}', ["C"]),
+        ("AVRO", '"string"', ["string"]),
+        ("AVRO", '{"type": "long"}', ["long"]),
+        ("AVRO", '["null", "string"]', []),
+        ("JSON", '{"title": "Order", "type": "object"}', ["Order"]),
+        ("JSON", "true", []),
+        ("PROTOBUF", PROTO, ["shop.v1.Order", "shop.v1.Order.Line", "shop.v1.Empty"]),
+        ("PROTOBUF", "message A { message B {} } message C {}", ["A", "A.B", "C"]),
+    ],
+)
+def test_names_of_a_schema(kind: str, text: str, names: list[str]) -> None:
+    assert list(names_of(kind, text)) == names
+
+
+@pytest.mark.parametrize(
+    ("key_text", "value_text"),
+    [
+        (None, None), (b"", b""), (b"{", b"{}"), (b"[]", b"{}"), (b"{}", b"{}"), (b'{"keytype": "SCHEMA"}', b"{}"),
+        (key("orders-value"), b"{}"), (key("orders-value"), value(-1)), (key("orders-value"), value(2**32)),
+        (key("orders-value"), b'{"id": "x", "schema": "{"}'), (key("orders-value", 1, keytype="NOOP"), None),
+        (key("orders-value"), b"[" * 100_000),
+    ],
+)  # fmt: skip
+def test_records_of_other_kinds_and_forms_change_nothing(key_text: bytes | None, value_text: bytes | None) -> None:
+    rows = SchemaRows([ORDERS, NAMED])
+    rows.apply(key_text, value_text)
+    assert rows.count == 0
+
+
+def test_guids_are_those_of_the_registry() -> None:
+    order = json.dumps({"type": "record", "name": "Order", "fields": []})
+    more: dict[str, Any] = {
+        "references": [{"name": "a", "subject": "b", "version": 3}], "metadata": {"properties": {"owner": "shop"}},
+    }  # fmt: skip
+    rows, registry = SchemaRows([ORDERS]), RegistryState()
+    for version, fields in enumerate(({}, more), 1):
+        rows.apply(key("orders-value", version), value(version, order, **fields))
+        registry.apply(key("orders-value", version), value(version, order, **fields))
+    theirs = sorted(UUID(one.guid).bytes for one in registry.all("", deleted=False, latest=False))
+    assert rows.tables()[ORDERS].guids == b"".join(theirs)
+
+
+def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VERSIONS_MAX >= 100_000
+    monkeypatch.setattr("fleetlog.brokers.api.schema_reader.VERSIONS_MAX", 2)
+    rows = SchemaRows([ORDERS])
+    for version in range(4):
+        rows.apply(key("orders-value", version), value(version))
+    assert ids(rows, ORDERS) == [0, 1]

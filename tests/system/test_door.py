@@ -1,0 +1,187 @@
+"""A topic that asks for schemas' ids on real brokers: what librdkafka is told, how fast brokers learn of a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.support.copies import Cluster
+from tests.support.fleet import Fleet
+from tests.support.waiting import PATIENCE_S, eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+INVALID_RECORD = 87
+PARTITIONS = 3
+ORDER = json.dumps({"type": "record", "name": "Order", "namespace": "shop", "fields": []})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    fleet = Fleet(tmp_path_factory.mktemp("door"))
+    try:
+        yield Cluster(fleet.start())
+    finally:
+        fleet.close()
+
+
+def framed(number: int, payload: bytes = b"payload") -> bytes:
+    return b"\0" + number.to_bytes(4, "big") + payload
+
+
+def register(cluster: Cluster, subject: str, number: int, *, version: int = 1, gone: bool = False) -> None:
+    """As a registry writes it."""
+    from confluent_kafka import Producer
+
+    key = {"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1}
+    value = {"subject": subject, "version": version, "id": number, "schema": ORDER, "deleted": False}
+    producer = Producer({"bootstrap.servers": cluster.alive})
+    producer.produce("_schemas", None if gone else json.dumps(value), json.dumps(key))
+    assert producer.flush(PATIENCE_S) == 0
+
+
+class Sender:
+    """librdkafka with an id in each batch of its own, so that one bad record makes no other one fail."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        from confluent_kafka import Producer
+
+        self.topic = topic
+        self.errors: dict[bytes, int] = {}
+        self.delivered: dict[int, list[bytes]] = {}
+        self.producer = Producer(
+            {"bootstrap.servers": cluster.alive, "enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 1,
+             "max.in.flight": 5, "message.timeout.ms": int(1000 * PATIENCE_S)}
+        )  # fmt: skip
+
+    def send(self, value: bytes | None, partition: int = 0, key: bytes = b"k") -> None:
+        self.producer.produce(self.topic, value, key, partition=partition, on_delivery=self._told)
+        self.producer.poll(0)
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.delivered.setdefault(message.partition(), []).append(message.value())
+        else:
+            self.errors[message.value()] = error.code()
+
+    def finish(self) -> None:
+        assert self.producer.flush(PATIENCE_S) == 0
+
+
+def read(cluster: Cluster, topic: str, partition: int) -> list[bytes | None]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": cluster.alive, "group.id": "r", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    values: list[bytes | None] = []
+    while (message := consumer.poll(PATIENCE_S)) is not None and message.error() is None:
+        values.append(message.value())
+    consumer.close()
+    return values
+
+
+def test_without_schemas_a_check_is_refused(cluster: Cluster) -> None:
+    shell = Shell(cluster.fleet)
+    refused = shell.run("topics", "create", "early", "--config", "fleetlog.schema.validation=id", code=1)
+    assert "there is no topic _schemas" in refused.stderr
+    shell.run("topics", "create", "early")
+    refused = shell.run("topics", "alter", "early", "--set", "confluent.value.schema.validation=true", code=1)
+    assert "there is no topic _schemas" in refused.stderr
+    cluster.create("_schemas", cleanup_policy="compact")
+    refused = shell.run("topics", "alter", "early", "--set", "fleetlog.schema.validation=full", code=1)
+    assert "records are not decoded at the broker" in refused.stderr
+    shell.run("topics", "alter", "early", "--set", "confluent.value.schema.validation=true")
+
+
+def test_librdkafka_is_told_which_records_and_goes_on(cluster: Cluster) -> None:
+    """Five requests are on their way when one of them is refused; what is good is there once, in order."""
+    register(cluster, "orders-value", 7)
+    cluster.create("orders", PARTITIONS, fleetlog_schema_validation="id", min_insync_replicas=2)
+    sender = Sender(cluster, "orders")
+    good = {partition: [framed(7, b"%d" % number) for number in range(120)] for partition in range(PARTITIONS)}
+    bad = {b"plain", framed(8)}
+    for number in range(120):
+        for partition in range(PARTITIONS):
+            sender.send(good[partition][number], partition)
+            if number % 40 == 17:
+                sender.send(sorted(bad)[number % 2], partition)
+    sender.send(None)
+    sender.finish()
+    assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
+    for partition in range(PARTITIONS):
+        taken = [value for value in read(cluster, "orders", partition) if value is not None]
+        assert taken == good[partition], partition
+
+
+def test_brokers_learn_of_a_schema_when_it_is_used(cluster: Cluster) -> None:
+    cluster.create("learned", PARTITIONS, confluent_value_schema_validation=True)
+    sender = Sender(cluster, "learned")
+    for number in range(100, 110):
+        register(cluster, "learned-value", number, version=number)
+        for partition in range(PARTITIONS):
+            sender.send(framed(number), partition)
+    sender.finish()
+    assert not sender.errors
+    assert sorted(sender.delivered) == list(range(PARTITIONS))
+
+
+def test_a_leader_of_the_schemas_that_is_killed_stops_nothing(cluster: Cluster) -> None:
+    cluster.create("calm", PARTITIONS, fleetlog_schema_validation="id")
+    register(cluster, "calm-value", 200)
+    sender = Sender(cluster, "calm")
+    for partition in range(PARTITIONS):
+        sender.send(framed(200), partition)
+    sender.finish()
+    leader = cluster.leader("_schemas")
+    leader.kill()
+    for number in range(30):
+        sender.send(framed(200, b"%d" % number), number % PARTITIONS)
+    register(cluster, "calm-value", 201, version=2)
+    for partition in range(PARTITIONS):
+        sender.send(framed(201), partition)
+    sender.finish()
+    assert not sender.errors
+    leader.start()
+    eventually(lambda: len(cluster.running) == PARTITIONS, "it is back")
+
+
+def test_what_is_deleted_for_good_is_taken_no_longer(cluster: Cluster) -> None:
+    cluster.create("ending", 1, fleetlog_schema_validation="id")
+    register(cluster, "ending-value", 300)
+    sender = Sender(cluster, "ending")
+    sender.send(framed(300))
+    sender.finish()
+    assert not sender.errors
+    register(cluster, "ending-value", 300, gone=True)
+
+    def refused() -> bool:
+        again = Sender(cluster, "ending")
+        again.send(framed(300))
+        again.finish()
+        return bool(again.errors)
+
+    eventually(refused, "the brokers know that it is gone")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subject"), [("RecordName", "shop.Order"), ("TopicRecordName", "named-TopicRecordName-shop.Order")]
+)
+def test_subjects_may_be_named_after_records(cluster: Cluster, strategy: str, subject: str) -> None:
+    topic = f"named-{strategy}"
+    cluster.create(topic, 1)
+    Shell(cluster.fleet).run(
+        "topics", "alter", topic, "--set", "fleetlog.schema.validation=id", "--set",
+        f"confluent.value.subject.name.strategy=io.confluent.kafka.serializers.subject.{strategy}Strategy",
+    )  # fmt: skip
+    register(cluster, subject, 400 + len(strategy))
+    register(cluster, f"{topic}-value", 399)
+    sender = Sender(cluster, topic)
+    sender.send(framed(400 + len(strategy)))
+    sender.send(framed(399))
+    sender.finish()
+    assert sender.errors == {framed(399): INVALID_RECORD}
+    assert sender.delivered == {0: [framed(400 + len(strategy))]}
