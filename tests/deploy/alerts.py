@@ -40,6 +40,7 @@ from tests.deploy.client_faults import (
     refused_produces,
     slow_rebalance,
     tight_quota,
+    unframed_records,
     wrong_passwords,
 )
 from tests.deploy.disk_faults import (
@@ -281,6 +282,7 @@ FAULTS: dict[Fault, set[str]] = {
     crashing_broker: {"BrokerRestarts"},
     damaged_produces: {"DamagedProduces"},
     refused_produces: {"FailedProduces"},
+    unframed_records: {"SchemaRefusals"},
     hanging_transaction: {"TransactionHangs"},
     forgotten_transaction: {"TransactionHangs"},
     slow_rebalance: {"RebalanceSlow"},

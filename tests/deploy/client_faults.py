@@ -142,6 +142,19 @@ def refused_produces(stage: Stage) -> Iterator[Callable[[], None]]:
     yield send
 
 
+def unframed_records(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Records without the id of a schema, for a topic that asks for it."""
+    stage.topic("_schemas", [1], cleanup_policy="compact")
+    stage.topic("checked", [1], fleetlog_schema_validation="id")
+
+    def send() -> None:
+        stage.writer().produce("checked", b"plain")
+        stage.flush()
+        time.sleep(0.3)
+
+    yield send
+
+
 def busy_loop(stage: Stage) -> Iterator[Callable[[], None]]:
     """Long requests without a pause, on several connections, so that one is always there to be answered.
 
