@@ -22,7 +22,7 @@ from typing import Any
 from fleetlog._native.batch import scan
 from fleetlog.brokers.timers import Timers
 from harness.turns import TurnClient, TurnLoop
-from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame, sourced_batch
+from perf.generator.frames import Frame, batch_of, fetch_frame, framed_batch, produce_frame, sourced_batch
 
 KIB = 1024
 LENGTH = 4
@@ -222,6 +222,21 @@ def sourced(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
     return found
 
 
+def framed(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
+    """Writing to a topic that asks for schemas' ids: as "produce 16 KiB", but each value begins with an id."""
+    from fleetlog.brokers.log.door import Table, Want
+
+    topic = "framed"
+    fixture.stage.topic(
+        topic, PARTITIONS, topic_id=uuid.UUID(int=20), settings={"fleetlog.schema.validation": "id"}
+    )  # fmt: skip
+    ids = b"".join(number.to_bytes(4, "big") for number in range(1, 1001))
+    fixture.stage.logs.schemas.learn({Want(f"{topic}-value"): Table(ids)}, 0)
+    batch = framed_batch(16, KIB - 9, 500, NOW_MS)
+    frames = [[produce_frame(topic, number, batch)] for number in range(PARTITIONS)]
+    return {"produce 16 KiB, ids of schemas": itertools.cycle(frames)}
+
+
 def _with_positions(topic: str) -> Iterator[list[Frame]]:
     """Small records that say where they come from, always new ones."""
     for turn in itertools.count():
@@ -328,7 +343,7 @@ def main() -> None:
         for frames in itertools.islice(rounds, WARMUP):
             fixture.check_crowd(frames)
         count(work, fixture.check_crowd, _some(rounds, CROWD))
-    for work, rounds in sourced(fixture).items():
+    for work, rounds in (sourced(fixture) | framed(fixture)).items():
         for frames in itertools.islice(rounds, WARMUP):
             fixture.check(frames)
         count(work, fixture.check, _some(rounds))

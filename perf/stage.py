@@ -82,7 +82,7 @@ class LoneLeader:
         self.metadata = MetadataCache(absent, self.config, absent)
         self.metadata.ready = True
         self.metadata.brokers = {ME: BrokerInfo(ME, 1, INCARNATION, (Endpoint("PLAINTEXT", "127.0.0.1", 9091),), None)}
-        logs = LogStore(self.config, RealDisk(), self.clock)
+        self.logs = logs = LogStore(self.config, RealDisk(), self.clock)
         logs.load()
         self.replicas = ReplicaManager(
             ME, self.metadata, logs, self.clock,

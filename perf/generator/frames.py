@@ -73,6 +73,12 @@ def sourced_batch(count: int, value_bytes: int, first: int, now_ms: int, step: i
     return bytes(encode_batch(rows))
 
 
+def framed_batch(count: int, value_bytes: int, number: int, now_ms: int) -> bytes:
+    """A batch whose values begin with the id of a schema, as serializers write it."""
+    value = b"\0" + number.to_bytes(4, "big") + random.Random(value_bytes).randbytes(value_bytes - 5)
+    return bytes(encode_batch([Record(-1, now_ms, None, value, ())] * count))
+
+
 def produce_frame(
     topic: str,
     partition: int,
