@@ -108,7 +108,7 @@ def test_librdkafka_is_told_which_records_and_goes_on(cluster: Cluster) -> None:
         for partition in range(PARTITIONS):
             sender.send(good[partition][number], partition)
             if number % 40 == 17:
-                sender.send(sorted(bad)[number % 2], partition)
+                sender.send(sorted(bad)[partition % 2], partition)
     sender.send(None)
     sender.finish()
     assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
