@@ -104,12 +104,9 @@ class KnownSchemas:
     def lacks(self, want: Want, number: bytes) -> bool:
         """Whether it is certain that no schema of the want has the id, which no table has."""
         now_ms = self.now_ms()
-        for sought, since_ms in list(self.sought.items()) if len(self.sought) >= SOUGHT_MAX else ():
-            if now_ms - since_ms > SOUGHT_MS:
-                del self.sought[sought]
         since = self.sought.get((want, number))
         if since is None or now_ms - since > SOUGHT_MS:
-            if len(self.sought) < SOUGHT_MAX:
+            if since is not None or len(self.sought) < SOUGHT_MAX:
                 self.sought[want, number] = now_ms
         elif want in self.tables and self._read_ms > since and now_ms - self._read_ms <= FRESH_MS:
             return True
