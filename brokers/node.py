@@ -184,8 +184,6 @@ class Node:
         self._upkeep(self._tick(logs), "upkeep")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")
-        if self._schemas is not None:
-            self._upkeep(self._schemas.run(), "schemas")
         if services.lags is not None:
             self._upkeep(services.lags.run(), "lag")
         # librdkafka's admin calls hang on Metadata without a controller: serve clients once there is one
@@ -306,15 +304,23 @@ class Node:
                 "fleetlog_audit", "Audit events, by what became of them.", "what", writer.metrics
             )
             self._audit_writer = writer
-        self._schemas = SchemaReader(
-            self.services, ports.connect_peers(metadata, timers, f"schemas-{config.broker_id}"), logs.schemas
-        )  # fmt: skip
-        self._schemas.watch(self._metrics)
+        self._follow_schemas(self.services, logs)
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
         watch_rebalances(self.services, rebalances)
         return self.services
+
+    def _follow_schemas(self, services: Services, logs: LogStore) -> None:
+        """Ready to read ``_schemas`` once a topic asks for it."""
+        name = f"schemas-{self.config.broker_id}"
+        self._schemas = SchemaReader(
+            services,
+            logs.schemas,
+            connect=partial(self._ports.connect_peers, services.metadata, self._timers, name),
+            start=partial(self._upkeep, name="schemas"),
+        )
+        self._schemas.watch(self._metrics)
 
     def _coordinators(
         self, metadata: MetadataCache, replicas: ReplicaManager, peers: PeersPort, rebalances: Histogram

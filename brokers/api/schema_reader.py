@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fleetlog._native.batch import HEADER_SIZE, CorruptBatch, Record, decode_records, scan, validate_batch
@@ -177,12 +177,23 @@ class _Chunk(NamedTuple):
 
 
 class SchemaReader:
-    """See the module. :meth:`run` is a task that must not end."""
+    """See the module. ``start`` makes a task, which must not end, when a topic asks first; ``connect`` the connections
+    to other brokers.
+    """
 
-    def __init__(self, services: Services, peers: PeersPort, known: KnownSchemas) -> None:
+    def __init__(
+        self,
+        services: Services,
+        known: KnownSchemas,
+        *,
+        connect: Callable[[], PeersPort],
+        start: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self._services = services
-        self._peers = peers
         self._known = known
+        self._connect = connect
+        self._start = start
+        self._peers: PeersPort | None = None
         self._wanted = asyncio.Event()
         self._rows = SchemaRows(())
         self._place: tuple[uuid.UUID, int] | None = None
@@ -192,7 +203,14 @@ class SchemaReader:
         """When the rows were complete last."""
         self._current_ms = 0
         self._looked_ms = 0
-        known.wake = self._wanted.set
+        known.wake = self._wake
+
+    def _wake(self) -> None:
+        self._wanted.set()
+        if self._peers is None:
+            self._peers = self._connect()
+            self._current_ms = self._services.clock.mono_ms()
+            self._start(self._run())
 
     def watch(self, metrics: Metrics) -> None:
         """Show what the checks of this broker did, and how old is what they know."""
@@ -210,7 +228,7 @@ class SchemaReader:
             lambda: (self._services.clock.mono_ms() - self._current_ms) / 1000 if self._known.wants else 0.0,
         )  # fmt: skip
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Read as long as topics ask, for ever."""
         failed = False
         while True:
@@ -234,7 +252,8 @@ class SchemaReader:
 
     async def close(self) -> None:
         """Close the connections to other brokers."""
-        await self._peers.close()
+        if self._peers is not None:
+            await self._peers.close()
 
     async def _rest(self, failed: bool) -> None:
         now_ms = self._services.clock.mono_ms()
@@ -263,8 +282,11 @@ class SchemaReader:
         stale = self._ended_ms is not None and now_ms - self._ended_ms > ANEW_MS
         if place != self._place or lacking or stale:
             self._rows, self._place, self._offset, self._ended_ms = SchemaRows(self._known.wants), place, 0, None
-        here = state.leader == self._services.config.broker_id
-        chunk = self._read_here() if here else await self._fetch(state.leader, topic.id, state.leader_epoch)
+        if state.leader == self._services.config.broker_id:
+            chunk = self._read_here()
+        else:
+            assert self._peers is not None, "made when the first topic asked"
+            chunk = await self._fetch(self._peers, state.leader, topic.id, state.leader_epoch)
         if chunk.start > self._offset:
             self._offset = chunk.start
         before = self._offset
@@ -290,22 +312,22 @@ class SchemaReader:
         log = partition.log
         try:
             offset = max(self._offset, log.log_start_offset)
-            found = log.reader.read(offset, READ_BYTES, end_offset=log.high_watermark)
+            run = log.reader.read(offset, READ_BYTES, end_offset=log.high_watermark)
         except OffsetOutOfRange as wrong:
             self._place = None
             raise CannotRead(str(wrong)) from None
-        pieces = [bytes(piece.read()) for piece in found.slices]
-        found.release()
+        pieces = [bytes(piece.read()) for piece in run.slices]
+        run.release()
         return _Chunk(b"".join(pieces), log.high_watermark, log.log_start_offset)
 
-    async def _fetch(self, leader: int, topic_id: uuid.UUID, epoch: int) -> _Chunk:
+    async def _fetch(self, peers: PeersPort, leader: int, topic_id: uuid.UUID, epoch: int) -> _Chunk:
         asked = FetchPart(None, topic_id, 0, epoch, self._offset, -1, -1, READ_BYTES, NO_HIGH_WATERMARK)
         body = encode_fetch_request(
             FETCH_VERSION, replica_id=-1, replica_epoch=-1, max_wait_ms=0, min_bytes=0, max_bytes=READ_BYTES,
             session_id=0, session_epoch=-1, parts=[asked],
         )  # fmt: skip
         answer = decode_fetch_response(
-            FETCH_VERSION, await self._peers.exchange(leader, FETCH, FETCH_VERSION, body, ANSWER_MS)
+            FETCH_VERSION, await peers.exchange(leader, FETCH, FETCH_VERSION, body, ANSWER_MS)
         )
         error = ErrorCode(answer.error or (answer.parts[0].error if answer.parts else ErrorCode.UNKNOWN_SERVER_ERROR))
         if error is ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -22,7 +22,7 @@ from fleetlog.brokers.log.append import Appender
 from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.model import INTERNAL_TOPICS, LiveBroker, PartitionState
+from fleetlog.brokers.model import INTERNAL_TOPICS, SCHEMAS_TOPIC, LiveBroker, PartitionState
 from fleetlog.brokers.replication import isr
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.coordination.registration import broker_path, incarnation_path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.simulation.clients import Batch
     from tests.simulation.world import World
 
-COMPACTED_TOPICS = (*INTERNAL_TOPICS, TABLE)
+COMPACTED_TOPICS = (*INTERNAL_TOPICS, SCHEMAS_TOPIC, TABLE)
 Key = tuple[Any, int]
 """A partition of a topic: (topic id, partition)."""
 Transaction = tuple[str, int]

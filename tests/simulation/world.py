@@ -19,7 +19,7 @@ from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.coordination import changes
 from fleetlog.coordination.store import StoreError
 from fleetlog.txn.states import ENDED
-from tests.simulation import rebalancing, renewing, repeating, spreading
+from tests.simulation import checking, rebalancing, renewing, repeating, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -57,22 +57,11 @@ SEEN_S = 5.0
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
-ROLLBACK, REBALANCES = "rollback", "rebalances"
+ROLLBACK, REBALANCES, CHECKS = "rollback", "rebalances", "checks"
 ASKED_FOR = (
-    OPERATOR,
-    DRIVERS,
-    HURRY,
-    RIGHTS,
-    REPEATS,
-    LOGINS,
-    SPREADS,
-    RENEWS,
-    DIRECTORIES,
-    TRIMS,
-    ROLLBACK,
-    REBALANCES,
-)
-NOT_IN_LOGS = (LOGINS, RENEWS)
+    OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK, REBALANCES, CHECKS,
+)  # fmt: skip
+NOT_IN_LOGS = (LOGINS, RENEWS, CHECKS)
 """Like rights: what an older ZooKeeper does not know of them no repair finds in the logs."""
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
@@ -141,8 +130,9 @@ class World:
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
     ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "rebalances" the members
-    of ``rebalancing``, "directories" log directories that go and come back. With "rollback" ZooKeeper is put back to an
-    older copy instead of any fault, as in one of fifty seeds from :data:`NOTED_SEEDS` on.
+    of ``rebalancing``, "checks" the clients of ``checking``, "directories" log directories that go and come back. With
+    "rollback" ZooKeeper is put back to an older copy instead of any fault, as in one of fifty seeds from
+    :data:`NOTED_SEEDS` on.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
@@ -223,6 +213,7 @@ class World:
         self.registrar = Registrar(self, "registrar") if logins else None
         self.repeating = repeating.writers(self) if later(REPEATS) else []
         self.trims = later(TRIMS)
+        self.checking = checking.clients(self) if later(CHECKS) else None
         self.spreading = spreading.clients(self) if later(SPREADS) else []
         self.renewing = renewing.clients(self) if later(RENEWS) else []
         self.rebalancing = rebalancing.clients(self) if rebalances else []
@@ -345,6 +336,8 @@ class World:
         if self.fleet.invisible:
             self.oracle.violate(f"waited in vain for their registrations: {self.fleet.invisible}")
         self.oracle.check_all(shown)
+        if self.checking is not None:
+            checking.check(self, self.checking[0], shown[checking.CHECKED])
         self.oracle.check_shadows()
         self._same_everywhere()
         if self.table is not None:
@@ -362,6 +355,12 @@ class World:
                 trimmer = repeating.Trimmer(self, "trimmer")
                 clients.append((trimmer, trimmer.trim()))
             partitions.append(repeating.TP)
+        if self.checking is not None:
+            for tp, settings in ((checking.SCHEMAS, checking.SCHEMAS_SETTINGS), (checking.CHECKED, checking.SETTINGS)):
+                await admin.run(admin.create(tp.topic, 1, 3, settings))
+            registrar, writers = self.checking
+            clients += [(registrar, registrar.register()), *((writer, writer.write()) for writer in writers)]
+            partitions.append(checking.CHECKED)
         if self.spreading:
             await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
             clients += self.spreading
