@@ -23,7 +23,7 @@ public final class Checked {
             List<Future<RecordMetadata>> sent = new ArrayList<>();
             for (int number = 0; number < 200; number++) {
                 int id = number % 40 == 17 ? schema + 1 : schema;
-                byte[] value = ByteBuffer.allocate(9).put((byte) 0).putInt(id).putInt(number).array();
+                byte[] value = ByteBuffer.allocate(100).put((byte) 0).putInt(id).putInt(number).array();
                 sent.add(producer.send(new ProducerRecord<>(arguments[1], 0, null, value)));
             }
             for (int number = 0; number < 200; number++) {

@@ -28,6 +28,7 @@ from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin, dedup
 from fleetlog.brokers.log.compaction import passes
 from fleetlog.brokers.log.directories.owner import DirectoryOwner
+from fleetlog.brokers.log.door import Door, KnownSchemas
 from fleetlog.brokers.log.log import Truncation
 from fleetlog.brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
 from fleetlog.brokers.log.producers import state as producers
@@ -195,6 +196,7 @@ def _accepts_duplicates(original: Any, self: Any, entry: Any, header: Any, origi
 # ---- topics that drop duplicates
 
 REPEATS = ("repeats", "kill", "cut", "power")
+CHECKS = ("checks", "kill", "cut", "power")
 
 
 def _forgets_all_but_the_newest_page(self: Any, source: Any) -> None:
@@ -617,6 +619,11 @@ MUTATIONS = (
         instead(PositionSets.takes, lambda self, batches, now_ms: 0),
         instead(PositionSets.sift, _keeps_the_highest_position),
     ), 0, REPEATS),
+    # ---- topics that check schemas
+    Mutation("what has no schema is taken", (
+        instead(Door.passing, lambda self, batches: len(batches)), instead(Door.check, lambda self, *_: None),
+    ), 0, CHECKS),
+    Mutation("what is not known yet is refused for good", (instead(KnownSchemas.lacks, lambda self, want, number: True),), 0, CHECKS),
     # ---- ZooKeeper's older copies
     Mutation("brokers follow a ZooKeeper that is older than what they have seen", (
         instead(marks.lower, lambda seen, found: None),
