@@ -199,6 +199,8 @@ class SchemaReader:
         self._place: tuple[uuid.UUID, int] | None = None
         """The topic's id and leader epoch when the rows were begun."""
         self._offset = 0
+        self._changed = False
+        """Whether the rows have what the tables lack."""
         self._ended_ms: int | None = None
         """When the rows were complete last."""
         self._current_ms = 0
@@ -282,6 +284,7 @@ class SchemaReader:
         stale = self._ended_ms is not None and now_ms - self._ended_ms > ANEW_MS
         if place != self._place or lacking or stale:
             self._rows, self._place, self._offset, self._ended_ms = SchemaRows(self._known.wants), place, 0, None
+            self._changed = True
         if state.leader == self._services.config.broker_id:
             chunk = self._read_here()
         else:
@@ -290,11 +293,12 @@ class SchemaReader:
         if chunk.start > self._offset:
             self._offset = chunk.start
         before = self._offset
-        changed = await self._apply(chunk.records)
+        await self._apply(chunk.records)
         if self._offset < chunk.end and self._offset > before:
             return False
-        if changed or self._known.tables.keys() != self._rows.wants:
+        if self._changed or self._known.tables.keys() != self._rows.wants:
             self._known.learn(self._rows.tables(), now_ms)
+            self._changed = False
         else:
             self._known.learn(self._known.tables, now_ms)
         if self._rows.count >= VERSIONS_MAX:
@@ -337,9 +341,8 @@ class SchemaReader:
         part = answer.parts[0]
         return _Chunk(bytes(part.records), part.high_watermark, part.log_start_offset)
 
-    async def _apply(self, records: bytes | memoryview) -> bool:
-        """Take what was read; whether there was anything. Raises CannotRead for what is no batch."""
-        changed = False
+    async def _apply(self, records: bytes | memoryview) -> None:
+        """Take what was read. Raises CannotRead for what is no batch."""
         try:
             for position, header in scan(records):
                 validate_batch(records, position)
@@ -352,7 +355,6 @@ class SchemaReader:
                         self._rows.apply(record.key, record.value)
                         await asyncio.sleep(0)
                 self._offset = max(self._offset, header.last_offset + 1)
-                changed = True
+                self._changed = True
         except (CorruptBatch, CodecError) as wrong:
             raise CannotRead(str(wrong)) from None
-        return changed

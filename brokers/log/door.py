@@ -30,7 +30,7 @@ from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-FRESH_MS: Final = 250
+FRESH_MS: Final = 500
 """How old what was read may be when an id is refused that is not in it."""
 SOUGHT_MS: Final = 30_000
 """How long an id that was not there is looked for."""

@@ -241,7 +241,7 @@ def test_whatever_happens_nothing_gets_in_and_nothing_is_refused_wrongly(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, int]]
 ) -> None:
     """Schemas come and go, and the broker reads of it when it can: what it takes it has read, and what it refuses for
-    good was not registered a quarter of a second ago.
+    good was not registered half a second ago.
     """
     stage = Stage(tmp_path_factory.mktemp("log"))
     registered: dict[int, int] = {}
