@@ -37,7 +37,7 @@ from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.controller.requests import TopicOutcome
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
-from fleetlog.brokers.model import TopicInfo, TopicPartition
+from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicInfo, TopicPartition
 from fleetlog.wire import hot
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -161,7 +161,7 @@ class Guarded(Broker):
         return logs, start, list(self.controller.done)
 
 
-TOPIC_ID = uuid.UUID(int=4711)
+TOPIC_ID, SCHEMAS_ID = uuid.UUID(int=4711), uuid.UUID(int=4712)
 
 
 async def answer(broker: Guarded, key: int, version: int, request: Any) -> Any:
@@ -522,6 +522,27 @@ def test_only_what_is_asked_as_a_broker_is_exempt_from_quotas(tmp_path: Path, ke
         if by_id:
             rights = Rules((CLUSTER_ACTION, CLUSTER), (READ, TOPIC), (DESCRIBE, TOPIC))
             assert not await exempted(Access(rights), replica_id=-1)
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_brokers_read_the_schemas_as_consumers_do(tmp_path: Path) -> None:
+    """With the right by which they replicate, and nothing else that a consumer may read."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.topic(SCHEMAS_TOPIC, topic_id=SCHEMAS_ID)
+        broker.append(SCHEMAS_TOPIC)
+        broker.rules.allowed = {Need(CLUSTER_ACTION, CLUSTER)}
+        epochs = {"current_leader_epoch": broker.partition(SCHEMAS_TOPIC).leader_epoch, "replica_id": -1}
+        mine = await answer(broker, 1, 13, request_of(broker, 1, 13, topic_id=SCHEMAS_ID, **epochs))
+        assert not set(codes(mine))
+        other = await answer(broker, 1, 13, request_of(broker, 1, 13, **epochs))
+        assert set(codes(other)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        broker.rules.allowed = set()
+        nobody = await answer(broker, 1, 13, request_of(broker, 1, 13, topic_id=SCHEMAS_ID, **epochs))
+        assert set(codes(nobody)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
         await broker.stop()
 
     play(scenario)
