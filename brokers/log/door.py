@@ -65,11 +65,10 @@ NOTHING_READ: Final = Table()
 
 @dataclass(slots=True)
 class DoorCounts:
-    """Of a topic: records refused, batches that had to wait for the broker to know a schema, and why it was last."""
+    """Of a topic: records refused, batches that had to wait for the broker to know a schema, and when it was told."""
 
     refused_records: int = 0
     waiting_batches: int = 0
-    last_reason: str = ""
     told_ms: int | None = None
 
 
@@ -210,7 +209,6 @@ class Door:
     def _note(self, records: int, reason: str) -> None:
         counts, now_ms = self._counts, self._known.now_ms()
         counts.refused_records += records
-        counts.last_reason = reason
         if counts.told_ms is None or now_ms - counts.told_ms >= _TOLD_MS:
             counts.told_ms = now_ms
             logger.warning(
