@@ -15,6 +15,7 @@ METRICS_S: Final = 5.0
 """How long a broker's endpoint may be silent."""
 PAGE_S: Final = 9.0
 """How long a whole page may take: less than a step of the console's figures."""
+BLOCK_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -28,9 +29,9 @@ def metrics_address(client: AdminClient, broker_id: int, host: str) -> tuple[str
 
 
 def metrics_lines(address: tuple[str, int], bytes_max: int, page_s: float = PAGE_S) -> Iterator[bytes]:
-    """The lines of a broker's page, ``bytes_max`` of it. Raises ValueError, OSError, also if it takes over ``page_s``.
+    """The lines of a broker's page, without their ends, ``bytes_max`` of it. Raises ValueError, OSError.
 
-    A page that ends early raises, too: what is missing of it is not zero.
+    So it does for a page that takes over ``page_s``, and one that ends early: what is missing of it is not zero.
     """
     import http.client  # which most commands do without
 
@@ -53,10 +54,15 @@ def metrics_lines(address: tuple[str, int], bytes_max: int, page_s: float = PAGE
         answer = connection.getresponse()
         if answer.status != 200:
             raise ValueError(f"/metrics answers {answer.status}")
-        left = bytes_max
-        while left > 0 and (line := answer.readline(min(left, LINE_BYTES_MAX))):
-            left -= len(line)
-            yield line
+        left, rest = bytes_max, b""
+        while left > 0 and (block := answer.read(min(left, BLOCK_BYTES))):
+            left -= len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            if len(rest) > LINE_BYTES_MAX:
+                raise ValueError(f"/metrics has a line of more than {LINE_BYTES_MAX} bytes")
+        if rest:
+            yield rest
         if late.is_set() or (left > 0 and answer.length):
             raise ValueError(f"{host}:{port} did not end its page" + (f" within {page_s:g} s" if late.is_set() else ""))
     except http.client.HTTPException as error:

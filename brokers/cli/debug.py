@@ -181,7 +181,7 @@ def _topics(client: AdminClient, facts: FleetFacts) -> dict[str, Any]:
 def _metrics(client: AdminClient, broker_id: int, address: str) -> str:
     """The broker's page. Raises ValueError, OSError, CliError."""
     lines = metrics_lines(metrics_address(client, broker_id, address.rpartition(":")[0]), METRICS_BYTES_MAX)
-    return b"".join(lines).decode(errors="replace")
+    return b"\n".join(lines).decode(errors="replace")
 
 
 def tail_of(path: Path) -> str:

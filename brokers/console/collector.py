@@ -22,7 +22,17 @@ import click
 from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.console.clients import FleetClients
-from fleetlog.brokers.console.history import KINDS, MOST_KEPT, NAN, STEP_S, SUM, History, HistoryError, folded
+from fleetlog.brokers.console.history import (
+    KINDS,
+    MOST_KEPT,
+    NAN,
+    STEP_S,
+    SUM,
+    History,
+    HistoryError,
+    folded,
+    trouble_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -309,8 +319,10 @@ class FigureCollector:
                 trouble = None
             except click.ClickException as error:
                 trouble = error.format_message()
-            except (HistoryError, OSError) as error:
+            except HistoryError as error:
                 trouble = str(error)
+            except OSError as error:
+                trouble = trouble_text(error, self.history.directory if self.history else state_directory())
             except Exception as error:  # pages go on without figures, and say why
                 logger.exception("cannot collect figures")
                 trouble = f"{type(error).__name__}: see the console's log"
@@ -352,7 +364,7 @@ class FigureCollector:
         if self.history is None or self.history.directory != directory:
             if self.history is not None:
                 self.history.close()
-            self._scrapes = {}
+            self._scrapes, self.history = {}, None
             self.history = History(directory)
         return self.history
 

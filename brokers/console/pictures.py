@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -26,8 +27,10 @@ from fleetlog.brokers.console.charts import (
     days_text,
     days_until_full,
 )
-from fleetlog.brokers.console.history import KINDS, MEAN, MOST, Points, folded
+from fleetlog.brokers.console.history import KINDS, MEAN, MOST, Points, folded, trouble_text
 from fleetlog.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE: Final = 8
 """AclOperation."""
@@ -181,9 +184,16 @@ class Pictures:
         ]  # fmt: skip
 
     def _read(self, kind: str, name: str) -> dict[str, Points]:
-        if self._history is None:
-            return {column.name: [] for column in KINDS[kind]}
-        return self._history.read(kind, name, self.frame.since, self.frame.until, self.range.step_s)
+        return self._figures(kind, name, self.frame.since, self.frame.until, self.range.step_s)
+
+    def _figures(self, kind: str, name: str, since: int, until: int, step_s: int) -> dict[str, Points]:
+        """Those of the history; none where it cannot be read, which the log says, and the page shows without them."""
+        try:
+            if self._history is not None:
+                return self._history.read(kind, name, since, until, step_s)
+        except OSError as error:
+            logger.warning("figures of the console: %s", trouble_text(error, self._history.directory))
+        return {column.name: [] for column in KINDS[kind]}
 
     def _forecasts(self, brokers: Sequence[int]) -> list[dict[str, Any]]:
         """When brokers' disks are full if they go on filling as in the last days, the first one first."""
@@ -195,11 +205,9 @@ class Pictures:
         return sorted(forecasts, key=lambda one: one["days"])
 
     def _days_until_full(self, broker_id: int) -> float | None:
-        if self._history is None:
-            return None
         now = int(time.time())
         for longer in (RANGES[3], RANGES[2]):
-            figures = self._history.read("broker", str(broker_id), now - longer.seconds, now, longer.step_s)
+            figures = self._figures("broker", str(broker_id), now - longer.seconds, now, longer.step_s)
             total = next((one for _, one in reversed(figures["disk_total"]) if not isnan(one)), 0.0)
             days = days_until_full(figures["disk_used"], total)
             if days is not None:
@@ -233,8 +241,8 @@ class Pictures:
         notes = [f"Broker {number} tells no figures: {text}" for number, text in sorted(collector.troubles.items())]
         if notes:
             notes.append("Until it does, sums over all brokers are missing.")
-        anew = self._history.begun_anew if self._history is not None else None
-        return [*notes, *([f"{anew[0].upper()}{anew[1:]}."] if anew else [])]
+        lost = self._history.lost if self._history is not None else []
+        return [*notes, *(f"{one[0].upper()}{one[1:]}." for one in lost)]
 
 
 def busiest(rates: Mapping[int, Points]) -> list[Line]:
