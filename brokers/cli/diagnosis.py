@@ -102,6 +102,7 @@ class FleetFacts:
     health: dict[int, BrokerHealth] = field(default_factory=dict)
     settings: dict[int, dict[str, str | None]] = field(default_factory=dict)
     unclean_topics: list[str] = field(default_factory=list)
+    min_in_sync: dict[str, int] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     empty_groups: set[str] = field(default_factory=set)
     transactions: list[OpenTransaction] = field(default_factory=list)
@@ -471,7 +472,6 @@ def _same_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
 def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     partitions, live = facts.overview.partitions.values(), len(facts.overview.live_brokers())
     factors = {p.topic: len(p.target) for p in partitions}
-    minimum = {p.topic: p.min_in_sync for p in partitions}
     lone = sorted(topic for topic, factor in factors.items() if factor == 1)
     if lone and live > 1:
         inner = [topic for topic in lone if topic in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)]
@@ -482,7 +482,7 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             "a broker that stops takes them away, a disk that fails loses them",
             "fleetlog topics reassign TOPIC --replication-factor 3",
         )  # fmt: skip
-    brittle = sorted(t for t, factor in factors.items() if factor > 1 and minimum[t] >= factor)
+    brittle = sorted(t for t, factor in factors.items() if factor > 1 and facts.min_in_sync.get(t, 0) >= factor)
     if brittle:
         yield Finding(
             Severity.WARNING, "settings", "min.insync.replicas",
@@ -490,7 +490,7 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             "min.insync.replicas is not below the replication factor: one broker that stops refuses writes",
             "lower min.insync.replicas to one less than the factor: fleetlog topics alter",
         )  # fmt: skip
-    weak = sorted(t for t, factor in factors.items() if factor > 2 and minimum[t] == 1)
+    weak = sorted(t for t, factor in factors.items() if factor > 2 and facts.min_in_sync.get(t) == 1)
     if weak:
         yield Finding(
             Severity.NOTE, "settings", "min.insync.replicas",

@@ -30,12 +30,13 @@ from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.options import at_least
 from fleetlog.brokers.cli.output import CliError, Output, count_text, visible
 from fleetlog.brokers.cli.overview import (
+    MIN_IN_SYNC,
     PATIENCE_S,
     Overview,
     fetch_overview,
     read_domains,
     settings_told,
-    topic_setting,
+    topic_settings,
 )
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import messages
@@ -214,6 +215,6 @@ def _answering(facts: FleetFacts) -> list[int]:
 
 def _topics(client: AdminClient, facts: FleetFacts) -> None:
     topics = sorted({p.topic for p in facts.overview.partitions.values()})
-    facts.unclean_topics = [
-        name for name, value in topic_setting(client, topics, UNCLEAN_SETTING).items() if value == "true"
-    ]
+    told = topic_settings(client, topics, UNCLEAN_SETTING, MIN_IN_SYNC)
+    facts.unclean_topics = [name for name, value in told[UNCLEAN_SETTING].items() if value == "true"]
+    facts.min_in_sync = {name: int(value) for name, value in told[MIN_IN_SYNC].items()}

@@ -29,7 +29,10 @@ FAILURE_DOMAIN = "failure.domain"
 
 @dataclass(frozen=True, slots=True)
 class PartitionOverview:
-    """One partition as the controller last wrote it. ``leader`` is -1 if there is none."""
+    """One partition as the controller last wrote it. ``leader`` is -1 if there is none.
+
+    ``min_in_sync`` is 1 where all replicas are in sync: then it is not asked for.
+    """
 
     topic: str
     index: int
@@ -57,12 +60,12 @@ class PartitionOverview:
     @property
     def settled(self) -> tuple[int, ...]:
         """The replicas except those that a move is still adding."""
-        return tuple(b for b in self.replicas if b not in self.adding)
+        return tuple(b for b in self.replicas if b not in self.adding) if self.adding else self.replicas
 
     @property
     def target(self) -> tuple[int, ...]:
         """The replicas once the move is over."""
-        return tuple(b for b in self.replicas if b not in self.removing)
+        return tuple(b for b in self.replicas if b not in self.removing) if self.removing else self.replicas
 
     @property
     def under_replicated(self) -> bool:
@@ -255,7 +258,8 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
         moves = client.list_partition_reassignments()
     except kafka_errors.ClusterAuthorizationFailedError:  # a user that may see topics, but not the cluster
         moves = {}
-    minimum = topic_setting(client, sorted({topic for topic, _, _ in rows}), MIN_IN_SYNC)
+    short = {topic for topic, _, row in rows if len(row["isr_nodes"]) < max(1, len(row["replica_nodes"]))}
+    minimum = topic_setting(client, sorted(short), MIN_IN_SYNC)
     for topic, internal, row in rows:
         tp = TopicPartition(topic, row["partition_index"])
         move = moves.get(tp, {})
@@ -303,9 +307,15 @@ def _partition_rows(client: AdminClient, topics: Sequence[str] | None) -> Iterab
 
 def topic_setting(client: AdminClient, topics: Collection[str], setting: str) -> dict[str, str]:
     """What a setting is in each of these topics, of those that tell it. Raises KafkaError."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={setting: None}) for name in topics]
+    return topic_settings(client, topics, setting)[setting]
+
+
+def topic_settings(client: AdminClient, topics: Collection[str], *settings: str) -> dict[str, dict[str, str]]:
+    """The same for several settings, by one request."""
+    asked = dict.fromkeys(settings)
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=asked) for name in topics]
     configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
-    return {name: rows[setting]["value"] for name, rows in configs.items() if setting in rows}
+    return {one: {name: rows[one]["value"] for name, rows in configs.items() if one in rows} for one in settings}
 
 
 def own_settings(client: AdminClient, topic: str) -> dict[str, str]:
