@@ -19,6 +19,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from fleetlog.brokers.cli.overview import BrokerOverview
     from fleetlog.wire.messages import Encodable
 
 TRY_MS = 2_000
@@ -115,6 +116,8 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
     def __init__(self, *, suspects: Collection[str] = (), **config: Any) -> None:
         """``suspects`` are addresses, ``host:port``, whose brokers are asked last."""
         super().__init__(reconnect_backoff_max_ms=RECONNECT_MS, **config)
+        self.looked: tuple[float, Mapping[int, BrokerOverview]] | None = None
+        """When all log directories were last read by this client (monotonic), and what was read."""
         brokers = self._manager.cluster.brokers()
         self._silent = {broker.node_id for broker in brokers if f"{broker.host}:{broker.port}" in suspects}
         self._send_to = self._manager.send
@@ -122,7 +125,17 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     def ask_each(self, requests: Mapping[int, Encodable], timeout_s: float) -> dict[int, Any]:
         """Ask several brokers at once; None stands for one without a valid answer in time."""
-        return dict(zip(requests, self.ask_all(list(requests.items()), timeout_s), strict=True))
+        return self.begin_each(requests, timeout_s)()
+
+    def begin_each(self, requests: Mapping[int, Encodable], timeout_s: float) -> Callable[[], dict[int, Any]]:
+        """The same while other things are asked: the function that it returns waits for the answers."""
+        sent = self._manager.call_soon(self._ask_all, list(requests.items()), timeout_s)
+
+        async def answers() -> list[Any]:
+            answered: list[Any] = await sent
+            return answered
+
+        return lambda: dict(zip(requests, self._manager.run(answers), strict=True))
 
     def ask_any(self, request: Encodable) -> Any:
         """The first answer of any broker. Raises KafkaTimeoutError when there is none."""

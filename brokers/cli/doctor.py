@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -32,13 +33,14 @@ from fleetlog.brokers.cli.output import CliError, Output, count_text, visible
 from fleetlog.brokers.cli.overview import (
     MIN_IN_SYNC,
     PATIENCE_S,
+    BrokerOverview,
     Overview,
     fetch_overview,
+    read_directories,
     read_domains,
     settings_told,
     topic_settings,
 )
-from fleetlog.brokers.model import TopicPartition
 from fleetlog.wire import messages
 
 UNCLEAN_SETTING = "unclean.leader.election.enable"
@@ -48,6 +50,9 @@ TRANSACTIONS_ASKED = 200
 """Open transactions that are looked at."""
 LEAST_SPAN_S = 0.3
 """Between the two looks at the sizes of partitions."""
+MOST_SPAN_S = 60.0
+"""So long a look is remembered by a client that is used again."""
+Looked = tuple[float, Mapping[int, BrokerOverview]]
 _DEFAULTS = Thresholds()
 
 
@@ -103,8 +108,8 @@ def _print(found: list[Finding], facts: FleetFacts) -> None:
 
 def gathered(client: AdminClient) -> FleetFacts:
     """Ask the fleet. What cannot be asked is noted, not waited for."""
+    earlier = client.looked
     overview = fetch_overview(client)
-    began_s = time.monotonic()
     facts = FleetFacts(overview, time.time_ns() // 1_000_000)
     steps: dict[str, Callable[[AdminClient, FleetFacts], None]] = {
         "clocks, ZooKeeper and certificates": _health, "settings": _settings,
@@ -117,7 +122,7 @@ def gathered(client: AdminClient) -> FleetFacts:
         except (kafka_errors.KafkaError, CliError, OSError) as error:
             facts.untold.append((subject, first_line(error) or type(error).__name__))
     try:
-        _rates(client, facts, began_s)
+        _rates(client, facts, earlier)
     except kafka_errors.KafkaError as error:
         facts.untold.append(("sizes", first_line(error) or type(error).__name__))
     return facts
@@ -130,24 +135,26 @@ def judged(client: AdminClient, overview: Overview) -> tuple[FleetFacts, FleetHe
     return facts, verdict(facts)
 
 
-def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
-    """How fast partitions have grown since the overview was read; a log that shrinks meanwhile does not grow."""
-    time.sleep(max(0.0, began_s + LEAST_SPAN_S - time.monotonic()))
-    from fleetlog.wire.messages import DescribeLogDirsRequest  # its answer says what a broker lacks
-
-    requests = dict.fromkeys(_answering(facts), DescribeLogDirsRequest(topics=None))
-    answers = client.ask_each(requests, PATIENCE_S)
-    span_s = time.monotonic() - began_s
-    for broker_id, answer in answers.items():
-        before = facts.overview.brokers[broker_id]
-        for result in answer.results if answer is not None else ():
-            for topic in result.topics:
-                for one in topic.partitions:
-                    tp = TopicPartition(topic.name, one.partition_index)
-                    known = before.size_of(tp)
-                    if known is not None and not one.is_future_key:
-                        rate = max(0, one.partition_size - known) / span_s
-                        facts.rates[tp] = max(rate, facts.rates.get(tp, 0.0))
+def _rates(client: AdminClient, facts: FleetFacts, earlier: Looked | None) -> None:
+    """How fast partitions have grown since the client's last look at them, or if that was long ago, since the
+    overview's; a log that shrinks meanwhile does not grow."""
+    later = client.looked
+    if later is not None and (earlier is None or not LEAST_SPAN_S <= later[0] - earlier[0] <= MOST_SPAN_S):
+        earlier = later
+        time.sleep(max(0.0, earlier[0] + LEAST_SPAN_S - time.monotonic()))
+        brokers = {broker_id: replace(facts.overview.brokers[broker_id]) for broker_id in _answering(facts)}
+        read_directories(client, replace(facts.overview, brokers=brokers))
+        later = client.looked
+    if earlier is None or later is None:
+        return
+    for broker_id, broker in later[1].items():
+        before = earlier[1].get(broker_id)
+        for directory in broker.directories or ():
+            for tp, size in directory.sizes.items():
+                known = before.size_of(tp) if before is not None else None
+                if known is not None:
+                    rate = max(0, size - known) / (later[0] - earlier[0])
+                    facts.rates[tp] = max(rate, facts.rates.get(tp, 0.0))
 
 
 def _health(client: AdminClient, facts: FleetFacts) -> None:

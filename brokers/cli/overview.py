@@ -6,7 +6,8 @@ something is broken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +91,8 @@ class PartitionOverview:
     @property
     def problem(self) -> str | None:
         """The worst problem, as text; None if there is none."""
+        if self.leader >= 0 and len(self.isr) >= max(1, len(self.replicas)):
+            return None  # at once, since an overview asks it of all partitions
         if self.offline:
             return "offline"
         if self.under_min_in_sync:
@@ -253,6 +256,7 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
     overview = Overview(cluster["cluster_id"], cluster["controller_id"])
     for row in cluster["brokers"]:
         overview.brokers[row["broker_id"]] = BrokerOverview(row["broker_id"], row["host"], row["port"], row["rack"])
+    fill = _begin_directories(client, overview, None) if directories else None
     rows = list(_partition_rows(client, topics))
     try:
         moves = client.list_partition_reassignments()
@@ -280,8 +284,8 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
         partition = overview.partitions[tp]
         for broker_id in sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1}):
             overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
-    if directories:
-        read_directories(client, overview)
+    if fill is not None:
+        fill()
     return overview
 
 
@@ -356,6 +360,13 @@ def read_domains(client: AdminClient, overview: Overview) -> None:
 
 def read_directories(client: AdminClient, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
     """Fill in the contents of the brokers' log directories: of all partitions or of some."""
+    _begin_directories(client, overview, topics)()
+
+
+def _begin_directories(
+    client: AdminClient, overview: Overview, topics: Collection[TopicPartition] | None
+) -> Callable[[], None]:
+    """Ask for the directories of the brokers that are known; the function that it returns waits, and fills them in."""
     from fleetlog.wire.messages import DescribeLogDirsRequest  # its answer says what a broker lacks
 
     wanted = None
@@ -363,10 +374,18 @@ def read_directories(client: AdminClient, overview: Overview, topics: Collection
         names = sorted({tp.topic for tp in topics})
         wanted = [(name, sorted(tp.partition for tp in topics if tp.topic == name)) for name in names]
     requests = {broker.id: DescribeLogDirsRequest(topics=wanted) for broker in overview.live_brokers()}
-    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
-        broker = overview.brokers[broker_id]
-        broker.directories = None if answer is None else [_directory(d) for d in answer.results]
-        broker.lacks = list(getattr(answer, "troubles", None) or ())
+    answers = client.begin_each(requests, PATIENCE_S)
+
+    def fill() -> None:
+        looked_s = time.monotonic()
+        for broker_id, answer in answers().items():
+            broker = overview.brokers[broker_id]
+            broker.directories = None if answer is None else [_directory(d) for d in answer.results]
+            broker.lacks = list(getattr(answer, "troubles", None) or ())
+        if topics is None:
+            client.looked = looked_s, overview.brokers
+
+    return fill
 
 
 def _directory(row: Any) -> Directory:

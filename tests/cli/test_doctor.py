@@ -17,6 +17,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from kafka.admin import KafkaAdminClient
 
 import fleetlog.wire.messages as m
+from fleetlog.brokers.cli import doctor
+from fleetlog.brokers.cli.client import Target, admin
+from fleetlog.brokers.cli.doctor import gathered
 from tests.chaos.clocks import HostClock, build
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
@@ -96,6 +99,39 @@ def test_a_healthy_fleet_has_few_files_at_one_broker_only(fleet: Fleet, topic: s
     assert text.startswith("3 brokers and ")
     assert f"broker 2\n  what    it may open {FILES} files only" in text
     assert "do      raise LimitNOFILE" in text
+
+
+def test_a_client_that_is_used_again_measures_growth_since_its_last_look(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a page of the console neither waits between two looks nor asks for all sizes twice."""
+    topic = "growing"
+    Shell(fleet).run("topics", "create", topic, "-p", "1")
+    monkeypatch.setattr(doctor, "LEAST_SPAN_S", 0.0)
+    target = Target(fleet.bootstrap, 30.0, {})
+    with admin(target) as client:
+        gathered(client)
+        Shell(fleet).run("produce", topic, stdin="a record\n" * 100)
+        facts = gathered(client)
+        assert max(rate for tp, rate in facts.rates.items() if tp.topic == topic) > 0
+        assert client.looked is not None
+        assert client.looked[1] is facts.overview.brokers, "the overview's look was the last one"
+    with admin(target) as client:
+        facts = gathered(client)
+        assert max(rate for tp, rate in facts.rates.items() if tp.topic == topic) == 0
+        assert client.looked is not None
+        assert client.looked[1] is not facts.overview.brokers
+
+
+def test_brittle_and_weak_topics_are_told(fleet: Fleet, topic: str) -> None:
+    shell = Shell(fleet)
+    for name, minimum in ((f"{topic}-brittle", 3), (f"{topic}-weak", 1)):
+        shell.run("topics", "create", name, "-p", "1", "-r", "3", "-c", f"min.insync.replicas={minimum}")
+    text = shell.run("doctor", code=WARNINGS).stdout
+    assert re.search(f"needs every replica for a write: .*{topic}-brittle", text)
+    assert re.search(f"takes writes with one replica in sync: .*{topic}-weak", text)
+    for name in (f"{topic}-brittle", f"{topic}-weak"):
+        shell.run("topics", "delete", name, "--yes")
 
 
 def test_a_broker_describes_its_health(fleet: Fleet, topic: str) -> None:
