@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 LINES_MAX: Final = 200
 """Of one answer."""
+KEPT_MAX: Final = 10_000
+"""More than a broker keeps: while one writes faster than it is read, the reading ends."""
 LOOK_S: Final = 1.0
+UNTOLD: Final = "broker {} does not tell its log: it does not answer, or is older than this command"
 TELLS: Final = (
     "brokers' logs name topics, groups, principals and addresses of clients; what looks like a secret, and the audit's"
     " lines, are left out"
@@ -67,6 +70,23 @@ def tail(
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             return
+
+
+def kept_lines(client: AdminClient, broker_id: int, timeout_s: float) -> list[str]:
+    """All lines that a broker keeps, the oldest first. Raises CliError where it tells none, with the reason."""
+    from fleetlog.wire import messages  # which few commands need
+
+    lines: list[Any] = []
+    while True:
+        number = lines[-1].number if lines else 0
+        request = messages.DescribeLogLinesRequest(version=0, after_number=number, limit=LINES_MAX)
+        answer = client.ask_each({broker_id: request}, timeout_s)[broker_id]
+        if answer is None:
+            raise CliError(UNTOLD.format(broker_id))
+        raise_for_code(f"the log of broker {broker_id}", answer.error_code)
+        lines += answer.lines
+        if len(answer.lines) < LINES_MAX or len(lines) >= KEPT_MAX:
+            return [f"{iso(one.time_ms)} {one.level} {one.logger} {one.message}" for one in lines]
 
 
 def _show(out: Output, broker_id: int, one: Any) -> None:
@@ -120,4 +140,4 @@ class _Tails:
         """Once for each time that it is silent."""
         if broker_id not in self._silent:
             self._silent.add(broker_id)
-            warn(f"broker {broker_id} does not tell its log: it does not answer, or is older than this command")
+            warn(UNTOLD.format(broker_id))

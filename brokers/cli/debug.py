@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from fleetlog.brokers.cli.admin_client import AdminClient
+from fleetlog.brokers.cli.broker_logs import kept_lines
 from fleetlog.brokers.cli.broker_metrics import metrics_address, metrics_lines
 from fleetlog.brokers.cli.client import Target, admin, client_options, first_line
 from fleetlog.brokers.cli.cluster_config import SOURCES, settings_of_brokers
@@ -42,6 +44,7 @@ CONTENTS: Final = {
     "groups.json": "groups with their states and lag",
     "transactions.json": "transactions with their states",
     "metrics/broker-N.txt": "/metrics of each broker whose admin.listener can be reached from here",
+    "logs/broker-N.txt": "the newest lines of each broker's log, as `fleetlog logs tail`: none of the audit's",
     "logs/NAME": "the last 4 MB of each file that --log names",
     "errors.json": "what could not be had, and why",
 }
@@ -57,7 +60,7 @@ def debug() -> None:
 @click.option("--output", "-o", "path", type=click.Path(dir_okay=False, path_type=Path),
               help="The zip.  [default: fleetlog-debug-TIME.zip]")  # fmt: skip
 @click.option("--log", "logs", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              metavar="FILE", help="A broker's log on this machine; may be repeated. No API tells logs.")  # fmt: skip
+              metavar="FILE", help="A whole log on this machine; may be repeated.")  # fmt: skip
 @client_options
 def make_bundle(target: Target, out: Output, path: Path | None, logs: tuple[Path, ...]) -> None:
     """Put settings, states, metrics, logs and doctor's findings into a zip, without secrets and without records.
@@ -70,7 +73,7 @@ def make_bundle(target: Target, out: Output, path: Path | None, logs: tuple[Path
     files: dict[str, str] = {}
     errors: list[dict[str, str]] = []
     with admin(target) as client:
-        for name, content in _collected(client, logs, errors):
+        for name, content in _collected(client, logs, target.timeout_s, errors):
             files[name] = _without(own, content)
     files["errors.json"] = _without(own, _json(errors))
     readme = ["What fleetlog debug bundle has collected:", ""]
@@ -95,7 +98,9 @@ def _write(path: Path, files: dict[str, str]) -> None:
         raise CliError(f"{path}: {error.strerror}") from None
 
 
-def _collected(client: AdminClient, logs: tuple[Path, ...], errors: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
+def _collected(
+    client: AdminClient, logs: tuple[Path, ...], timeout_s: float, errors: list[dict[str, str]]
+) -> Iterator[tuple[str, str]]:
     """Names and contents; what fails is noted, and the rest goes on."""
     from fleetlog.brokers.cli.cluster import overview_value
     from fleetlog.brokers.cli.diagnosis import verdict
@@ -117,11 +122,15 @@ def _collected(client: AdminClient, logs: tuple[Path, ...], errors: list[dict[st
         except (kafka_errors.KafkaError, CliError, OSError) as error:
             errors.append({"file": name, "why": first_line(error) or type(error).__name__})
     for broker in facts.overview.live_brokers():
-        name = f"metrics/broker-{broker.id}.txt"
-        try:
-            yield name, _metrics(client, broker.id, broker.address or "")
-        except (kafka_errors.KafkaError, CliError, OSError, ValueError) as error:
-            errors.append({"file": name, "why": first_line(error) or type(error).__name__})
+        of_broker: dict[str, Callable[[], str]] = {
+            f"metrics/broker-{broker.id}.txt": partial(_metrics, client, broker.id, broker.address or ""),
+            f"logs/broker-{broker.id}.txt": partial(_log, client, broker.id, timeout_s),
+        }
+        for name, read in of_broker.items():
+            try:
+                yield name, read()
+            except (kafka_errors.KafkaError, CliError, OSError, ValueError) as error:
+                errors.append({"file": name, "why": first_line(error) or type(error).__name__})
     for number, log in enumerate(logs, 1):
         name = f"logs/{number}-{log.name}"
         try:
@@ -182,6 +191,11 @@ def _metrics(client: AdminClient, broker_id: int, address: str) -> str:
     """The broker's page. Raises ValueError, OSError, CliError."""
     lines = metrics_lines(metrics_address(client, broker_id, address.rpartition(":")[0]), METRICS_BYTES_MAX)
     return b"\n".join(lines).decode(errors="replace")
+
+
+def _log(client: AdminClient, broker_id: int, timeout_s: float) -> str:
+    """What the broker keeps of its log. Raises CliError."""
+    return lines_without_secrets("\n".join([*kept_lines(client, broker_id, timeout_s), ""]))
 
 
 def tail_of(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from fleetlog.brokers.cli import debug
 from fleetlog.brokers.cli.debug import CONTENTS, lines_without_secrets, tail_of
 from tests.cli.shell import Shell
 from tests.support.fleet import Fleet
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, SCRAM_MODULE, USER, jaas, secured_fleet
 
 PLANTED = "pl4nted-s3cret"
 
@@ -66,8 +68,8 @@ def test_a_bundle_has_what_its_readme_says_and_no_secret(own: Fleet, tmp_path: P
         files = {name: bundle.read(name).decode() for name in bundle.namelist()}
     assert sorted(shown["files"]) == sorted(files)
     assert set(files) == {
-        *(name for name in CONTENTS if "/" not in name), "README.txt", "metrics/broker-1.txt", "logs/1-broker.out",
-        "logs/2-other.log",
+        *(name for name in CONTENTS if "/" not in name), "README.txt", "metrics/broker-1.txt", "logs/broker-1.txt",
+        "logs/1-broker.out", "logs/2-other.log",
     }  # fmt: skip
     assert [name for name, text in files.items() if PLANTED in text] == []
     assert all(name in files["README.txt"] for name in CONTENTS)
@@ -80,6 +82,33 @@ def test_a_bundle_has_what_its_readme_says_and_no_secret(own: Fleet, tmp_path: P
     assert json.loads(files["fleet.json"])["brokers"][0]["alive"] is True
     assert "findings" in json.loads(files["doctor.json"])
     assert "fleetlog_requests_total" in files["metrics/broker-1.txt"]
+    assert re.search("INFO fleetlog[.].* leading orders-0 in epoch 0", files["logs/broker-1.txt"])
     assert files["logs/2-other.log"].count("is left out") == 4
     assert files["logs/2-other.log"].startswith("harmless line\n")
     assert "File exists" in shell.fails("debug", "bundle", "-o", str(path))
+
+
+@pytest.mark.zookeeper
+def test_who_may_not_describe_the_cluster_gets_a_bundle_without_the_brokers_logs(tmp_path: Path) -> None:
+    acls = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer", "super.users": f"User:{BROKER_USER}"}
+    fleet = secured_fleet(tmp_path / "guarded", **acls)
+    try:
+        fleet.start()
+        shell = Shell(fleet)
+        shown = {}
+        for user, password in ((USER, PASSWORD), (BROKER_USER, BROKER_PASSWORD)):
+            config, path = tmp_path / f"{user}.properties", tmp_path / f"{user}.zip"
+            login = jaas(SCRAM_MODULE, username=user, password=password)
+            config.write_text(
+                f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n"
+            )
+            shell.run("debug", "bundle", "-o", str(path), "--command-config", str(config))
+            with zipfile.ZipFile(path) as bundle:
+                shown[user] = {name: bundle.read(name).decode() for name in bundle.namelist()}
+        assert "logs/broker-1.txt" not in shown[USER]
+        why = {row["file"]: row["why"] for row in json.loads(shown[USER]["errors.json"])}
+        assert "CLUSTER_AUTHORIZATION_FAILED" in why["logs/broker-1.txt"]
+        assert "INFO fleetlog." in shown[BROKER_USER]["logs/broker-1.txt"]
+        assert [name for name, text in shown[BROKER_USER].items() if BROKER_PASSWORD in text or PASSWORD in text] == []
+    finally:
+        fleet.close()

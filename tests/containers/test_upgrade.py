@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +20,7 @@ from tests.support.clients import CLIENTS, READ_COMMITTED, Message, Transactiona
 
 pytestmark = pytest.mark.containers
 
+ROOT = Path(__file__).parents[2]
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
@@ -77,7 +83,32 @@ def upgrade(fleet: Fleet, name: str, image: str, work: Workload) -> float:
     return time.monotonic() - begun
 
 
-def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: Callable[[str], None]) -> None:
+def look_with_this_version(fleet: Fleet, directory: Path) -> None:
+    """Commands of this version at a fleet whose other brokers do not know what it asks: they say so, and go on."""
+    numbers = {number for number, _ in enumerate(BROKERS, 1)}
+    tail, bundle = (
+        subprocess.run(
+            [sys.executable, "-m", "fleetlog.brokers.cli.main", *words, "-b", fleet.bootstrap],
+            capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
+        )
+        for words in (["logs", "tail", "-n", "200", "--json"], ["debug", "bundle", "-o", str(directory / "b.zip")])
+    )  # fmt: skip
+    told = {json.loads(line)["broker"] for line in tail.stdout.splitlines()}
+    assert len(told) == 1, "the new one alone"
+    for number in numbers - told:
+        assert f"broker {number} does not tell its log" in tail.stderr
+    assert "Traceback" not in bundle.stderr
+    with zipfile.ZipFile(directory / "b.zip") as files:
+        names = files.namelist()
+        why = {row["file"]: row["why"] for row in json.loads(files.read("errors.json"))}
+    assert {f"logs/broker-{number}.txt" for number in told} == {one for one in names if one.startswith("logs/")}
+    for number in numbers - told:
+        assert "older than this command" in why[f"logs/broker-{number}.txt"]
+
+
+def test_rolling_upgrade_and_a_step_back(
+    old_fleet: Fleet, images: Images, say: Callable[[str], None], tmp_path: Path
+) -> None:
     fleet = old_fleet
     shop = Shop(fleet)
     shop.trade()
@@ -88,6 +119,7 @@ def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: 
         for image in (images.broker, images.previous, images.broker):
             took.append(upgrade(fleet, BROKERS[0], image, work))
             shop.trade()
+        look_with_this_version(fleet, tmp_path)
         for name in BROKERS[1:]:
             create_topic(fleet.bootstrap, 3)  # returns when it is whole on every broker of the mixed fleet
             took.append(upgrade(fleet, name, images.broker, work))
