@@ -24,6 +24,7 @@ OF_ONE: Final = frozenset({
     "broker.id", "node.id", "broker.rack", "listeners", "advertised.listeners", "log.dir", "log.dirs", "admin.listener",
 })  # fmt: skip
 """Settings that differ because brokers do."""
+everything_option = click.option("--all", "everything", is_flag=True, help="Also settings that have their defaults.")
 name_argument = click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=complete_broker_settings)
 
 
@@ -79,10 +80,15 @@ def _listed(out: Output, rows: dict[str, dict[int, Any]]) -> None:
 @cluster_config.command("get")
 @name_argument
 @click.option("--broker", "broker_id", type=BROKER_ID, help="Only of this broker.")
-@click.option("--all", "everything", is_flag=True, help="Also settings that have their defaults.")
+@everything_option
 @client_options
 def get_settings(target: Target, out: Output, names: tuple[str, ...], broker_id: int | None, everything: bool) -> None:
     """Show settings of the brokers and where they come from; without names those that are not at their defaults."""
+    show_settings(target, out, names, broker_id, everything)
+
+
+def show_settings(target: Target, out: Output, names: tuple[str, ...], broker_id: int | None, everything: bool) -> None:
+    """Of one broker, or all: those named, or those that are not at their defaults, or everything. Raises CliError."""
     with admin(target) as client:
         rows = settings_of_brokers(client, names, broker_id)
     if not (names or everything):

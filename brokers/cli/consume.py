@@ -22,6 +22,7 @@ from fleetlog.brokers.cli.client import (
     Target,
     admin,
     client_options,
+    complete_groups,
     complete_topics,
     consumer,
     explain,
@@ -136,7 +137,7 @@ def _expression(text: str) -> Any:
     " first, where a registry is known, else as they are.  [default: auto]",
 )  # fmt: skip
 @registry_option
-@click.option("--group", "-g", help="Read as a member of this group and commit.")
+@click.option("--group", "-g", shell_complete=complete_groups, help="Read as a member of this group and commit.")
 @click.option(
     "--isolation",
     type=click.Choice(["read_committed", "read_uncommitted"]),

@@ -10,6 +10,7 @@ from kafka.admin import AlterConfigOp, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 from fleetlog.brokers.cli.client import Target, admin, client_options, raise_for_code
+from fleetlog.brokers.cli.cluster_config import everything_option, name_argument, show_settings
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from fleetlog.brokers.cli.moves import moves_to
@@ -27,7 +28,20 @@ dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show
 
 @click.group(cls=CommandGroup)
 def brokers() -> None:
-    """Single brokers: drain, replace, unregister, levels of their loggers."""
+    """Single brokers: config, drain, replace, unregister, levels of their loggers."""
+
+
+@brokers.command("config")
+@click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
+@name_argument
+@everything_option
+@client_options
+def show_config(target: Target, out: Output, broker_id: int, names: tuple[str, ...], everything: bool) -> None:
+    """Show a broker's settings and where they come from; without names those that are not at their defaults.
+
+    `fleetlog cluster config` compares those of all brokers, and changes them.
+    """
+    show_settings(target, out, names, broker_id, everything)
 
 
 @brokers.command("loggers")

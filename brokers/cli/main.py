@@ -12,7 +12,7 @@ _SUBJECTS = {
     "acls": "Access control lists: list, add, set, remove.",
     "apply": "Make the fleet what a file says: topics, users, ACLs, quotas.",
     "broker": "Run one broker from a properties file.",
-    "brokers": "Single brokers: drain, replace, unregister, levels of their loggers.",
+    "brokers": "Single brokers: config, drain, replace, unregister, levels of their loggers.",
     "cluster": "The fleet: describe, health, config, rebalance.",
     "completion": "Print the shell completion script.",
     "config": "List every setting of a broker or a topic.",

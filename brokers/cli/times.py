@@ -1,4 +1,4 @@
-"""Positions in a topic as users write them: ``beginning``, ``end``, an offset, a time, a duration."""
+"""Positions in a topic as users write them: ``beginning`` (rpk's ``start``), ``end``, an offset, a time, a duration."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def parse_duration(text: str) -> int:
 
 def parse_point(text: str) -> Point:
     """A position in a partition; raises ValueError."""
-    if text in {"beginning", "end"}:
-        return Point(text)
+    if text in {"beginning", "start", "end"}:
+        return Point("end" if text == "end" else "beginning")
     if re.fullmatch("[0-9]{1,18}", text):
         return Point("offset", int(text))
     if re.fullmatch("(end)?-[0-9]{1,18}", text):

@@ -137,6 +137,16 @@ def _delete_topics(form: Form) -> PlannedChange:
     )  # fmt: skip
 
 
+def _trim_topic(form: Form) -> PlannedChange:
+    name, before = _needed(form, "topic"), _needed(form, "before")
+    trim = CommandLine("topics", "trim", (f"--before={before}",), (name,))
+    return PlannedChange(
+        f"Delete the oldest records of {name}", trim.also("--yes"), f"/topics/{quote(name, '')}",
+        trim.also("--dry-run"), f"The records before {before} are gone then, for all who read the topic.",
+        destroys=True,
+    )  # fmt: skip
+
+
 def _topic_shown(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "topic": row["topic"], "partitions": len(row["partitions"]),
@@ -375,6 +385,7 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "alter-topic": _alter_topic,
     "alter-broker": _alter_broker,
     "delete-topics": _delete_topics,
+    "trim-topic": _trim_topic,
     "write-record": _write_record,
     "copy-record": _copy_record,
     "reset-group": _reset_group,

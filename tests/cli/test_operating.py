@@ -169,6 +169,17 @@ def test_what_the_records_of_a_topic_are_like(own: Fleet, shell: Shell, topic: s
     assert "0 newest records" in shell.run("topics", "analyze", empty).stdout
 
 
+def test_the_settings_of_one_broker(shell: Shell) -> None:
+    rows = {row["setting"]: row for row in shell.json("brokers", "config", "2")}
+    assert (rows["broker.id"]["value"], rows["broker.id"]["brokers"]) == ("2", [2])
+    assert "log.retention.hours" not in rows, "it has its default"
+    (one,) = shell.json("brokers", "config", "2", "log.retention.hours")
+    assert (one["value"], one["from"]) == ("168", "default")
+    assert len(shell.json("brokers", "config", "1", "--all")) > 100
+    assert "did you mean log.retention.hours" in shell.fails("brokers", "config", "1", "log.retention.hour")
+    assert "77" in shell.fails("brokers", "config", "77")
+
+
 @pytest.mark.parametrize(
     ("words", "incomplete", "wanted"),
     [
@@ -191,7 +202,8 @@ def test_names_of_settings_are_completed(words: str, incomplete: str, wanted: st
 def test_topics_and_groups_are_completed(shell: Shell, topic: str) -> None:
     group = f"group-{topic}"
     shell.run("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
-    for words, wanted in (("fleetlog topics analyze", topic), ("fleetlog groups seek", group)):
+    asked = (("topics analyze", topic), ("groups seek", group), ("consume t --group", group))
+    for words, wanted in ((f"fleetlog {words}", wanted) for words, wanted in asked):
         env = {
             **shell.environment,
             "_FLEETLOG_COMPLETE": "bash_complete",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetlog.brokers.cli.times import parse_time
+from fleetlog.brokers.cli.times import parse_point, parse_time
 
 
 @pytest.fixture
@@ -31,3 +31,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_time_without_a_zone_is_utc_wherever_the_command_runs(elsewhere: None, text: str, seconds: int) -> None:
     assert parse_time(text) == seconds * 1000
+
+
+def test_the_words_of_other_command_lines_for_the_two_ends() -> None:
+    assert parse_point("start") == parse_point("beginning")
+    assert parse_point("end") != parse_point("start")

@@ -81,6 +81,24 @@ def test_a_topic_is_created_changed_and_deleted_after_one_more_question(
     eventually(gone, "it is deleted by the form")
 
 
+def test_the_oldest_records_are_deleted_after_one_more_question(visitor: Visitor, shell: Shell, name: str) -> None:
+    shell.run("topics", "create", name, "-p", "1")
+    shell.run("produce", name, stdin="a\nb\nc\n")
+    assert 'action="/change/trim-topic"' in visitor.page(f"/topics/{name}")
+    shown = asked(visitor, "trim-topic", topic=name, before="end-1")
+    assert [(row["first_offset"], row["new_first_offset"]) for row in shown["preview"]] == [(0, 2)]
+    assert shell.lines("consume", name, "--to", "end") == ["a", "b", "c"]
+    done(visitor, "trim-topic", topic=name, before="end-1")
+    assert shell.lines("consume", name, "--to", "end") == ["c"]
+    typed(shell, shown["command"].replace("end-1", "end"))
+    assert shell.lines("consume", name, "--to", "end") == []
+    token = visitor.json("/topics")["form_token"]
+    for before, status in (("", 400), ("nowhere", 400)):
+        form = {"form_token": token, "topic": name, "before": before}
+        assert visitor.post("/change/trim-topic", form, Accept="application/json").status == status
+    done(visitor, "delete-topics", topic=name)
+
+
 def test_picked_topics_are_deleted_after_one_question(visitor: Visitor, shell: Shell, name: str) -> None:
     names = [f"{name}-{n}" for n in range(3)]
     for one in names:
