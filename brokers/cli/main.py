@@ -33,7 +33,7 @@ _SUBJECTS = {
     "quotas": "Client quotas: list, set, remove.",
     "records": "Single records: write one, copy one.",
     "registry": "A schema registry that keeps its schemas in the fleet.",
-    "schemas": "Schemas of a registry: list, show, register, check, diff, delete.",
+    "schemas": "Schemas of a registry: list, show, register, check, compatibility, diff, delete.",
     "sinks": "Exactly-once sinks: list, describe, reset.",
     "spark": "Spark: pack an archive for executors.",
     "topics": "Topics: create, describe, alter, analyze, trim, reassign, elect, delete.",

@@ -23,7 +23,7 @@ from fleetlog.brokers.cli.output import CliError, Output, confirm
 from fleetlog.brokers.cli.registries import CONTENT, RegistryAccess, known_registry, registry_access, registry_option
 from fleetlog.brokers.schemas.formats import AVRO, JSON
 from fleetlog.brokers.schemas.protobuf import PROTOBUF
-from fleetlog.brokers.schemas.registry import KINDS
+from fleetlog.brokers.schemas.registry import KINDS, LEVELS
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -142,7 +142,7 @@ def pretty(text: str) -> str:
 
 @click.group(cls=CommandGroup)
 def schemas() -> None:
-    """Schemas of a registry: list, show, register, from-model, check, diff, delete."""
+    """Schemas of a registry: list, show, register, from-model, check, compatibility, diff, delete."""
 
 
 @schemas.command("list")
@@ -244,6 +244,24 @@ def check(*, client: RegistryClient, out: Output, subject: str, schema: SchemaFi
     out.done("compatible" if fits else f"not compatible:\n{told}", answer)
     if not fits:
         click.get_current_context().exit(INCOMPATIBLE)
+
+
+@schemas.command()
+@click.argument("subject", required=False)
+@click.option("--set", "level", type=click.Choice(LEVELS, case_sensitive=False), help="From now on.")
+@click.option("--unset", is_flag=True, help="Back to the level of all subjects; without SUBJECT, to the default.")
+@registry_options
+def compatibility(*, client: RegistryClient, out: Output, subject: str | None, level: str | None, unset: bool) -> None:
+    """Show or change what SUBJECT's next version must be compatible with; without SUBJECT, that of all subjects."""
+    if level is not None and unset:
+        raise click.UsageError("--set and --unset do not go together")
+    path = ("config", *((subject,) if subject is not None else ()))
+    if unset:
+        client.ask("DELETE", *path)
+    elif level is not None:
+        client.ask("PUT", *path, body={"compatibility": level})
+    now = client.ask("GET", *path, defaultToGlobal="true")["compatibilityLevel"]
+    out.done(f"{'all subjects' if subject is None else subject}: {now}", {"subject": subject, "compatibility": now})
 
 
 @schemas.command()

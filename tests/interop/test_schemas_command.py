@@ -47,6 +47,11 @@ def test_a_schema_is_tried_registered_compared_and_deleted(shell: Shell, tmp_pat
     assert [(row["subject"], row["type"], row["version"]) for row in listed] == [("people-orders", "AVRO", 2)]
     assert shell.json("schemas", "show", "people-orders", "--version", "1")["id"] == number
     assert json.loads(shell.run("schemas", "show", "--id", str(number)).stdout)["name"] == "Order"
+    assert shell.lines("schemas", "compatibility", "people-orders") == ["people-orders: BACKWARD"]
+    value = shell.json("schemas", "compatibility", "people-orders", "--set", "full")
+    assert value == {"subject": "people-orders", "compatibility": "FULL"}
+    assert shell.lines("schemas", "compatibility") == ["all subjects: BACKWARD"]
+    assert shell.lines("schemas", "compatibility", "people-orders", "--unset") == ["people-orders: BACKWARD"]
     lines = shell.lines("schemas", "diff", "people-orders")
     assert lines[:2] == ["--- people-orders version 1", "+++ people-orders version 2"]
     assert '+      "name": "note",' in lines
