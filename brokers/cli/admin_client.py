@@ -19,7 +19,6 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.cli.overview import BrokerOverview
     from fleetlog.wire.messages import Encodable
 
 TRY_MS = 2_000
@@ -116,7 +115,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
     def __init__(self, *, suspects: Collection[str] = (), **config: Any) -> None:
         """``suspects`` are addresses, ``host:port``, whose brokers are asked last."""
         super().__init__(reconnect_backoff_max_ms=RECONNECT_MS, **config)
-        self.looked: tuple[float, Mapping[int, BrokerOverview]] | None = None
+        self.looked: tuple[float, Mapping[int, Any]] | None = None
         """When all log directories were last read by this client (monotonic), and what was read."""
         brokers = self._manager.cluster.brokers()
         self._silent = {broker.node_id for broker in brokers if f"{broker.host}:{broker.port}" in suspects}
