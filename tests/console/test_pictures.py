@@ -66,6 +66,43 @@ def test_a_group_has_its_lag_and_its_rebalances(fleet: Fleet, topic: str) -> Non
         shell.run("groups", "delete", group, "--yes")
 
 
+def test_a_console_that_is_killed_goes_on_with_its_figures_and_tells_what_is_damaged(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    options, path = ("--figures-dir", str(tmp_path)), "/?range=15m"
+    console = Served(fleet.bootstrap, *options)
+    try:
+        drawn(Visitor(console), path, lambda page: len(figures(page, "Connections")) >= 3, lambda: None)
+    finally:
+        console.process.kill()
+        console.close()
+    (rows,) = tmp_path.glob("*/10-*.rows")
+    data = bytearray(rows.read_bytes())
+    data[5] ^= 1  # the first row's count
+    rows.write_bytes(data)
+    console = Served(fleet.bootstrap, *options)
+    try:
+        visitor = Visitor(console)
+        page = drawn(visitor, path, lambda page: len(figures(page, "Connections")) >= 2, lambda: None)
+        assert f"bytes of {rows} cannot be read" in page["pictures"]["notes"][0]
+        assert "cannot be read" in visitor.page("/")
+    finally:
+        assert console.close() == 0
+
+
+def test_a_directory_that_cannot_be_written_costs_the_charts_and_is_named(fleet: Fleet) -> None:
+    console = Served(fleet.bootstrap, "--figures-dir", "/proc/fleetlog")
+    try:
+        visitor = Visitor(console)
+        eventually(
+            lambda: visitor.json("/")["pictures"]["notes"], "the directory is named", PATIENCE_S,
+            good=lambda notes: notes and "No figures are collected: /proc/fleetlog" in notes[0],
+        )  # fmt: skip
+        assert visitor.json("/topics")["count"] >= 0
+    finally:
+        assert console.close() == 0
+
+
 def test_ranges_and_brokers_that_there_are_not(visitor: Visitor) -> None:
     for path, status in (
         ("/?range=1y", 400), ("/brokers/1?range=", 200), ("/brokers/99", 404), ("/brokers/x", 404),
