@@ -35,7 +35,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize(("page", "most", "configs"), [
     (pages.fleet_page, 13, 0), (pages.topics_page, 7, 0), (pages.partitions_page, 4, 0), (pages.controller_page, 10, 0),
-    (pages.doctor_page, 28, 7),
+    (pages.doctor_page, 30, 7),
 ], ids=["fleet", "topics", "partitions", "controller", "doctor"])  # fmt: skip
 def test_pages_ask_no_more_for_more_topics(
     fleet: Fleet, sent: Counter[str], page: PageFunction, most: int, configs: int
