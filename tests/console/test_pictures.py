@@ -33,9 +33,9 @@ def topic(fleet: Fleet) -> Iterator[str]:
 
 
 def figures(page: dict[str, Any], title: str, line: int = 0) -> list[float]:
-    """What is known of a line."""
-    (chart,) = [one for one in page["pictures"]["charts"] if one["title"] == title]
-    return [one for one in chart["lines"][line]["values"] if one is not None]
+    """What is known of a line; nothing where there is no such chart, as of a group that was not collected yet."""
+    charts = [one for one in page["pictures"]["charts"] if one["title"] == title]
+    return [one for chart in charts for one in chart["lines"][line]["values"] if one is not None]
 
 
 def drawn(visitor: Visitor, path: str, good: Callable[[dict[str, Any]], object], meanwhile: Callable[[], None]) -> Any:
