@@ -731,6 +731,7 @@ class AbortBatchRequest(Protocol):
 
 class DescribeSinksRequest(Protocol):
     sink_ids: list[str] | None
+    producer_ids: list[int] | None
 
 
 class ResetSinkRequest(Protocol):
@@ -784,6 +785,7 @@ class DescribeHealthRequest(Protocol):
 class DescribeConnectionsRequest(Protocol):
     after_id: int
     limit: int
+    topic: str | None
 
 
 class DescribeElectionsRequest(Protocol):

@@ -19,7 +19,7 @@ from fleetlog._native.byte_reader import ReplacedText
 from fleetlog.brokers.acls.access import AUTHORIZATION_ERRORS, CLUSTER, CLUSTER_ACTION, Access
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
-from fleetlog.brokers.api.fetch_sessions import FetchSessions
+from fleetlog.brokers.api.fetch_sessions import Fetches, FetchSessions
 from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.log_tail import LogTail
@@ -239,6 +239,8 @@ class RequestSource(Protocol):
     closed: bool
     meter: Meter | None
     software: tuple[str, str]
+    fetches: Fetches
+    """What its last Fetch named."""
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long."""
@@ -257,6 +259,7 @@ class OpenConnection(NamedTuple):
     carried: Carried
     unsent: int
     """Answer bytes that have not left yet."""
+    fetches: Fetches
 
 
 def _no_connections(after_id: int) -> tuple[int, Iterator[OpenConnection]]:

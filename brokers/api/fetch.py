@@ -35,6 +35,7 @@ from fleetlog.brokers.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
     NO_SESSION,
+    Fetches,
     FetchSession,
     FollowerSession,
     Owner,
@@ -101,6 +102,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
         long = len(parts) > most or len(session.dirty) > most or (bool(forgotten) and names_many(request))
     else:
         session, long = NO_SESSION, len(parts) > most
+    _note_fetches(request, context, parts[:most] if full else session.parts)
     fetch = Fetch(request, context, session, full, PartitionReader(request, context))
     if session is NO_SESSION and not session_id and epoch and replica_id < 0 and len(parts) == 1:
         row = SessionPart(session, parts[0])
@@ -140,6 +142,12 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
     if len(runs) == 1:
         return [handle_fetch(runs[0][0], contexts[0], True)]
     return [handle_fetch(run.request, context, True) for run, context in zip(runs, contexts, strict=True)]
+
+
+def _note_fetches(request: FetchRequest, context: Context, fetches: Fetches) -> None:
+    """For administrators: what a consumer's connection reads."""
+    if context.source is not None and request.replica_id < 0:
+        context.source.fetches = fetches
 
 
 def names_many(request: FetchRequest) -> bool:

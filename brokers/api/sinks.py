@@ -228,10 +228,11 @@ def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
 @Row(api_keys.DESCRIBE_SINKS, (DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC))
 @in_slices
 def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Paced:
-    """DescribeSinks: the named sinks, or all that this broker coordinates."""
+    """DescribeSinks: the named sinks, or all that this broker coordinates. Of producer ids each says its own."""
     coordinator = context.services.transactions
     error = ErrorCode.NONE
     described: list[m.DescribeSinksResponse.DescribedSink] = []
+    asked = frozenset(request.producer_ids or ())
     if request.sink_ids is None:
         if coordinator.loading:
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -239,24 +240,26 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
             for name, t in list(shard.transactions.items()):
                 yield
                 if t.batch is not None and context.allows(*DESCRIBE_TRANSACTIONAL_ID, name, logged=False):
-                    described.append(_described(name, t, context))
+                    described.append(_described(name, t, context, asked))
     else:
         for name in dict.fromkeys(request.sink_ids):
             yield
             refusal = context.refusal(*DESCRIBE_TRANSACTIONAL_ID, name)
             allowed = refusal is ErrorCode.NONE
-            described.append(_look_up(name, context) if allowed else _undescribed(name, refusal))
+            described.append(_look_up(name, context, asked) if allowed else _undescribed(name, refusal))
     return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
 
 
-def _look_up(sink_id: str, context: Context) -> m.DescribeSinksResponse.DescribedSink:
+def _look_up(sink_id: str, context: Context, asked: frozenset[int]) -> m.DescribeSinksResponse.DescribedSink:
     error, shard = context.services.transactions.shard_for(sink_id)
     if shard is None:
         return _undescribed(sink_id, error)
     t = shard.describe(sink_id)
     if t is None:
         return _undescribed(sink_id, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-    return _described(sink_id, t, context) if t.batch is not None else _undescribed(sink_id, ErrorCode.NOT_A_SINK)
+    return (
+        _described(sink_id, t, context, asked) if t.batch is not None else _undescribed(sink_id, ErrorCode.NOT_A_SINK)
+    )
 
 
 def _undescribed(sink_id: str, error: ErrorCode) -> m.DescribeSinksResponse.DescribedSink:
@@ -265,11 +268,14 @@ def _undescribed(sink_id: str, error: ErrorCode) -> m.DescribeSinksResponse.Desc
     )
 
 
-def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSinksResponse.DescribedSink:
+def _described(
+    sink_id: str, t: Transaction, context: Context, asked: frozenset[int]
+) -> m.DescribeSinksResponse.DescribedSink:
     """The sink, with those topics of its batch that the client may describe."""
     kind = m.DescribeSinksResponse.DescribedSink
     batch = t.batch
     assert batch is not None
+    own = asked.intersection(member.producer_id for member in (*batch.members, *batch.slots)) if asked else ()
     denied = context.denied(*DESCRIBE_TOPIC, (topic for topic, _ in t.partitions), logged=False)
     topics: dict[str, list[int]] = {}
     for topic, index in sorted(t.partitions):
@@ -287,4 +293,5 @@ def _described(sink_id: str, t: Transaction, context: Context) -> m.DescribeSink
         free_slots=len(batch.slots),
         topics=[kind.SinkTopic(name=name, partitions=indexes) for name, indexes in topics.items()],
         fence=_fence(kind, batch.fence),
+        own_producer_ids=sorted(own),
     )

@@ -258,7 +258,7 @@ def remove(
     def gone(known: Collection[str]) -> list[Deletion]:
         deletions = [Deletion(name, MECHANISMS[one].code) for one in names or MECHANISMS if one in known]
         if not deletions:
-            raise CliError(f"user {name} has no such credential; see `fleetlog users list`")
+            raise CliError(f"user {name} has no such credential; see `fleetlog users list` (RESOURCE_NOT_FOUND)")
         return deletions
 
     if ensemble is None:

@@ -137,7 +137,7 @@ def broker_page(asking: Asking) -> Answer:
             for p in placed[:BROKER_PARTITIONS_SHOWN]
         ],
         "connections": _connections_of(client, broker_id, sorted(overview.brokers)),
-        "settings": _section(lambda: _broker_settings(asking, broker_id)),
+        "settings": section(lambda: _broker_settings(asking, broker_id)),
         "pictures": Pictures(asking).of_broker(asking, broker_id),
     }  # fmt: skip
 
@@ -367,45 +367,6 @@ def analysis_page(asking: Asking) -> Answer:
     for one in value["producers"]:
         one["transactional_id"] = ids.get(one["producer_id"])
     return {**value, "budget": budget, "most": {name: most for name, (_, most) in ANALYSED.items()}, "masked": masked}
-
-
-PRODUCERS_SHOWN: Final = 200
-
-
-def clients_page(asking: Asking) -> Answer:
-    """Groups that consume a topic, the one that is behind by the longest time first, and the producers that its
-    partitions remember, the latest first."""
-    known_partitions(asking.client, [PartitionsOf(asking.name, None)])
-    lags, unknown = lag_of_groups(asking.client)
-    consumers = []
-    for group in lags:
-        rows = [row for row in group["partitions"] if row["topic"] == asking.name]
-        if rows:
-            worst = max(rows, key=lambda row: (row["seconds"], row["lag"]))
-            consumers.append({
-                "group": group["group"], "status": worst["status"], "seconds": worst["seconds"],
-                "lag": sum(row["lag"] for row in rows), "partitions": len(rows),
-                "at_partition": worst["partition"], "at_offset": worst["committed"],
-            })  # fmt: skip
-    consumers.sort(key=lambda one: (-one["seconds"], -one["lag"], one["group"]))
-    producers = _section(lambda: _producers(asking))
-    return {"topic": asking.name, "consumers": consumers, "unknown": unknown, "producers": producers}
-
-
-def _producers(asking: Asking) -> list[dict[str, Any]]:
-    ids = {row["producer_id"]: row["transactional_id"] for row in listed(asking.target, "transactions")}
-    by_producer: dict[int, dict[str, Any]] = {}
-    for row in listed(asking.target, "transactions", "producers", names=(asking.name,)):
-        one = by_producer.setdefault(
-            row["producer_id"],
-            {"producer_id": row["producer_id"], "transactional_id": ids.get(row["producer_id"]), "epoch": -1,
-             "partitions": 0, "last_write": "", "open": False},
-        )  # fmt: skip
-        one["partitions"] += 1
-        one["epoch"] = max(one["epoch"], row["epoch"])
-        one["last_write"] = max(one["last_write"], row["last_write"] or "")
-        one["open"] |= row["transaction_from"] is not None
-    return sorted(by_producer.values(), key=lambda one: one["last_write"], reverse=True)[:PRODUCERS_SHOWN]
 
 
 def _topic_settings(client: Any, name: str) -> list[dict[str, Any]]:
@@ -661,9 +622,9 @@ def _by_software(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def security_page(asking: Asking) -> Answer:
     """Users, ACLs and quotas, each as far as the user may see it."""
     return {
-        "users": _section(lambda: _users(asking)),
-        "acls": acl_tables(_section(lambda: listed(asking.target, "acls")), asking.text("acls").lower()),
-        "quotas": _section(lambda: listed(asking.target, "quotas")),
+        "users": section(lambda: _users(asking)),
+        "acls": acl_tables(section(lambda: listed(asking.target, "acls")), asking.text("acls").lower()),
+        "quotas": section(lambda: listed(asking.target, "quotas")),
     }
 
 
@@ -700,7 +661,8 @@ def acl_tables(section: dict[str, Any], text: str = "") -> dict[str, Any]:
     return {**section, "tables": tables, "count": sum(map(len, by_type.values())), "shown": ACL_ROWS - left}
 
 
-def _section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
+def section(read: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
+    """Rows, or why there are none."""
     try:
         return {"rows": read(), "error": None}
     except click.ClickException as error:

@@ -31,7 +31,7 @@ from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, iso
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
-from fleetlog.brokers.console import charts, message_pages, pages
+from fleetlog.brokers.console import charts, client_pages, message_pages, pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import filled, password_user, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
@@ -158,7 +158,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}/setting", "setting.html", pages.topic_setting_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
     ("/topics/{name}/write", "write.html", message_pages.write_page),
-    ("/topics/{name}/clients", "clients.html", pages.clients_page),
+    ("/topics/{name}/clients", "clients.html", client_pages.clients_page),
     ("/topics/{name}/analysis", "analysis.html", pages.analysis_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/find", "find.html", pages.find_page),

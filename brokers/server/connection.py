@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fleetlog._native import io
 from fleetlog.brokers.api.base import ClientConnection, OpenConnection
+from fleetlog.brokers.api.fetch_sessions import Fetches
 from fleetlog.brokers.log import SliceGone
 from fleetlog.brokers.logins.principals import USER, Principal
 from fleetlog.brokers.logins.sasl import TOKEN_FRAME_BYTES_MAX, LoginState, SaslListener, SaslLogin
@@ -339,6 +340,7 @@ class Connection:
         self.mechanism = ""
         """By which SASL mechanism it logged in; empty before, and without a login."""
         self.closed = False
+        self.fetches: Fetches = ()
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
         self._env = environment
@@ -393,7 +395,7 @@ class Connection:
         marks = self.marks
         return OpenConnection(
             self.peer, self.mechanism, marks.client_id or "", marks.software, marks.since_ms, self.last_active_ms,
-            carried_by(self._fd), self.unsent,
+            carried_by(self._fd), self.unsent, self.fetches,
         )  # fmt: skip
 
     # -- muting ---------------------------------------------------------------------------------------------------

@@ -249,8 +249,10 @@ def test_a_groups_lag_is_shown_and_its_offsets_move(visitor: Visitor, shell: She
     shell.run("produce", name, stdin="\n".join(str(n) for n in range(10)) + "\n")
     group = f"group of/{name} \u00e9&?"
     shell.run("consume", name, "-g", group, "-n", "4")
-    (row,) = visitor.json(f"/groups?name={name}")["groups"]
-    assert (row["group"], row["lag"]) == (group, 6)
+    eventually(
+        lambda: [(row["group"], row["lag"]) for row in visitor.json(f"/groups?name={name}")["groups"]],
+        "the coordinator, which looks every few seconds, knows the lag", good=lambda rows: rows == [(group, 6)],
+    )  # fmt: skip
     (href,) = [part for part in visitor.page(f"/groups?name={name}").split('"') if part.startswith("/group?")]
     found = visitor.json(href)
     assert (found["group"], found["lag"], found["members"]) == (group, 6, [])
