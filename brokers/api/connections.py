@@ -36,7 +36,7 @@ def handle_describe_connections(request: DescribeConnectionsRequest, context: Co
         yield
         fetches: list[int] = []
         if topic is not None:
-            fetches = partitions_read(connection.fetches, topic, known.topic_id if known is not None else None)
+            fetches = partitions_read(connection.fetches, topic, known.id if known is not None else None)
             if not fetches:
                 continue
         peer, carried, (name, version) = connection.peer, connection.carried, connection.software

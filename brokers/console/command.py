@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from fleetlog.brokers.addresses import address_text
-from fleetlog.brokers.cli.client import Target, client_options
+from fleetlog.brokers.cli.client import Target, client_options, complete_profiles
 from fleetlog.brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL, REGISTRY_USER, read_command_config
 from fleetlog.brokers.cli.options import is_loopback, listen_address, need_packages
 from fleetlog.brokers.cli.output import CliError, Output, warn
@@ -28,6 +29,16 @@ from fleetlog.brokers.setting_kinds import ConfigError
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
 STOP_S: Final = 3
+FLEETS: Final = "/fleets"
+"""Below it are the pages of other fleets than the one at the root."""
+
+
+class FleetLink(NamedTuple):
+    """A fleet's name, and the address of its pages."""
+
+    name: str
+    url: str
+    is_this: bool
 
 
 class TlsFiles(NamedTuple):
@@ -102,13 +113,17 @@ def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Fields of records that no page shows, and no filter looks at: a pattern of topics and a path in a line each.",
 )  # fmt: skip
 @click.option(
-    "--figures-config", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--figures-config", "figures_configs", multiple=True, metavar="[NAME=]FILE",
     help="Properties of the login by which the console collects the figures of its charts, as --command-config has "
-    "them. Needed with --login; else --command-config is that login.",
+    "them; with the NAME of --fleet, of that fleet. Needed with --login; else --command-config is that login.",
 )  # fmt: skip
 @click.option(
     "--figures-dir", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
     help="Where the figures are kept.  [default: ~/.local/state/fleetlog/console]",
+)  # fmt: skip
+@click.option(
+    "--fleet", "fleet_names", multiple=True, metavar="NAME", shell_complete=complete_profiles,
+    help="Show the fleet of this profile, too, at /fleets/NAME/; may be repeated. With --login, users log in at each.",
 )  # fmt: skip
 @client_options
 def console(
@@ -123,8 +138,9 @@ def console(
     registry_url: str | None,
     registry_config: Path | None,
     mask_file: Path | None,
-    figures_config: Path | None,
+    figures_configs: tuple[str, ...],
     figures_dir: Path | None,
+    fleet_names: tuple[str, ...],
     **oidc: Any,
 ) -> None:
     """Show the fleet in a browser, until Ctrl-C.
@@ -133,9 +149,11 @@ def console(
     """
     address = listen_address(host)
     _check(target, address, login, tls, names)
+    others = _others(fleet_names, target, login)
+    files = _figures_files(figures_configs, others)
     need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.serving import serve
-    from fleetlog.brokers.console.web import ConsoleSettings, FleetLink, create_console
+    from fleetlog.brokers.console.web import ConsoleSettings, create_console
 
     url, masks = registry_url or target.registry, _masks(mask_file)
     registry, user = _registry(url or None, registry_config)
@@ -149,21 +167,20 @@ def console(
         out.done(f"console of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = ConsoleSettings(
+        target, frozenset(hosts), login, tls.there, registry, issuer, masks, _figures(target, login, files.get("")),
+        figures_dir, _links(target, "", others),
+    )  # fmt: skip
+    below = [
+        replace(
+            settings, target=other, registry=_registry(other.registry or None, None)[0],
+            figures=_figures(other, login, files.get(name)), fleets=_links(target, name, others),
+            below=f"{FLEETS}/{name}",
+        )
+        for name, other in others.items()
+    ]  # fmt: skip
     serve(
-        app=create_console(
-            ConsoleSettings(
-                target,
-                frozenset(hosts),
-                login,
-                tls.there,
-                registry,
-                issuer,
-                masks,
-                _figures(target, login, figures_config),
-                figures_dir,
-                tuple(FleetLink(*one) for one in _fleets(target)),
-            )
-        ),
+        app=create_console(settings, below),
         host=str(address),
         port=port,
         certificate=tls.pair,
@@ -179,18 +196,53 @@ def _figures(target: Target, login: str | None, file: Path | None) -> Target | N
     return target if login is None else None
 
 
-def _fleets(target: Target) -> list[tuple[str, str, bool]]:
-    """Name and console of each profile that names one, and whether it is of this fleet; the file is the user's own."""
+def _others(names: tuple[str, ...], target: Target, login: str | None) -> dict[str, Target]:
+    """The fleets of the profiles named, which the console shows, too. Raises CliError, click.UsageError."""
+    others = {}
+    for name in dict.fromkeys(names):
+        if re.fullmatch("[A-Za-z0-9._-]{1,60}", name) is None or not name.strip("."):
+            raise click.UsageError(
+                f"--fleet {name!r}: its pages' path needs a name of letters, digits, '.', '_' and '-'"
+            )
+        profile = read_profiles().named(name)
+        if login is not None and not profile.security.get(PROTOCOL, "").startswith("SASL_"):
+            raise click.UsageError(
+                f"--login needs brokers that know users, and profile {name} has no {PROTOCOL}=SASL_SSL"
+            )
+        others[name] = Target(profile.bootstrap, target.timeout_s, profile.security, profile.registry)
+    return others
+
+
+def _figures_files(values: tuple[str, ...], others: Mapping[str, Target]) -> dict[str, Path]:
+    """The files of --figures-config by the fleet's name, that of the one at the root empty. Raises click.UsageError."""
+    files = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        name, path = (name, rest) if equals and name in others else ("", value)
+        if not Path(path).is_file():
+            raise click.BadParameter(f"there is no file {path}", param_hint="--figures-config")
+        files[name] = Path(path)
+    return files
+
+
+def _links(target: Target, here: str, others: Mapping[str, Target]) -> tuple[FleetLink, ...]:
+    """The fleets that the header leads to from the one named ``here``: those of this console, and those of which the
+    user's profiles name another one. The file of profiles is the user's own."""
     try:
         profiles = read_profiles().by_name
     except CliError as error:
         warn(f"other fleets are not shown: {error.format_message()}")
-        return []
-    return [
-        (name, one.console, one.bootstrap == target.bootstrap)
-        for name, one in sorted(profiles.items())
-        if one.console.startswith(("http://", "https://"))
+        return ()
+    root = next((name for name, one in sorted(profiles.items()) if one.bootstrap == target.bootstrap), target.bootstrap)
+    links = [FleetLink(name, f"{FLEETS}/{name}/", name == here) for name in others]
+    elsewhere = [
+        FleetLink(name, one.console, False)
+        for name, one in profiles.items()
+        if one.console.startswith(("http://", "https://")) and name not in others and name != root
     ]
+    if not links and not elsewhere:
+        return ()
+    return (FleetLink(root, "/", not here), *sorted((*links, *elsewhere)))
 
 
 def _issuer(

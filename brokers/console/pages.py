@@ -220,7 +220,7 @@ def controller_page(asking: Asking) -> Answer:
         if not p.offline:
             leads[p.leader] = leads.get(p.leader, 0) + 1
     timeline = read_timeline(asking.client, [one.id for one in overview.live_brokers()], None, ELECTIONS_SHOWN)
-    elected = sorted(partitions, key=lambda p: -p.leader_epoch)[:20]
+    elected = sorted((p for p in partitions if p.leader_epoch), key=lambda p: -p.leader_epoch)[:20]
     return {
         "controller": overview.controller,
         "moves": [dict(zip(columns, row, strict=True)) for row in describe_moves(overview)],
@@ -253,7 +253,7 @@ PAGE_ROWS = 200
 TOPIC_ORDERS: Final = tuple(
     f"{sign}{name}"
     for sign in ("", "-")
-    for name in ("topic", "partitions", "replication", "bytes", "records", "state")
+    for name in ("topic", "partitions", "replication", "bytes", "records", "behind", "state")
 )
 TOPIC_ELECTIONS_SHOWN = 50
 
@@ -262,7 +262,7 @@ def topics_page(asking: Asking) -> Answer:
     """Topics with counts, problems and bytes at the leaders: those whose name has the text, some at a time.
 
     ``sort`` is a column, downwards with a ``-`` before it; ``state`` has the worst first. Records are counted if one
-    asks for that, or sorts by them.
+    asks for that, or sorts by them; ``behind`` is by how many seconds the slowest group lags, if one sorts by it.
     """
     order = asking.choice("sort", TOPIC_ORDERS)
     overview = fetch_overview(asking.client)
@@ -281,6 +281,7 @@ def topics_page(asking: Asking) -> Answer:
             "replication": max(len(p.target) for p in partitions),
             "bytes": sum(sizes) if sizes else None,
             "records": None,
+            "behind": None,
             "offline": sum(p.offline for p in partitions),
             "under_replicated": sum(p.under_replicated for p in partitions),
             "under_min_isr": sum(p.under_min_in_sync for p in partitions),
@@ -291,6 +292,7 @@ def topics_page(asking: Asking) -> Answer:
     counted = column == "records" or asking.text("records") == "yes"
     if column == "records":
         _count_records(asking, rows, names)
+    unknown = _look_who_lags(asking, rows) if column == "behind" else []
     if column == "state":
         rows.sort(key=lambda row: [-row[one] for one in ("offline", "under_min_isr", "under_replicated", "moving")])
     elif column != "topic":
@@ -307,8 +309,20 @@ def topics_page(asking: Asking) -> Answer:
         "next_start": following,
         "sort": order,
         "counted": counted,
+        "unknown": unknown,
         "settings": sorted(name for name, row in TOPIC_SETTINGS.items() if not row.inert),
     }
+
+
+def _look_who_lags(asking: Asking, rows: list[dict[str, Any]]) -> list[str]:
+    """Seconds of the slowest of each topic's groups, None without one; returns what could not be asked."""
+    lags, unknown = lag_of_groups(asking.client)
+    slowest: dict[str, float] = {}
+    for partition in (one for group in lags for one in group["partitions"]):
+        slowest[partition["topic"]] = max(partition["seconds"], slowest.get(partition["topic"], 0.0))
+    for row in rows:
+        row["behind"] = slowest.get(row["topic"])
+    return unknown
 
 
 def _count_records(asking: Asking, rows: list[dict[str, Any]], names: dict[str, list[Any]]) -> None:
@@ -338,14 +352,21 @@ def topic_page(asking: Asking) -> Answer:
     pictures = Pictures(asking).of_topic(name, len(value["partitions"]))
     for row in value["partitions"]:
         row["records_s"] = pictures["records_s"].get(str(row["partition"]))
+    rates = [row["records_s"] for row in value["partitions"] if row["records_s"] is not None]
     return {
         **value,
         "pictures": pictures,
         "internal": internal,
         "bytes": sum(sizes) if sizes else None,
+        "skew": {"bytes": _skew(sizes), "records_s": _skew(rates)},
         "timeline": timeline,
         "settings": _topic_settings(client, name),
     }
+
+
+def _skew(shares: Sequence[float]) -> float | None:
+    """How many times the mean the largest is; None where that says nothing."""
+    return round(max(shares) * len(shares) / sum(shares), 1) if len(shares) > 1 and sum(shares) > 0 else None
 
 
 ANALYSED: Final = {"records": (20_000, 100_000), "megabytes": (20, 50), "seconds": (5, 10)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import anyio
@@ -36,6 +37,7 @@ from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import filled, password_user, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
+from fleetlog.brokers.console.command import FLEETS, FleetLink
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns, TooManyLogins
 from fleetlog.brokers.console.masking import Masks
@@ -126,6 +128,8 @@ HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
 """The beginning of its name: a host's ports share cookies, and each fleet's console has its own."""
 LOGIN_COOKIE: Final = "fleetlog_console_login"
+_ADDRESS: Final = re.compile(r'(?<= )(?:href|action|formaction|hx-get|data-tail)="(?=/(?!static/|fleets/|/))')
+"""Before an address of a page. What a page quotes has no such quotes: they are escaped."""
 HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
 """Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
@@ -173,17 +177,11 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
 _Value = TypeVar("_Value")
 
 
-class FleetLink(NamedTuple):
-    """A fleet of the profiles, and the address of its console."""
-
-    name: str
-    url: str
-    is_this: bool
-
-
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """How the console is started. ``login`` names the mechanism of its users' logins; None: no login.
+    """How the console of a fleet is started. ``login`` names the mechanism of its users' logins; None: no login.
+
+    ``below`` is where its pages are, ``/fleets/NAME``, or empty: at the console's root.
 
     ``figures`` is how the console itself asks the brokers, for its charts; None: it has none.
     """
@@ -198,6 +196,7 @@ class ConsoleSettings:
     figures: Target | None = None
     figures_directory: Path | None = None
     fleets: tuple[FleetLink, ...] = ()
+    below: str = ""
 
 
 class LoginNeeded(Exception):
@@ -205,11 +204,15 @@ class LoginNeeded(Exception):
 
 
 class Console:
-    """The console's state, which is its sessions and clients, and what answers requests."""
+    """The state of one fleet's console, which is its sessions and clients, and what answers requests.
+
+    Pages and their functions name addresses as at the root; what leaves has the path of the fleet before them.
+    """
 
     def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
-        self.cookie = f"{COOKIE}_{zlib.crc32(settings.target.bootstrap.encode()):08x}"
+        self.below = settings.below
+        self.cookie = f"{COOKIE}_{zlib.crc32(f'{settings.below} {settings.target.bootstrap}'.strip().encode()):08x}"
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
         self.memory = SpareMemory(trim_function())
@@ -243,6 +246,40 @@ class Console:
                 await anyio.to_thread.run_sync(self.clients.sweep)
             except Exception:  # whatever a connection says when it is closed, the console goes on
                 logger.exception("cannot close idle connections to the brokers")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """What goes on beside the pages."""
+        if self.collector is not None:
+            self.collector.start()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.sweep)
+            group.start_soon(self.memory.run)
+            yield
+            group.cancel_scope.cancel()
+        self.clients.close()
+        if self.collector is not None:
+            await anyio.to_thread.run_sync(self.collector.stop)
+
+    def routes(self) -> list[BaseRoute]:
+        """What it answers."""
+        return [
+            *(Route(path, self.page(template, page)) for path, template, page in PAGES),
+            Route("/topics/{name}/export", self.export),
+            Route("/change/{kind}", self.change, methods=["POST"]),
+            Route("/login/oidc", self.login_elsewhere),
+            Route(CALLBACK, self.login_returned),
+            Route("/login", self.login, methods=["GET", "POST"]),
+            Route("/logout", self.logout, methods=["POST"]),
+        ]
+
+    def refusals(self) -> dict[Any, Any]:
+        """What answers in place of an exception."""
+        return dict.fromkeys((LoginNeeded, PageError, HTTPException), self.refuse)
+
+    def sent_to(self, path: str) -> RedirectResponse:
+        """To another page of this fleet; the path is one as at the root, or a whole one."""
+        return RedirectResponse(path if path.startswith(f"{FLEETS}/") else self.below + path, 303)
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 
@@ -308,7 +345,7 @@ class Console:
         else:
             html = self._templates.get_template(template).render(
                 page=answer,
-                path=request.url.path,
+                path=request.url.path.removeprefix(self.below),
                 query=dict(request.query_params),
                 twin=_twin(request),
                 user=session.login.user if session is not None and session.login is not None else None,
@@ -316,6 +353,8 @@ class Console:
                 notices=session.noticed() if session is not None and not is_automatic(request) else [],
                 wants_login=self.settings.login is not None,
             )
+            if self.below:
+                html = _ADDRESS.sub(lambda one: one[0] + self.below, html)
             response = HTMLResponse(html, status, headers={"Vary": "Accept"})
         if session is not None:
             self._remember(response, session)
@@ -323,7 +362,12 @@ class Console:
 
     def _remember(self, response: Response, session: BrowserSession) -> None:
         response.set_cookie(
-            self.cookie, session.key, httponly=True, samesite="strict", secure=self.settings.secure_cookie, path="/"
+            self.cookie,
+            session.key,
+            httponly=True,
+            samesite="strict",
+            secure=self.settings.secure_cookie,
+            path=f"{self.below}/",
         )
 
     async def export(self, request: Request) -> Response:
@@ -366,7 +410,7 @@ class Console:
             answer = {"done": True, "command": command, "text": text, **({"password": made} if made else {})}
             return self.render(request, session, "confirm.html", answer)
         session.notify(text or f"{planned.title}: done", made)
-        response = RedirectResponse(planned.back, 303)
+        response = self.sent_to(planned.back)
         self._remember(response, session)
         return response
 
@@ -375,7 +419,7 @@ class Console:
     async def login(self, request: Request) -> Response:
         """The form, and what becomes of it."""
         if self.settings.login is None:
-            return RedirectResponse("/", 303)
+            return self.sent_to("/")
         session = self.sessions.visitor(request.cookies.get(self.cookie))
         onward = local_path(request.query_params.get("next", "/"))
         if request.method == "GET":
@@ -393,7 +437,7 @@ class Console:
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
             return self._login_page(request, session, onward, error)
-        response = RedirectResponse(onward, 303)
+        response = self.sent_to(onward)
         self._remember(response, self.sessions.begin(login))
         return response
 
@@ -419,7 +463,7 @@ class Console:
         response = RedirectResponse(address, 303)
         response.set_cookie(  # lax: the issuer's page leads back
             LOGIN_COOKIE, cookie, max_age=int(LOGIN_S), httponly=True, samesite="lax",
-            secure=self.settings.secure_cookie, path=CALLBACK,
+            secure=self.settings.secure_cookie, path=self.below + CALLBACK,
         )  # fmt: skip
         return response
 
@@ -441,7 +485,7 @@ class Console:
             return self._login_page(request, visitor, "/", error)
         session = self.sessions.begin(returned.login, returned.lasts_s)
         response = self.render(request, session, "continue.html", {"next": local_path(returned.onward)})
-        response.delete_cookie(LOGIN_COOKIE, path=CALLBACK)
+        response.delete_cookie(LOGIN_COOKIE, path=self.below + CALLBACK)
         return response
 
     def _issuer(self) -> OidcLogin:
@@ -451,7 +495,8 @@ class Console:
 
     def _callback(self, request: Request) -> str:
         """Where the issuer leads back to: by the name that the browser used, which the guard has let in."""
-        return f"{'https' if self.settings.secure_cookie else 'http'}://{request.headers.get('host', '')}{CALLBACK}"
+        scheme = "https" if self.settings.secure_cookie else "http"
+        return f"{scheme}://{request.headers.get('host', '')}{self.below}{CALLBACK}"
 
     def _try(self, login: UserLogin) -> None:
         try:
@@ -469,8 +514,8 @@ class Console:
         login = session.login
         if login is not None and not self.sessions.logged_in(login):
             await self.run(lambda: self.clients.drop(login))
-        response = RedirectResponse("/", 303)
-        response.delete_cookie(self.cookie, path="/")
+        response = self.sent_to("/")
+        response.delete_cookie(self.cookie, path=f"{self.below}/")
         return response
 
     # ---- errors ----------------------------------------------------------------------------------------------------
@@ -481,8 +526,8 @@ class Console:
             if HTMX in request.headers:
                 return Response(status_code=401, headers={"HX-Refresh": "true"})  # the whole page, not a part of it
             if wants_json(request):
-                return JSONResponse({"error": "log in first, by /login"}, 401)
-            return RedirectResponse(f"/login?next={quote(_address(request), '')}", 303)
+                return JSONResponse({"error": f"log in first, by {self.below}/login"}, 401)
+            return self.sent_to(f"/login?next={quote(_address(request), '')}")
         status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
         text = str(error) if isinstance(error, PageError) else REFUSALS.get(status, HTTPStatus(status).phrase)
         session = self.sessions.find(request.cookies.get(self.cookie), renews=not is_automatic(request))
@@ -541,45 +586,36 @@ def _bytes_filter(size: int | None) -> str:
 
 def _iso_filter(timestamp_ms: int | None) -> str:
     text = iso(timestamp_ms) if timestamp_ms is not None else None
-    return Markup('<time datetime="{0}">{0}</time>').format(text) if text else "–"
+    if not text:
+        return "–"
+    return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").replace("+00:00", "Z"))
 
 
 async def _alive(_: Request) -> Response:
     return JSONResponse({"alive": True})
 
 
-def create_console(settings: ConsoleSettings) -> Starlette:
-    """The application, for uvicorn."""
-    console = Console(settings)
+def create_console(settings: ConsoleSettings, others: Sequence[ConsoleSettings] = ()) -> Starlette:
+    """The application, for uvicorn: the fleet at the root, and others each below its own path.
+
+    Fleets share nothing but the process: each has its logins, sessions, clients, threads and figures.
+    """
+    root, below = Console(settings), [Console(one) for one in others]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        if console.collector is not None:
-            console.collector.start()
-        async with anyio.create_task_group() as group:
-            group.start_soon(console.sweep)
-            group.start_soon(console.memory.run)
+        async with AsyncExitStack() as stack:
+            for console in (root, *below):
+                await stack.enter_async_context(console.running())
             yield
-            group.cancel_scope.cancel()
-        console.clients.close()
-        if console.collector is not None:
-            await anyio.to_thread.run_sync(console.collector.stop)
 
-    routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]
-    routes += [
-        Route("/topics/{name}/export", console.export),
-        Route("/change/{kind}", console.change, methods=["POST"]),
-        Route("/login/oidc", console.login_elsewhere),
-        Route(CALLBACK, console.login_returned),
-        Route("/login", console.login, methods=["GET", "POST"]),
-        Route("/logout", console.logout, methods=["POST"]),
-        Route("/alive", _alive),
-        Mount("/static", StaticFiles(directory=HERE / "static")),
+    routes: list[BaseRoute] = [
+        Mount(one.below, Starlette(routes=one.routes(), exception_handlers=one.refusals())) for one in below
     ]
-    handlers = dict.fromkeys((LoginNeeded, PageError, HTTPException), console.refuse)
+    routes += [*root.routes(), Route("/alive", _alive), Mount("/static", StaticFiles(directory=HERE / "static"))]
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=settings.hosts)],
-        exception_handlers=handlers,
+        exception_handlers=root.refusals(),
         lifespan=lifespan,
     )

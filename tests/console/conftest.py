@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.console.browser import Browser, pictures_in
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
 from tests.support.issuer import Issuer
@@ -39,3 +41,18 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterato
         yield fleet.start()
     finally:
         fleet.close()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    found = Browser(pictures_in(tmp_path))
+    yield found
+    found.driver.quit()
+
+
+@pytest.fixture
+def plain_browser(tmp_path: Path) -> Iterator[Browser]:
+    """One without JavaScript."""
+    found = Browser(pictures_in(tmp_path), scripts=False)
+    yield found
+    found.driver.quit()

@@ -6,18 +6,13 @@ Debian's chromium and chromium-driver, headless. FLEETLOG_SCREENSHOTS names a di
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
-from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -25,9 +20,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
 from tests.cli.shell import Shell
-from tests.console.served import Served
+from tests.console.browser import DESK, PHONE, Browser
+from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
-from tests.support.needs import needs, program
+from tests.support.needs import needs
 from tests.support.schema_registry import FakeRegistry
 from tests.support.waiting import eventually
 
@@ -37,69 +33,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     needs("chromium", "chromedriver"),
 ]
-PHONE, DESK = (390, 844), (1280, 900)
-
-
-class Browser:
-    """One window, and what the page complained of. ``scripts`` are allowed, or switched off as in its settings."""
-
-    def __init__(self, pictures: Path, *, scripts: bool = True) -> None:
-        browser, driver = program("chromium"), program("chromedriver")
-        assert browser is not None, "apt-get install chromium chromium-driver"
-        assert driver is not None, "apt-get install chromium chromium-driver"
-        options = Options()
-        options.binary_location = browser
-        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-            options.add_argument(word)
-        if not scripts:
-            options.add_experimental_option("prefs", {"profile.managed_default_content_settings.javascript": 2})
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, Service(driver))
-        self.pictures = pictures
-        self.resize(DESK)
-
-    def resize(self, size: tuple[int, int]) -> None:
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def dark(self, wanted: bool) -> None:
-        feature = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-    def picture(self, name: str) -> None:
-        assert self.driver.save_screenshot(str(self.pictures / f"{name}.png"))
-
-    def text(self) -> str:
-        """What one reads on the page."""
-        return str(self.driver.execute_script("return document.body.innerText"))
-
-    def width(self) -> int:
-        return int(self.driver.execute_script("return document.documentElement.scrollWidth"))
-
-    def complaints(self) -> list[str]:
-        """What the browser refused or scripts raised: a violation of the policy stands here, too."""
-        return [one["message"] for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
-
-
-def pictures_in(directory: Path) -> Path:
-    pictures = Path(os.environ.get("FLEETLOG_SCREENSHOTS", directory / "pictures"))
-    pictures.mkdir(parents=True, exist_ok=True)
-    return pictures
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    found = Browser(pictures_in(tmp_path))
-    yield found
-    found.driver.quit()
-
-
-@pytest.fixture
-def plain_browser(tmp_path: Path) -> Iterator[Browser]:
-    """One without JavaScript."""
-    found = Browser(pictures_in(tmp_path), scripts=False)
-    yield found
-    found.driver.quit()
 
 
 def _is_gone(element: WebElement) -> bool:
@@ -407,3 +340,43 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     leave(page.find_element(By.LINK_TEXT, "No, go back").click)
     shown("Members")
     assert plain_browser.complaints() == []
+
+
+def test_from_the_first_page_to_the_record_that_a_group_is_stuck_at(
+    fleet: Fleet, served: Served, browser: Browser
+) -> None:
+    """Which topic has a consumer that lags, since when, who is it, and at which record: four clicks."""
+    shell, name = Shell(fleet), f"stuck-{uuid.uuid4().hex[:6]}"
+    shell.run("topics", "create", name, "-p", "1")
+    shell.run("produce", name, stdin="".join(f"record {n}\n" for n in range(10)))
+    shell.run("consume", name, "-g", f"group-{name}", "-n", "4")
+    visitor = Visitor(served)
+    eventually(
+        lambda: [row["behind"] for row in visitor.json("/topics?sort=-behind")["topics"] if row["topic"] == name],
+        "its coordinator has computed the lag", good=lambda seconds: (seconds[0] or 0) > 0,
+    )  # fmt: skip
+    page, clicks = browser.driver, 0
+
+    def click(by: str, words: str) -> None:
+        nonlocal clicks
+        before, clicks = page.find_element(By.TAG_NAME, "html"), clicks + 1
+        page.find_element(by, words).click()
+        eventually(lambda: _is_gone(before), f"another page than {page.current_url}")
+
+    page.get(served.url)
+    click(By.LINK_TEXT, "Topics")
+    click(By.LINK_TEXT, "Behind, s")
+    row = page.find_element(By.XPATH, f"//tr[td/a[text()='{name}']]")
+    assert float(row.find_elements(By.TAG_NAME, "td")[6].text) > 0
+    click(By.LINK_TEXT, name)
+    who = (By.XPATH, f"//tr[td/a[text()='group-{name}']]")
+    eventually(lambda: page.find_elements(*who), "who uses it")
+    cells = [one.text for one in page.find_element(*who).find_elements(By.TAG_NAME, "td")]
+    assert (cells[0], cells[2], cells[-1]) == (f"group-{name}", "6", "its next record, 0:4")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:.]+Z", cells[4]), "since when"
+    browser.picture("stuck-topic")
+    click(By.PARTIAL_LINK_TEXT, "its next record")
+    assert clicks == 4
+    first = page.find_element(By.CSS_SELECTOR, "#messages tbody tr")
+    assert "record 4" in first.text
+    browser.picture("stuck-record")

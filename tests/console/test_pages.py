@@ -139,7 +139,7 @@ def test_the_fleets_of_the_profiles_lead_to_each_other_and_keep_their_sessions(
     try:
         page = Visitor(console).page("/topics")
         assert "<summary>here</summary>" in page
-        assert '<a href="https://other.example/">prod</a>' in page
+        assert "<a href='https://other.example/'>prod</a>" in page
         assert "javascript" not in page
         assert "alert(1)" not in page
         visitor = Visitor(console)

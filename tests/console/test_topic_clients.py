@@ -54,9 +54,11 @@ def test_readers_without_a_group_and_members_of_one(visitor: Visitor, fleet: Fle
     python.seek_to_beginning()
     member.subscribe([topic])
 
+    polled = [by_hand, member]
+
     def readers() -> dict[str, tuple[Any, Any, Any]]:
-        by_hand.poll(0.05)
-        member.poll(0.05)
+        for consumer in polled:
+            consumer.poll(0.05)
         python.poll(50)
         rows = visitor.json(f"/topics/{topic}/clients")["readers"]
         assert rows["error"] is None
@@ -71,6 +73,7 @@ def test_readers_without_a_group_and_members_of_one(visitor: Visitor, fleet: Fle
     page = visitor.page(f"/topics/{topic}/clients")
     assert f"hand-{topic}" in page
     assert f'<a href="/group?name={group}">' in page
+    polled.remove(by_hand)
     by_hand.close()
     eventually(readers, "who has gone is told no more", good=lambda told: f"hand-{topic}" not in told)
     member.close()

@@ -20,6 +20,23 @@
     dialog.showModal();
   };
 
+  // What scrolls and has nothing to go to by key is gone to itself, and is named after what stands above it.
+  const reachable = () => {
+    for (const one of document.querySelectorAll("main .wide, main pre")) {
+      const scrolls = one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1;
+      if (!scrolls || one.querySelector("a, button, input, select, summary")) {
+        if (one.role === "group") for (const name of ["tabindex", "role", "aria-label"]) one.removeAttribute(name);
+        continue;
+      }
+      let before = one;
+      while (before && !/^H[1-6]$/.test(before.tagName)) before = before.previousElementSibling || before.parentElement;
+      [one.tabIndex, one.role, one.ariaLabel] = [0, "group", `${before ? before.textContent.trim() : document.title}, scrolls`];
+    }
+  };
+  new ResizeObserver(reachable).observe(document.querySelector("main"));
+  document.addEventListener("toggle", reachable, true);
+  document.addEventListener("htmx:afterSettle", reachable);
+
   // The palette is the page /find over any other.
   const palette = () => {
     const dialog = element("dialog", document.body);
@@ -40,7 +57,7 @@
     const ask = async () => {
       const mine = ++asked;
       try {
-        const answer = await fetch(`/find?q=${encodeURIComponent(field.value)}`, { headers: { Accept: "text/html", "Fleetlog-Automatic": "true" } });
+        const answer = await fetch(`${document.querySelector("[data-find]").getAttribute("href")}?q=${encodeURIComponent(field.value)}`, { headers: { Accept: "text/html", "Fleetlog-Automatic": "true" } });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#results");
         if (mine !== asked) return;
         if (page === null) throw new Error("the console does not answer with results: reload the page");
