@@ -159,7 +159,7 @@ def _keyboard_and_change(browser: Browser, url: str, shell: Shell) -> None:
     browser.driver.find_element(By.CSS_SELECTOR, ".crumbs a").click()
     eventually(lambda: browser.driver.title.startswith("Groups"), "what is above the group")
     browser.driver.get(f"{url}topics")
-    browser.driver.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    browser.driver.find_element(By.XPATH, "//summary[text()='Create a topic']").send_keys(Keys.ENTER)
     browser.driver.find_element(By.NAME, "topic").send_keys("by-hand", Keys.ENTER)
     eventually(lambda: "fleetlog topics create" in browser.text(), "the question")
     browser.picture("confirm")

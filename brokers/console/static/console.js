@@ -23,6 +23,7 @@
   // What scrolls and has nothing to go to by key is gone to itself, and is named after what stands above it.
   const reachable = () => {
     for (const one of document.querySelectorAll("main .wide, main pre")) {
+      sizes.observe(one.firstElementChild || one);
       const scrolls = one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1;
       if (!scrolls || one.querySelector("a, button, input, select, summary")) {
         if (one.role === "group") for (const name of ["tabindex", "role", "aria-label"]) one.removeAttribute(name);
@@ -33,8 +34,8 @@
       [one.tabIndex, one.role, one.ariaLabel] = [0, "group", `${before ? before.textContent.trim() : document.title}, scrolls`];
     }
   };
-  new ResizeObserver(reachable).observe(document.querySelector("main"));
-  document.addEventListener("toggle", reachable, true);
+  const sizes = new ResizeObserver(reachable);
+  sizes.observe(document.querySelector("main"));
   document.addEventListener("htmx:afterSettle", reachable);
 
   // The palette is the page /find over any other.
