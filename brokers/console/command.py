@@ -173,7 +173,8 @@ def console(
     )  # fmt: skip
     below = [
         replace(
-            settings, target=other, registry=_registry(other.registry or None, None)[0],
+            settings, target=other,
+            registry=_own_registry(name, other),
             figures=_figures(other, login, files.get(name)), fleets=_links(target, name, others),
             below=f"{FLEETS}/{name}",
         )
@@ -209,8 +210,19 @@ def _others(names: tuple[str, ...], target: Target, login: str | None) -> dict[s
             raise click.UsageError(
                 f"--login needs brokers that know users, and profile {name} has no {PROTOCOL}=SASL_SSL"
             )
-        others[name] = Target(profile.bootstrap, target.timeout_s, profile.security, profile.registry)
+        own = {REGISTRY_USER: "", **profile.security} if profile.registry else profile.security  # never a user's login
+        others[name] = Target(profile.bootstrap, target.timeout_s, own, profile.registry)
     return others
+
+
+def _own_registry(name: str, target: Target) -> SchemaRegistry | None:
+    """The registry of a profile, with the profile's login there. Raises CliError."""
+    if not target.registry:
+        return None
+    try:
+        return SchemaRegistry(target.registry, target.properties[REGISTRY_USER])
+    except ValueError as error:
+        raise CliError(f"profile {name}: {error}") from None
 
 
 def _figures_files(values: tuple[str, ...], others: Mapping[str, Target]) -> dict[str, Path]:

@@ -58,7 +58,10 @@ class Browser:
         options: dict[str, Any] = {"resultTypes": ["violations"]}
         if rules:
             options["runOnly"] = list(rules)
-        script = "const done = arguments[1]; axe.run(document, arguments[0]).then(done, (e) => done({failed: `${e}`}))"
+        script = """
+            const [options, done] = arguments, look = () => axe.run(document, options).then(done, (e) => done(`${e}`));
+            requestAnimationFrame(() => requestAnimationFrame(look));  // once the page has seen its own size
+        """
         result = self.driver.execute_async_script(script, options)
         assert "violations" in result, result
         return [

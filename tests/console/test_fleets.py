@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from fleetlog.brokers.console.web import NAVIGATION
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor, log_in, scram_config
 from tests.support.fleet import Fleet
+from tests.support.schema_registry import FakeRegistry
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER
 from tests.support.waiting import eventually
 
@@ -33,8 +35,27 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
+class Listening(FakeRegistry):
+    """A registry that keeps what came as a login."""
+
+    def __init__(self) -> None:
+        self.logins: set[str] = set()
+        super().__init__()
+
+    def handle(self, path: str, body: Any, authorization: str) -> tuple[int, Any]:
+        self.logins.add(authorization)
+        return super().handle(path, body, authorization)
+
+
 @pytest.fixture
-def profiles(guarded: Fleet, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def registry() -> Iterator[Listening]:
+    listening = Listening()
+    yield listening
+    listening.close()
+
+
+@pytest.fixture
+def profiles(guarded: Fleet, silent: str, registry: Listening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``guarded`` with the login of its super user, and ``away``."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -43,7 +64,7 @@ def profiles(guarded: Fleet, silent: str, tmp_path: Path, monkeypatch: pytest.Mo
         "sasl.jaas.config": f'{module} required username="{BROKER_USER}" password="{BROKER_PASSWORD}";',
     }  # fmt: skip
     named = {
-        "guarded": {"bootstrap": guarded.bootstrap, "security": security},
+        "guarded": {"bootstrap": guarded.bootstrap, "security": security, "registry": registry.url},
         "away": {"bootstrap": silent, "security": security},
         "open": {"bootstrap": "127.0.0.1:1"},
     }
@@ -126,6 +147,30 @@ def test_each_fleet_has_its_logins(guarded: Fleet, profiles: None, tmp_path: Pat
         assert visitor.get("/topics").status == 200
         refused = Visitor(console).get(f"{below}/topics", Accept="application/json")
         assert (refused.status, refused.value["error"]) == (401, f"log in first, by {below}/login")
+    finally:
+        assert console.close() == 0
+
+
+def test_a_users_password_goes_to_no_registry(
+    guarded: Fleet, profiles: None, registry: Listening, tmp_path: Path
+) -> None:
+    registry.add("orders-value", '{"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}')
+    words = ("--login", "SCRAM-SHA-256", "--command-config", str(scram_config(tmp_path)))
+    console, below = Served(guarded.bootstrap, *words, "--fleet", "guarded"), "/fleets/guarded"
+    try:
+        visitor = Visitor(console)
+        address = f"{below}/login?next=%2F"
+        form = {"form_token": visitor.token(visitor.page(address)), "user": BROKER_USER, "password": BROKER_PASSWORD}
+        assert visitor.post(address, form).status == 303
+        name = f"registered-{uuid.uuid4().hex[:8]}"
+        form = {"form_token": visitor.json(f"{below}/topics")["form_token"], "topic": name, "confirm": "yes"}
+        assert visitor.post(f"{below}/change/create-topic", form | {"partitions": "1"}).status == 303
+        eventually(lambda: visitor.get(f"{below}/topics/{name}").status == 200, "the topic's page")
+        record = form | {"value": '{"n": 7}', "schema": "orders-value"}
+        assert visitor.post(f"{below}/change/write-record", record).status == 303
+        (written,) = visitor.json(f"{below}/topics/{name}/messages?from=beginning")["messages"]
+        assert (written["value"]["kind"], written["value"]["text"]) == ("avro", '{"n": 7}')
+        assert registry.logins == {""}
     finally:
         assert console.close() == 0
 
