@@ -40,6 +40,7 @@ NO_LOGIN: Final = (
 )
 FIGURES_MISSING: Final = "Figures are missing: the fleet's page says why, to those who may describe the cluster."
 LAG_UNTOLD: Final = "Lag is not charted: it is known of topics together, and not all of them are yours to describe."
+LAG_EARLY: Final = "Lag is charted once offsets that the group has committed were seen, which takes some seconds."
 HOUR: Final = "1h"
 SOON_DAYS: Final = 30
 SMALL_POINTS: Final = 45
@@ -152,17 +153,21 @@ class Pictures:
             at: count_text(round(count), "rebalance")
             for at, count in figures["rebalances"] if not isnan(count) and count >= 1
         }  # fmt: skip
-        told = self._history is None or self._may_describe_topics(asking, group)
-        charts = self._charts("group", group, GROUP_CHARTS[0 if told else LAG_CHARTS :], figures=figures, marks=marks)
+        untold = self._lag_untold(asking, group) if self._history is not None else None
+        charts = self._charts(
+            "group", group, GROUP_CHARTS[0 if untold is None else LAG_CHARTS :], figures=figures, marks=marks
+        )
         value = self._value(charts)
-        return value if told else {**value, "notes": [*value["notes"], LAG_UNTOLD]}
+        return value if untold is None else {**value, "notes": [*value["notes"], untold]}
 
-    def _may_describe_topics(self, asking: Asking, group: str) -> bool:
+    def _lag_untold(self, asking: Asking, group: str) -> str | None:
+        """Why the viewer is not shown the group's lag, if that is so."""
         topics = self._collector.group_topics.get(group) if self._collector is not None else None
         if not topics:
-            return False
+            return LAG_EARLY
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return all(one["error_code"] != denied for one in asking.client.describe_topics(sorted(topics)))
+        told = all(one["error_code"] != denied for one in asking.client.describe_topics(sorted(topics)))
+        return None if told else LAG_UNTOLD
 
     def _charts(
         self, kind: str, name: str, specs: Sequence[ChartSpec], *, points: int = 0,
