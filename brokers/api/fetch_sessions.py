@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,13 +52,13 @@ _NONE = ErrorCode.NONE
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 
 
-Fetches = Collection[FetchPart] | Mapping[Key, "SessionPart"]
+Fetches = Sequence[FetchPart] | dict[Key, "SessionPart"]
 """What a consumer's connection reads: the parts of a fetch without a session, or those of its session now."""
 
 
 def partitions_read(fetches: Fetches, topic: str, topic_id: uuid.UUID | None) -> list[int]:
     """The partitions of a topic among them."""
-    keys = fetches if isinstance(fetches, Mapping) else map(key_of, fetches)
+    keys: Iterable[Key] = fetches.keys() if isinstance(fetches, dict) else map(key_of, fetches)
     return sorted({index for name, index in keys if name in (topic, topic_id)})
 
 
