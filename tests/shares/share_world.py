@@ -1,0 +1,344 @@
+"""A share partition with members that are slow, die and lie, leaders that change, and a coordinator that moves.
+
+The oracle knows what members were answered, and judges every acquisition by it. A former leader may not know that it
+is one, but has no lease to give records out. Writes to the coordinator may fail, or be persisted without an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer
+from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey
+from fleetlog.brokers.shares.window import (
+    MAX_SPAN,
+    AckBatch,
+    AckType,
+    ShareLimits,
+    StateWrite,
+    Window,
+    WrongAcknowledgement,
+    checked,
+)
+from fleetlog.txn.commands import CoordinatorRecord, Now, Result, Ticket
+from fleetlog.wire.errors import ErrorCode
+
+KEY = ShareKey("g", bytes(range(16)), 0)
+FINAL = (AckType.ACCEPT, AckType.REJECT)
+TICKET = Ticket(0)
+
+
+class Violation(AssertionError):
+    """A rule was broken."""
+
+
+@dataclass
+class Ack:
+    """What a member said of its records, and waits to be answered."""
+
+    member: str
+    offsets: dict[int, AckType]
+
+
+@dataclass
+class Leader:
+    """A leader of one epoch: its window, acknowledgements that wait for a write, and the write under way."""
+
+    epoch: int
+    window: Window
+    noted: list[Ack] = field(default_factory=list)
+    under_way: list[Ack] = field(default_factory=list)
+    write: StateWrite | None = None
+    held: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The oracle's view: who has an offset, until when."""
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+class World:
+    """One history."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_ms = 1_000
+        self.limits = ShareLimits(
+            self.random.choice((5, 40, 200)), self.random.choice((2, 3, 5)), self.random.choice((1_000, 30_000))
+        )
+        self.updates = self.random.choice((0, 1, 5))
+        self.log: list[CoordinatorRecord] = []
+        self.shard = ShareShard(0, self.updates)
+        self.batches: list[tuple[int, int, bool]] = []
+        """Of the topic: first and last offset, and whether it has records for the group."""
+        self.log_start = self.log_end = 0
+        self.members = [f"m{number}" for number in range(self.random.randint(1, 4))]
+        self.leaders: list[Leader] = []
+        self.acked: set[int] = set()
+        """Whose acceptance or rejection was answered."""
+        self.said: set[int] = set()
+        """Of which a member that had it said, in any leader's time, that it is finished."""
+        self.delivered: dict[int, int] = {}
+        self.start = NO_OFFSET
+        self.told: list[str] = []
+
+    # --- the coordinator ------------------------------------------------------------------------------------------
+
+    def submit(self, result: Result) -> StateAnswer:
+        for record in result.records:
+            self.log.append(record)
+            self.shard.apply(record, None, self.now())
+        answer = result.response
+        assert isinstance(answer, StateAnswer)
+        state = self.shard.states.get(KEY)
+        if state is not None and state.start != NO_OFFSET:
+            if state.start < self.start:
+                raise Violation(f"the start goes back from {self.start} to {state.start}")
+            self.start = state.start
+        return answer
+
+    def move_coordinator(self) -> None:
+        before = self.shard.states
+        self.shard = ShareShard(0, self.updates)
+        for record in self.log:
+            self.shard.apply(record, None, self.now())
+        same = {key: state._replace(written_ms=0) for key, state in self.shard.states.items()}
+        if same != {key: state._replace(written_ms=0) for key, state in before.items()}:
+            raise Violation("a coordinator that loads has another state than the one that wrote")
+        if self.shard.skipped:
+            raise Violation(f"records were skipped: {self.shard.skipped}")
+
+    def now(self) -> Now:
+        return Now(self.now_ms, self.now_ms)
+
+    # --- leaders ----------------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Leader:
+        return self.leaders[-1]
+
+    def elect(self) -> None:
+        epoch = self.leader.epoch + 1 if self.leaders else 0
+        answer = self.submit(self.shard.read(KEY, epoch, self.now(), TICKET))
+        if answer.error is not ErrorCode.NONE:
+            raise Violation(f"a new leader reads {answer.error.name}")
+        state, fresh = answer.state, answer.state.start == NO_OFFSET
+        if fresh:
+            state = state._replace(start=self.log_start)
+        self.leaders.append(Leader(epoch, Window(state, self.limits, fresh=fresh)))
+        if len(self.leaders) > 2:
+            del self.leaders[0]
+
+    def judge(self, leader: Leader) -> None:
+        """The window's own order."""
+        window, at = leader.window, leader.window.start
+        for run in window.runs:
+            if run.first != at or run.last < run.first:
+                raise Violation(f"runs do not tile the window: {run} at {at}")
+            at = run.last + 1
+        if at != window.end or window.end - window.start > MAX_SPAN:
+            raise Violation(f"the window ends at {window.end}, its runs at {at}")
+        unfinished = sum(run.size for run in window.runs if not run.finished)
+        if unfinished > self.limits.records:
+            raise Violation(f"{unfinished} records are not finished")
+
+    def acquire(self, leader: Leader) -> None:
+        window, member = leader.window, self.random.choice(self.members)
+        window.log_starts(self.log_start)
+        begin = window.next_offset
+        readable = [b for b in self.batches if b[1] >= begin and b[0] >= self.log_start][: self.random.randint(1, 6)]
+        if not readable or begin < self.log_start:
+            return
+        data = [(first, last) for first, last, has in readable if has]
+        most, whole = self.random.randint(1, 30), self.random.random() < 0.5
+        got = window.acquire(member, (begin, readable[-1][1]), data, most, self.now_ms, whole_batches=whole)
+        if not whole and sum(g.last - g.first + 1 for g in got) > most:
+            raise Violation("more than asked for")
+        for first, last, count in got:
+            for offset in range(first, last + 1):
+                self.given(leader, member, offset, count)
+
+    def given(self, leader: Leader, member: str, offset: int, count: int) -> None:
+        if not any(first <= offset <= last and has for first, last, has in self.batches):
+            raise Violation(f"offset {offset} has no record")
+        if offset in self.acked:
+            raise Violation(f"offset {offset} was acknowledged and is given out again")
+        holder = leader.held.get(offset)
+        if holder is not None and holder[1] > self.now_ms:
+            raise Violation(f"{holder[0]} has offset {offset}, which {member} gets")
+        if count <= leader.counts.get(offset, 0) or count > self.limits.deliveries:
+            raise Violation(f"offset {offset} is given with count {count} after {leader.counts.get(offset)}")
+        leader.counts[offset] = count
+        leader.held[offset] = (member, self.now_ms + self.limits.lock_ms)
+        self.delivered[offset] = self.delivered.get(offset, 0) + 1
+
+    def acknowledge(self, leader: Leader) -> None:
+        member = self.random.choice(self.members)
+        mine = sorted(offset for offset, (who, _) in leader.held.items() if who == member)
+        lies = self.random.random() < 0.1 or not mine
+        if lies:
+            first = self.random.randint(0, max(0, leader.window.end))
+            last = first + self.random.randint(0, 4)
+        else:
+            first = self.random.choice(mine)
+            last = first
+            while last + 1 in leader.held and leader.held[last + 1][0] == member and self.random.random() < 0.8:
+                last += 1
+        types = [self.random.choice((1, 1, 1, 2, 3, 4)) for _ in range(last - first + 1)]
+        if self.random.random() < 0.6:
+            types = types[:1]
+        pieces = checked([AckBatch(first, last, types)])
+        offsets = {at: kind for begin, end, kind in pieces for at in range(begin, end + 1)}
+        above = [offset for offset in offsets if offset >= leader.window.start]
+        has = all(leader.held.get(o, ("", 0))[0] == member and leader.held[o][1] > self.now_ms for o in above)
+        try:
+            noted = leader.window.acknowledge(member, pieces, self.now_ms)
+        except WrongAcknowledgement:
+            return
+        if not has:
+            raise Violation(f"{member} acknowledges {first} to {last}, which it does not have")
+        for offset in above:
+            if offsets[offset] is AckType.RENEW:
+                leader.held[offset] = (member, self.now_ms + self.limits.lock_ms)
+        said = {offset: kind for offset, kind in offsets.items() if offset in above and kind is not AckType.RENEW}
+        self.said |= {offset for offset, kind in said.items() if kind in FINAL}
+        ack = Ack(member, said)
+        if noted:
+            leader.noted.append(ack)
+        else:
+            self.answered(leader, ack)
+
+    def answered(self, leader: Leader, ack: Ack) -> None:
+        self.acked |= {offset for offset, kind in ack.offsets.items() if kind in FINAL}
+        for offset in ack.offsets:
+            leader.held.pop(offset, None)
+
+    def begin(self, leader: Leader) -> None:
+        if leader.write is None:
+            leader.write = leader.window.begin_write()
+            if leader.write is not None:
+                leader.under_way, leader.noted = leader.noted, []
+
+    def end(self, leader: Leader) -> None:
+        """The coordinator gets the write, or not, and its answer comes, or not."""
+        write = leader.write
+        if write is None:
+            return
+        fate = self.random.random()
+        error = ErrorCode.REQUEST_TIMED_OUT
+        if fate > 0.1:
+            asked = ShareWrite(KEY, 0, leader.epoch, write.start, write.complete, write.batches)
+            error = self.submit(self.shard.write(asked, self.now(), TICKET)).error
+            if fate < 0.2 and error is ErrorCode.NONE:
+                error = ErrorCode.REQUEST_TIMED_OUT
+        leader.write = None
+        persisted = error is ErrorCode.NONE
+        leader.window.end_write(persisted, self.now_ms)
+        for ack in leader.under_way:
+            if persisted:
+                self.answered(leader, ack)
+        leader.under_way = []
+        if error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH) and leader is not self.leader:
+            self.leaders.remove(leader)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        for _ in range(self.random.randint(1, 4)):
+            size, has = self.random.randint(1, 8), self.random.random() < 0.85
+            hole = self.random.randint(1, 5) if self.random.random() < 0.15 else 0
+            first = self.log_end + hole
+            self.batches.append((first, first + size - 1, has))
+            self.log_end = first + size
+
+    def release(self, leader: Leader) -> None:
+        member = self.random.choice(self.members)
+        leader.window.release(member)
+        waiting = {offset for ack in (*leader.noted, *leader.under_way) for offset in ack.offsets}
+        for offset in [o for o, (who, _) in leader.held.items() if who == member and o not in waiting]:
+            del leader.held[offset]
+
+    def retain(self) -> None:
+        if self.batches and self.random.random() < 0.3:
+            self.log_start = self.random.choice(self.batches)[0]
+            self.batches = [batch for batch in self.batches if batch[0] >= self.log_start]
+            self.said.update(range(self.log_start))
+
+    def step(self) -> None:
+        leader = self.random.choice(self.leaders) if self.random.random() < 0.2 else self.leader
+        actions = (
+            (6, lambda: self.acquire(self.leader)),
+            (6, lambda: self.acknowledge(leader)),
+            (4, lambda: self.begin(leader)),
+            (4, lambda: self.end(leader)),
+            (3, self.produce),
+            (3, lambda: self.pass_time(self.random.choice((10, 300, self.limits.lock_ms)))),
+            (1, lambda: self.release(leader)),
+            (1, self.move_coordinator),
+            (1, self.elect),
+            (1, self.retain),
+        )
+        action = self.random.choices([one for _, one in actions], [weight for weight, _ in actions])[0]
+        action()
+        for one in self.leaders:
+            self.judge(one)
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        for leader in self.leaders:
+            leader.window.expire(self.now_ms)
+
+    def all_die(self) -> None:
+        """Within the lock's time and a second everything is free."""
+        leader = self.leader
+        if leader.write is not None:
+            self.end(leader)
+        for _ in range(2 + self.limits.lock_ms // 500):
+            self.pass_time(500)
+            self.begin(leader)
+            self.end(leader)
+        left = [run for run in leader.window.runs if run.state is RecordState.ACQUIRED and run.becomes is None]
+        if left:
+            raise Violation(f"nobody lives who has {left}")
+
+    def finish(self) -> None:
+        """Without faults one member takes what is left; then everything has come to its end."""
+        self.all_die()
+        self.elect()
+        leader = self.leader
+        for _ in range(20 * (len(self.batches) + self.log_end + 5)):
+            self.acquire(leader)
+            for offset, (member, _) in sorted(leader.held.items()):
+                try:
+                    leader.window.acknowledge(member, [(offset, offset, AckType.ACCEPT)], self.now_ms)
+                except WrongAcknowledgement:
+                    continue
+                self.said.add(offset)
+            leader.held.clear()
+            write = leader.window.begin_write()
+            if write is not None:
+                asked = ShareWrite(KEY, 0, leader.epoch, write.start, write.complete, write.batches)
+                answer = self.submit(self.shard.write(asked, self.now(), TICKET))
+                leader.window.end_write(answer.error is ErrorCode.NONE, self.now_ms)
+            if leader.window.start >= self.log_end:
+                break
+        if leader.window.start < self.log_end:
+            raise Violation(f"the start stays at {leader.window.start} of {self.log_end}: {leader.window.runs[:3]}")
+        for first, last, has in self.batches:
+            for offset in range(first, last + 1) if has else ():
+                if offset not in self.said and self.delivered.get(offset, 0) < self.limits.deliveries:
+                    raise Violation(f"offset {offset} is finished, though nobody said so")
+
+
+def run(seed: int, steps: int = 120) -> World:
+    """One history. Raises Violation."""
+    world = World(seed)
+    world.produce()
+    world.elect()
+    try:
+        for _ in range(steps):
+            world.step()
+        world.finish()
+    except Violation as problem:
+        problem.add_note(f"seed {seed}, {world.limits}")
+        raise
+    assert all(state.start >= world.log_end for state in world.shard.states.values())
+    return world

@@ -1,0 +1,111 @@
+"""Histories of a share partition; and each rule left out, which some history must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from fleetlog.brokers.shares import coordinator
+from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
+from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
+from fleetlog.brokers.shares.window import AckType, ShareLimits, Window, WindowRun
+from fleetlog.txn.commands import Result
+from tests.shares.share_world import Violation, run
+
+SEEDS = 120
+PLANTED_SEEDS = 150
+"""Within so many histories a planted fault is found; most are found in the first."""
+
+
+def many(seeds: int) -> None:
+    for seed in range(seeds):
+        run(seed)
+
+
+def test_histories() -> None:
+    many(SEEDS)
+
+
+def answered_at_once(self: Window, member: str, pieces: Sequence[tuple[int, int, AckType]], now_ms: int) -> bool:
+    acknowledge(self, member, pieces, now_ms)
+    return False
+
+
+def whoever_asks(self: Window, member: str, pieces: Sequence[tuple[int, int, AckType]], now_ms: int) -> bool:
+    for first, last, kind in pieces:
+        for each in list(self.runs):
+            if each.first <= first and last <= each.last and each.member is not None:
+                return acknowledge(self, each.member, [(first, last, kind)], now_ms)
+    return acknowledge(self, member, pieces, now_ms)
+
+
+def any_start(state: ShareState, update: ShareUpdate, now_ms: int) -> ShareState:
+    start = state.start if update.start == NO_OFFSET else update.start
+    return updated(state, update, now_ms)._replace(start=start)
+
+
+def unfenced(self: ShareShard, *asked: object) -> Result:
+    """A leader that reads is not noted, so that the one before may write."""
+    result = read(self, *asked)  # type: ignore[arg-type]
+    known = next(iter(self.states.values()), None)
+    return result if known is None else Result(response=StateAnswer(result.response.error, known))
+
+
+def skips_gaps(self: Window, state: ShareState, limits: ShareLimits, *, fresh: bool = False) -> None:
+    batches, end = list[StateBatch](), state.start
+    for batch in state.batches:
+        if batch.first > end:
+            batches.append(StateBatch(end, batch.first - 1, RecordState.ARCHIVED, 0))
+        batches.append(batch)
+        end = batch.last + 1
+    opened(self, state._replace(batches=tuple(batches)), limits, fresh=fresh)
+
+
+def still_in_the_write(self: Window, *asked: object) -> tuple[int, int]:
+    """What is acquired anew is taken for what is being persisted."""
+    writing = [each for each in self.runs if each.writing]
+    result = take(self, *asked)  # type: ignore[arg-type]
+    for each in writing:
+        each.writing = True
+    return result
+
+
+def whole_run(self: Window, first: int, last: int) -> WindowRun:
+    return next(each for each in self.runs if each.first <= first <= each.last)
+
+
+def one_too_many(self: Window, first: int, last: int) -> None:
+    archive_gap(self, first, last + 1 if first <= last else last)
+
+
+def always_persisted(self: Window, persisted: bool, now_ms: int) -> None:
+    end_write(self, True, now_ms)
+
+
+def never_enough(self: Window, each: WindowRun) -> RecordState:
+    return RecordState.AVAILABLE
+
+
+acknowledge, updated, read, opened = Window.acknowledge, coordinator.updated, ShareShard.read, Window.__init__
+take, archive_gap, end_write = vars(Window)["_take"], vars(Window)["_archive_gap"], Window.end_write
+PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "an acknowledgement is answered before it is persisted": (Window, "acknowledge", answered_at_once),
+    "whoever asks has the record": (Window, "acknowledge", whoever_asks),
+    "the start goes back": (coordinator, "updated", any_start),
+    "an earlier leader is not fenced": (ShareShard, "read", unfenced),
+    "gaps are finished after a restart": (Window, "__init__", skips_gaps),
+    "a write persists what came after it began": (Window, "_take", still_in_the_write),
+    "neighbours are acknowledged, too": (Window, "_cut", whole_run),
+    "a gap is archived with the record after it": (Window, "_archive_gap", one_too_many),
+    "a write that failed counts": (Window, "end_write", always_persisted),
+    "locks do not end": (Window, "expire", lambda self, now_ms: False),
+    "a record is delivered for ever": (Window, "_freed", never_enough),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[fault])
+    with pytest.raises(Violation):
+        many(PLANTED_SEEDS)

@@ -1,0 +1,211 @@
+"""The window of a share partition: acquisition, acknowledgement, locks, limits, and its start."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetlog.brokers.shares import window as w
+from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
+from fleetlog.brokers.shares.window import AckBatch, Acquired, ShareLimits, Window, WrongAcknowledgement, checked
+from fleetlog.wire.errors import ErrorCode
+
+LOCK_MS = 30_000
+ACK, FREE, GONE = RecordState.ACKNOWLEDGED, RecordState.AVAILABLE, RecordState.ARCHIVED
+
+
+def opened(start: int = 0, *batches: StateBatch, records: int = 100, deliveries: int = 3) -> Window:
+    return Window(ShareState(start=start, batches=batches), ShareLimits(records, deliveries, LOCK_MS))
+
+
+def take(window: Window, last: int, member: str = "a", most: int = 1_000, now_ms: int = 0) -> list[Acquired]:
+    """Acquire from what was read up to an offset, all of it one batch."""
+    first = window.next_offset
+    return window.acquire(member, (first, last), [(first, last)], most, now_ms)
+
+
+def say(window: Window, first: int, last: int, *types: int, member: str = "a", now_ms: int = 0) -> bool:
+    return window.acknowledge(member, checked([AckBatch(first, last, types)]), now_ms)
+
+
+def persist(window: Window, now_ms: int = 0) -> w.StateWrite:
+    write = window.begin_write()
+    assert write is not None
+    window.end_write(True, now_ms)
+    return write
+
+
+def test_what_is_accepted_moves_the_start_when_it_is_persisted() -> None:
+    window = opened()
+    assert take(window, 9) == [Acquired(0, 9, 1)]
+    assert say(window, 0, 4, 1)
+    write = window.begin_write()
+    assert write == w.StateWrite(5, 0, ())
+    assert window.start == 0
+    assert window.begin_write() is None, "one at a time"
+    window.end_write(True, 0)
+    assert (window.start, window.end, window.unfinished) == (5, 10, 5)
+
+
+def test_a_hole_in_front_keeps_the_start() -> None:
+    window = opened()
+    take(window, 9)
+    say(window, 3, 5, 1, 2, 3)
+    write = persist(window)
+    assert write == w.StateWrite(0, 2, (StateBatch(3, 3, ACK, 1), StateBatch(4, 4, FREE, 1), StateBatch(5, 5, GONE, 1)))
+    assert window.next_offset == 4
+    assert take(window, 9, "b") == [Acquired(4, 4, 2)]
+
+
+def test_a_lock_ends_and_the_limit_archives() -> None:
+    window = opened(deliveries=2)
+    take(window, 0)
+    assert window.next_deadline_ms == LOCK_MS
+    assert not window.expire(LOCK_MS - 1)
+    assert window.expire(LOCK_MS)
+    assert window.next_deadline_ms is None
+    assert take(window, 0, "b", now_ms=LOCK_MS) == [Acquired(0, 0, 2)]
+    with pytest.raises(WrongAcknowledgement) as caught:
+        say(window, 0, 0, 1, member="b", now_ms=2 * LOCK_MS)
+    assert caught.value.error is ErrorCode.INVALID_RECORD_STATE, "its time is over, though nobody looked yet"
+    window.expire(2 * LOCK_MS)
+    assert persist(window).start == 1, "nobody could"
+
+
+def test_renewing_is_not_persisted() -> None:
+    window = opened()
+    take(window, 3)
+    assert not say(window, 0, 1, 4, now_ms=LOCK_MS - 1)
+    window.expire(LOCK_MS)
+    assert [(run.first, run.last, run.state) for run in window.runs] == [(0, 1, RecordState.ACQUIRED), (2, 3, FREE)]
+
+
+def test_all_or_nothing() -> None:
+    window = opened()
+    take(window, 3)
+    for pieces in ([AckBatch(0, 1, [1]), AckBatch(4, 4, [1])], [AckBatch(0, 9, [1])]):
+        with pytest.raises(WrongAcknowledgement):
+            window.acknowledge("a", checked(pieces), 0)
+    with pytest.raises(WrongAcknowledgement):
+        say(window, 0, 3, 1, member="b")
+    assert window.begin_write() is None
+    assert say(window, 0, 3, 1)
+    with pytest.raises(WrongAcknowledgement):
+        say(window, 0, 3, 2)
+    persist(window)
+    assert not say(window, 0, 3, 1), "below the start everything is finished"
+
+
+def test_a_write_that_fails_takes_acknowledgements_back() -> None:
+    window = opened()
+    take(window, 3)
+    say(window, 0, 3, 1)
+    window.begin_write()
+    window.end_write(False, LOCK_MS + 1)
+    assert window.next_offset == 0, "its lock ended meanwhile"
+    assert persist(window).batches == (StateBatch(0, 3, FREE, 1),)
+
+
+def test_a_member_that_is_gone() -> None:
+    window = opened()
+    take(window, 3, "a", most=2)
+    say(window, 0, 0, 1)
+    assert window.members == {"a"}
+    assert window.release("a")
+    assert persist(window).start == 1, "what it has said counts"
+    assert take(window, 3, "b") == [Acquired(1, 3, 2)]
+
+
+def test_gaps_of_a_restart_are_given_out() -> None:
+    window = opened(5, StateBatch(7, 8, ACK, 1), StateBatch(10, 10, FREE, 2))
+    assert [(run.first, run.last, run.state) for run in window.runs] == [
+        (5, 6, FREE), (7, 8, ACK), (9, 9, FREE), (10, 10, FREE),
+    ]  # fmt: skip
+    assert take(window, 12) == [Acquired(5, 6, 1), Acquired(9, 9, 1), Acquired(10, 10, 3), Acquired(11, 12, 1)]
+    for batches in ([StateBatch(3, 6, ACK, 1)], [StateBatch(9, 8, ACK, 1)]):
+        with pytest.raises(ValueError, match="below"):
+            opened(5, *batches)
+
+
+def test_what_has_no_record_is_archived() -> None:
+    window = opened()
+    got = window.acquire("a", (0, 9), [(2, 3), (6, 6)], 100, 0)
+    assert got == [Acquired(2, 3, 1), Acquired(6, 6, 1)]
+    assert window.unfinished == 3
+    assert persist(window).start == 2
+
+
+def test_the_batch_that_passes_the_limit() -> None:
+    assert opened().acquire("a", (0, 9), [(0, 4), (5, 9)], 3, 0) == [Acquired(0, 4, 1)]
+    assert opened().acquire("a", (0, 9), [(0, 4), (5, 9)], 6, 0) == [Acquired(0, 9, 1)]
+    window = opened()
+    assert window.acquire("a", (0, 9), [(0, 4), (5, 9)], 6, 0, whole_batches=False) == [Acquired(0, 5, 1)]
+    assert window.end == 6
+
+
+def test_one_slow_record_does_not_stop_the_others() -> None:
+    window = opened(records=10)
+    take(window, 0, "slow")
+    for first in range(1, 2_000, 9):
+        assert take(window, first + 8) == [Acquired(first, first + 8, 1)]
+        assert window.room == 0
+        say(window, first, first + 8, 1)
+        persist(window)
+    assert window.start == 0
+    assert window.unfinished == 1
+    assert window.holds_back is None
+
+
+def test_the_span_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "MAX_SPAN", 50)
+    window = opened()
+    take(window, 0, "slow")
+    take(window, 200)
+    assert window.end == 50
+    say(window, 1, 49, 1)
+    persist(window)
+    assert not window.may_acquire
+    assert window.holds_back is not None
+    assert (window.holds_back.first, window.holds_back.member) == (0, "slow")
+
+
+def test_runs_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "MAX_RUNS", 20)
+    window = opened()
+    take(window, 39)
+    for offset in range(1, 40, 2):
+        say(window, offset, offset, 1)
+    persist(window)
+    assert (window.room, len(window.runs)) == (0, 40)
+    window.release("a")
+    assert len(take(window, 99, "b")) == 20, "what is in the window is given out again"
+    assert window.end == 40
+
+
+def test_the_log_starts_above() -> None:
+    window = opened()
+    take(window, 9)
+    assert window.log_starts(5)
+    assert window.unfinished == 5
+    assert window.log_starts(30)
+    assert persist(window).start == 30
+    assert (window.start, window.end, window.next_offset) == (30, 30, 30)
+    assert not window.log_starts(30)
+
+
+def test_a_new_start_is_persisted() -> None:
+    window = Window(ShareState(start=40), ShareLimits(), fresh=True)
+    assert persist(window) == w.StateWrite(40, 0, ())
+    assert window.begin_write() is None
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [AckBatch(3, 2, [1])], [AckBatch(-1, 2, [1])], [AckBatch(0, 2, [1, 1])], [AckBatch(0, 0, [5])],
+        [AckBatch(0, 0, [-1])], [AckBatch(0, 0, [])], [AckBatch(0, 2, [1]), AckBatch(2, 3, [1])],
+    ],
+)  # fmt: skip
+def test_acknowledgements_that_cannot_be(batches: list[AckBatch]) -> None:
+    with pytest.raises(WrongAcknowledgement) as caught:
+        checked(batches)
+    assert caught.value.error is ErrorCode.INVALID_REQUEST
