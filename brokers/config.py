@@ -326,6 +326,50 @@ class BrokerConfig:
         " /metrics has series of their own; above it sums alone.", low=0,
     )  # fmt: skip
 
+    # share groups
+    group_share_session_timeout_ms: int = setting(
+        INT, 45_000, "After so long without a heartbeat a share consumer leaves its group, in ms.", low=1
+    )
+    group_share_heartbeat_interval_ms: int = setting(
+        INT, 5_000, "How often share consumers are told to send heartbeats, in ms.", low=1
+    )
+    group_share_record_lock_duration_ms: int = setting(
+        INT, 30_000, "How long a share consumer has a record before another one may get it, in ms.",
+        low=1_000, high=3_600_000,
+    )  # fmt: skip
+    group_share_delivery_count_limit: int = setting(
+        INT, 5, "How often a record is given to share consumers at most.", low=2, high=10
+    )
+    group_share_partition_max_record_locks: int = setting(
+        INT, 2_000, "Records of a partition that a share group may have in flight.", low=100, high=10_000
+    )
+    group_share_max_size: int = setting(INT, 200, "Members of a share group at most.", low=1, high=1_000)
+    group_share_max_share_sessions: int = setting(INT, 2_000, "Share sessions of a broker at most.", low=1)
+    group_share_min_session_timeout_ms: int = setting(INT, 45_000, "Least share.session.timeout.ms.", low=1)
+    group_share_max_session_timeout_ms: int = setting(INT, 60_000, "Largest share.session.timeout.ms.", low=1)
+    group_share_min_heartbeat_interval_ms: int = setting(INT, 5_000, "Least share.heartbeat.interval.ms.", low=1)
+    group_share_max_heartbeat_interval_ms: int = setting(INT, 15_000, "Largest share.heartbeat.interval.ms.", low=1)
+    group_share_min_record_lock_duration_ms: int = setting(
+        INT, 15_000, "Least share.record.lock.duration.ms.", low=1_000, high=30_000
+    )
+    group_share_max_record_lock_duration_ms: int = setting(
+        INT, 60_000, "Largest share.record.lock.duration.ms.", low=30_000, high=3_600_000
+    )
+    group_share_min_delivery_count_limit: int = setting(INT, 2, "Least share.delivery.count.limit.", low=2, high=5)
+    group_share_max_delivery_count_limit: int = setting(INT, 10, "Largest share.delivery.count.limit.", low=5, high=25)
+    group_share_min_partition_max_record_locks: int = setting(
+        INT, 100, "Least share.partition.max.record.locks.", low=100, high=2_000
+    )
+    group_share_max_partition_max_record_locks: int = setting(
+        INT, 4_000, "Largest share.partition.max.record.locks.", low=2_000, high=10_000
+    )
+    share_coordinator_state_topic_num_partitions: int = setting(INT, 50, "Partitions of __share_group_state.", low=1)
+    share_coordinator_state_topic_replication_factor: int = setting(SHORT, 3, "Replicas of __share_group_state.", low=1)
+    share_coordinator_state_topic_min_isr: int = setting(SHORT, 2, "min.insync.replicas of __share_group_state.", low=1)
+    share_coordinator_state_topic_segment_bytes: int = setting(
+        INT, 100 * MIB, "Segment size of __share_group_state.", low=1
+    )
+
     # transactions
     transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)
     transaction_state_log_replication_factor: int = setting(SHORT, 3, "Replicas of __transaction_state.", low=1)

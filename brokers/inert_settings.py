@@ -174,25 +174,8 @@ group.coordinator.rebalance.protocols list classic,consumer,streams consumer|cla
 group.coordinator.threads int 4 1..
 group.share.assignment.interval.ms int 1000 0.. live
 group.share.assignors list simple -
-group.share.delivery.count.limit int 5 2..10
-group.share.heartbeat.interval.ms int 5000 1..
 group.share.max.assignment.interval.ms int 15000 0..
-group.share.max.delivery.count.limit int 10 5..25
-group.share.max.heartbeat.interval.ms int 15000 1..
-group.share.max.partition.max.record.locks int 4000 2000..10000
-group.share.max.record.lock.duration.ms int 60000 30000..3600000
-group.share.max.session.timeout.ms int 60000 1..
-group.share.max.share.sessions int 2000 1..
-group.share.max.size int 200 1..1000
 group.share.min.assignment.interval.ms int 0 0..
-group.share.min.delivery.count.limit int 2 2..5
-group.share.min.heartbeat.interval.ms int 5000 1..
-group.share.min.partition.max.record.locks int 100 100..2000
-group.share.min.record.lock.duration.ms int 15000 1000..30000
-group.share.min.session.timeout.ms int 45000 1..
-group.share.partition.max.record.locks int 2000 100..10000
-group.share.record.lock.duration.ms int 30000 1000..3600000
-group.share.session.timeout.ms int 45000 1..
 group.streams.assignment.interval.ms int 1000 0.. live
 group.streams.assignors list sticky -
 group.streams.heartbeat.interval.ms int 5000 1..
@@ -214,10 +197,6 @@ share.coordinator.cached.buffer.max.bytes int 1048588 524288.. live
 share.coordinator.load.buffer.size int 5242880 1..
 share.coordinator.snapshot.update.records.per.snapshot int 500 0..
 share.coordinator.state.topic.compression.codec int 0 -
-share.coordinator.state.topic.min.isr short 2 1..
-share.coordinator.state.topic.num.partitions int 50 1..
-share.coordinator.state.topic.replication.factor short 3 1..
-share.coordinator.state.topic.segment.bytes int 104857600 1..
 share.coordinator.threads int 1 1..
 share.coordinator.write.timeout.ms int 5000 1..
 share.fetch.purgatory.purge.interval.requests int 1000 -

@@ -17,6 +17,7 @@ __all__ = [
     "NO_LEADER",
     "PROTECTED_TOPICS",
     "SCHEMAS_TOPIC",
+    "SHARE_STATE_TOPIC",
     "TRANSACTION_STATE_TOPIC",
     "BrokerId",
     "BrokerInfo",
@@ -32,8 +33,9 @@ __all__ = [
 ]
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
+SHARE_STATE_TOPIC = "__share_group_state"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
-INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
+INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC})
 """Those of coordinators, which hold in memory what stands there."""
 AUDIT_TOPIC = "__fleetlog_audit"
 SCHEMAS_TOPIC = "_schemas"

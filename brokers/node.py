@@ -28,6 +28,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller, hand_over
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom
 from fleetlog.brokers.groups.requests import GroupSettings
@@ -41,7 +42,7 @@ from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.leader_history import LeaderHistory
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics.registry import Histogram, Metrics
-from fleetlog.brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, SHARE_STATE_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from fleetlog.brokers.peers.calls import PeersPort
 from fleetlog.brokers.quotas.metering import Metering
 from fleetlog.brokers.replication.fetcher import ReplicaFetchers
@@ -56,6 +57,7 @@ from fleetlog.brokers.replication.inventory_keeper import (
 from fleetlog.brokers.replication.isr_writer import IsrWriter, Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
+from fleetlog.brokers.shares.coordinator import ShareShard
 from fleetlog.brokers.timers import Timers
 from fleetlog.coordination.previous_session import PreviousSession
 from fleetlog.coordination.registration import (
@@ -254,12 +256,13 @@ class Node:
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
         rebalances = Histogram()  # of all shards, so that what it has counted stays when one moves to another broker
-        groups, transactions = self._coordinators(metadata, replicas, peers, rebalances)
+        groups, transactions, share_states = self._coordinators(metadata, replicas, peers, rebalances)
         controller = Controller(
             store, metadata, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
         )
-        for runtime in (groups, transactions):
+        for runtime in (groups, transactions, share_states):
             runtime.follow(replicas)
+        states = ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create)
         self._fetchers = ReplicaFetchers(
             config,
             ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
@@ -285,6 +288,8 @@ class Node:
             replicas=replicas,
             groups=groups,
             transactions=transactions,
+            share_states=share_states,
+            share_partitions=SharePartitions(states, timers, clock),
             controller=controller,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
@@ -324,8 +329,8 @@ class Node:
 
     def _coordinators(
         self, metadata: MetadataCache, replicas: ReplicaManager, peers: PeersPort, rebalances: Histogram
-    ) -> tuple[CoordinatorRuntime[GroupShard], TransactionCoordinator]:
-        """The coordinators of groups and of transactions."""
+    ) -> tuple[CoordinatorRuntime[GroupShard], TransactionCoordinator, CoordinatorRuntime[ShareShard]]:
+        """The coordinators of groups, of transactions, and of share partitions."""
         config, ports = self.config, self._ports
         clock, timers = ports.clock, self._timers
         settings = GroupSettings.of(config)
@@ -352,7 +357,14 @@ class Node:
             clock=clock,
             incarnation=self._incarnation,
         )
-        return groups, transactions
+        share_count = partition_count_of(
+            metadata, SHARE_STATE_TOPIC, config.share_coordinator_state_topic_num_partitions
+        )
+        share_states = CoordinatorRuntime(
+            "share", SHARE_STATE_TOPIC, ShareShard, partition_count=share_count, loop=ports.loop, timers=timers,
+            clock=clock, origin=Origin.COORDINATOR,
+        )  # fmt: skip
+        return groups, transactions, share_states
 
     def _watch_lag(self, services: Services) -> None:
         """Compute the lag of the groups, and tell it in the metrics. Connections of its own: old brokers close them."""
@@ -560,6 +572,10 @@ class Node:
             return
         if self._audit_writer is not None and self._registered is not None:
             await self._audit_writer.finish()
+        assert services.share_partitions is not None
+        assert services.share_states is not None
+        await services.share_partitions.stop()
+        services.share_states.close()
         services.groups.close()
         await services.transactions.stop()
         if self._registered is not None and self._peers is not None:

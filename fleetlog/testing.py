@@ -79,9 +79,11 @@ class FleetlogContainer(DockerContainer):
         self.with_setting("zookeeper.connection.timeout.ms", 60_000)
         # One broker, and a test that wants to be quick.
         for name in ("default.replication.factor", "min.insync.replicas", "offsets.topic.replication.factor",
+                     "share.coordinator.state.topic.replication.factor", "share.coordinator.state.topic.min.isr",
                      "transaction.state.log.replication.factor", "transaction.state.log.min.isr"):  # fmt: skip
             self.with_setting(name, 1)
-        for name in ("offsets.topic.num.partitions", "transaction.state.log.num.partitions"):
+        for name in ("offsets.topic.num.partitions", "transaction.state.log.num.partitions",
+                     "share.coordinator.state.topic.num.partitions"):  # fmt: skip
             self.with_setting(name, 3)
         self.with_setting("group.initial.rebalance.delay.ms", 0)
         for name, value in (settings or {}).items():

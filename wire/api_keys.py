@@ -67,6 +67,14 @@ CONSUMER_GROUP_DESCRIBE: Final = 69
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 SHARE_GROUP_HEARTBEAT: Final = 76
+SHARE_GROUP_DESCRIBE: Final = 77
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
+INITIALIZE_SHARE_GROUP_STATE: Final = 83
+READ_SHARE_GROUP_STATE: Final = 84
+WRITE_SHARE_GROUP_STATE: Final = 85
+DELETE_SHARE_GROUP_STATE: Final = 86
+READ_SHARE_GROUP_STATE_SUMMARY: Final = 87
 REPLICA_ENDS: Final = 12000
 BEGIN_BATCH: Final = 12001
 ENLIST_PRODUCER: Final = 12002
@@ -146,6 +154,14 @@ TABLE: Final = (
     (LIST_CONFIG_RESOURCES, "ListConfigResources", 0, 1, 0, False, False),
     (DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0, False, False),
     (SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", 1, 1, 1, False, False),
+    (SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", 1, 1, 1, False, False),
+    (SHARE_FETCH, "ShareFetch", 1, 2, 1, False, False),
+    (SHARE_ACKNOWLEDGE, "ShareAcknowledge", 1, 2, 1, False, False),
+    (INITIALIZE_SHARE_GROUP_STATE, "InitializeShareGroupState", 0, 0, 0, True, False),
+    (READ_SHARE_GROUP_STATE, "ReadShareGroupState", 0, 0, 0, True, False),
+    (WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", 0, 1, 0, True, False),
+    (DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", 0, 0, 0, True, False),
+    (READ_SHARE_GROUP_STATE_SUMMARY, "ReadShareGroupStateSummary", 0, 1, 0, True, False),
     (REPLICA_ENDS, "ReplicaEnds", 0, 1, 0, True, False),
     (BEGIN_BATCH, "BeginBatch", 0, 0, 0, False, False),
     (ENLIST_PRODUCER, "EnlistProducer", 0, 0, 0, False, False),

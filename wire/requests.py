@@ -695,6 +695,157 @@ class ShareGroupHeartbeatRequest(Protocol):
     subscribed_topic_names: list[str] | None
 
 
+class ShareGroupDescribeRequest(Protocol):
+    group_ids: list[str]
+    include_authorized_operations: bool
+
+
+class ShareFetchTopicsPartitionsAcknowledgementBatches(Protocol):
+    first_offset: int
+    last_offset: int
+    acknowledge_types: list[int]
+
+
+class ShareFetchTopicsPartitions(Protocol):
+    partition_index: int
+    acknowledgement_batches: list[ShareFetchTopicsPartitionsAcknowledgementBatches]
+
+
+class ShareFetchTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[ShareFetchTopicsPartitions]
+
+
+class ShareFetchForgottenTopicsData(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[int]
+
+
+class ShareFetchRequest(Protocol):
+    group_id: str | None
+    member_id: str | None
+    share_session_epoch: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    max_records: int
+    batch_size: int
+    share_acquire_mode: int
+    is_renew_ack: bool
+    topics: list[ShareFetchTopics]
+    forgotten_topics_data: list[ShareFetchForgottenTopicsData]
+
+
+class ShareAcknowledgeTopicsPartitionsAcknowledgementBatches(Protocol):
+    first_offset: int
+    last_offset: int
+    acknowledge_types: list[int]
+
+
+class ShareAcknowledgeTopicsPartitions(Protocol):
+    partition_index: int
+    acknowledgement_batches: list[ShareAcknowledgeTopicsPartitionsAcknowledgementBatches]
+
+
+class ShareAcknowledgeTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[ShareAcknowledgeTopicsPartitions]
+
+
+class ShareAcknowledgeRequest(Protocol):
+    group_id: str | None
+    member_id: str | None
+    share_session_epoch: int
+    is_renew_ack: bool
+    topics: list[ShareAcknowledgeTopics]
+
+
+class InitializeShareGroupStateTopicsPartitions(Protocol):
+    partition: int
+    state_epoch: int
+    start_offset: int
+
+
+class InitializeShareGroupStateTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[InitializeShareGroupStateTopicsPartitions]
+
+
+class InitializeShareGroupStateRequest(Protocol):
+    group_id: str
+    topics: list[InitializeShareGroupStateTopics]
+
+
+class ReadShareGroupStateTopicsPartitions(Protocol):
+    partition: int
+    leader_epoch: int
+
+
+class ReadShareGroupStateTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[ReadShareGroupStateTopicsPartitions]
+
+
+class ReadShareGroupStateRequest(Protocol):
+    group_id: str
+    topics: list[ReadShareGroupStateTopics]
+
+
+class WriteShareGroupStateTopicsPartitionsStateBatches(Protocol):
+    first_offset: int
+    last_offset: int
+    delivery_state: int
+    delivery_count: int
+
+
+class WriteShareGroupStateTopicsPartitions(Protocol):
+    partition: int
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+    state_batches: list[WriteShareGroupStateTopicsPartitionsStateBatches]
+
+
+class WriteShareGroupStateTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[WriteShareGroupStateTopicsPartitions]
+
+
+class WriteShareGroupStateRequest(Protocol):
+    group_id: str
+    topics: list[WriteShareGroupStateTopics]
+
+
+class DeleteShareGroupStateTopicsPartitions(Protocol):
+    partition: int
+
+
+class DeleteShareGroupStateTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[DeleteShareGroupStateTopicsPartitions]
+
+
+class DeleteShareGroupStateRequest(Protocol):
+    group_id: str
+    topics: list[DeleteShareGroupStateTopics]
+
+
+class ReadShareGroupStateSummaryTopicsPartitions(Protocol):
+    partition: int
+    leader_epoch: int
+
+
+class ReadShareGroupStateSummaryTopics(Protocol):
+    topic_id: uuid.UUID | None
+    partitions: list[ReadShareGroupStateSummaryTopicsPartitions]
+
+
+class ReadShareGroupStateSummaryRequest(Protocol):
+    group_id: str
+    topics: list[ReadShareGroupStateSummaryTopics]
+
+
 class ReplicaEndsTopics(Protocol):
     topic_id: uuid.UUID | None
     partitions: list[int]

@@ -21,6 +21,7 @@ from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import Fetches, FetchSessions
 from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.api.share_sessions import ShareSessions
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.log_tail import LogTail
 from fleetlog.brokers.model import Carried, ProcessHealth
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.coordinators.lags import LagWatch
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.coordinators.share_partitions import SharePartitions
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
     from fleetlog.brokers.groups.shard import GroupShard
     from fleetlog.brokers.metadata.cache import MetadataCache
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.metrics.registry import Metrics
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.replication.replicas import ReplicaManager
+    from fleetlog.brokers.shares.coordinator import ShareShard
     from fleetlog.brokers.timers import Timer, Timers
     from fleetlog.brokers.tls.dynamic_settings import DynamicTls
     from fleetlog.coordination.store import Store
@@ -292,6 +295,11 @@ class Services:
     certificates: DynamicTls | None = None
     """Certificates of this broker's listeners, where some have TLS."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
+    share_states: CoordinatorRuntime[ShareShard] | None = None
+    """The share coordinator."""
+    share_partitions: SharePartitions | None = None
+    """The share partitions that are led here."""
+    share_sessions: ShareSessions = field(default_factory=ShareSessions)
     new_topics: NewTopics = field(default_factory=NewTopics)
     disconnects: Disconnects = field(default_factory=Disconnects)
     lags: LagWatch | None = None

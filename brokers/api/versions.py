@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetlog.brokers.api.base import Context, Done
 from fleetlog.brokers.api.rows import Cost, Row
-from fleetlog.brokers.metadata.features import SUPPORTED
+from fleetlog.brokers.metadata.features import SHARE_VERSION, SUPPORTED
 from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -16,6 +16,10 @@ from fleetlog.wire.messages import ApiVersionsResponse, encode_response, encode_
 from fleetlog.wire.requests import ApiVersionsRequest
 
 FEATURES_WITH_ZERO_VERSION = 4
+FROM_FEATURE = dict.fromkeys(
+    (api_keys.SHARE_GROUP_DESCRIBE, api_keys.SHARE_FETCH, api_keys.SHARE_ACKNOWLEDGE), SHARE_VERSION
+)
+"""APIs that are advertised once a feature is finalized."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -51,6 +55,7 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
             ApiVersionsResponse.ApiVersion(api_key=row.key, min_version=row.min_version, max_version=row.max_version)
             for row in APIS.values()
             if not row.internal
+            and (row.key not in FROM_FEATURE or metadata.features.get(FROM_FEATURE[row.key], 0) >= 1)
         ],
     )
     if version >= 3:

@@ -67,6 +67,8 @@ def replication_settings(count: int) -> dict[str, str]:
     return {
         "default.replication.factor": factor,
         "offsets.topic.replication.factor": factor,
+        "share.coordinator.state.topic.replication.factor": factor,
+        "share.coordinator.state.topic.min.isr": str(min(2, count)),
         "transaction.state.log.replication.factor": factor,
         "transaction.state.log.min.isr": str(min(2, count)),
     }

@@ -51,6 +51,7 @@ from fleetlog.brokers.model import (
     AUDIT_TOPIC,
     GROUP_METADATA_TOPIC,
     PROTECTED_TOPICS,
+    SHARE_STATE_TOPIC,
     TRANSACTION_STATE_TOPIC,
     Clock,
     PartitionState,
@@ -197,6 +198,7 @@ COMPLAINT_S = 60.0
 _FACTORS = {
     GROUP_METADATA_TOPIC: ("consumer groups", "offsets.topic.replication.factor"),
     TRANSACTION_STATE_TOPIC: ("transactions", "transaction.state.log.replication.factor"),
+    SHARE_STATE_TOPIC: ("share groups", "share.coordinator.state.topic.replication.factor"),
     AUDIT_TOPIC: ("audit events", "audit.topic.replication.factor"),
 }
 
@@ -331,6 +333,18 @@ def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
         return NewTopic(
             name, config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor,
             configs=settings,
+        )  # fmt: skip
+    if name == SHARE_STATE_TOPIC:
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.share_coordinator_state_topic_segment_bytes),
+            "min.insync.replicas": str(config.share_coordinator_state_topic_min_isr),
+            "unclean.leader.election.enable": "false",
+        }
+        return NewTopic(
+            name, config.share_coordinator_state_topic_num_partitions,
+            config.share_coordinator_state_topic_replication_factor, configs=settings,
         )  # fmt: skip
     if name == AUDIT_TOPIC and config.audit_enable:
         return NewTopic(

@@ -4,7 +4,7 @@ Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value schemas (keys 0
 defaults of Kafka 3.9 to 4.1 (offset value 3, or 1 if a client set a retention; group value 3); all versions are read.
 Behind an offset value 3, where other readers do not look, stands the id of the topic that it was committed for.
 The keys of groups of the consumer protocol (KIP-848) are read here, too; ``groups.consumer.records`` has their values.
-Keys of other versions (share groups) decode to :class:`UnknownKey`, which the reader skips.
+So are those of share groups (KIP-932; ``groups.share``). Others decode to :class:`UnknownKey`, which the reader skips.
 """
 
 from __future__ import annotations
@@ -61,16 +61,29 @@ class ConsumerKind(IntEnum):
     REGEX = 16
 
 
+class ShareKind(IntEnum):
+    """The records of a share group, by the version of their key."""
+
+    MEMBER = 10
+    GROUP = 11
+    TARGET = 12
+    MEMBER_TARGET = 13
+    CURRENT = 14
+    STATES = 15
+
+
 class ConsumerKey(NamedTuple):
     """Key of one of these records; ``name`` is the member's id or the regular expression, else empty."""
 
-    kind: ConsumerKind
+    kind: ConsumerKind | ShareKind
     group_id: str
     name: str = ""
 
 
-_CONSUMER_KINDS = frozenset(ConsumerKind)
-NAMED_KINDS = frozenset((ConsumerKind.MEMBER, ConsumerKind.MEMBER_TARGET, ConsumerKind.CURRENT, ConsumerKind.REGEX))
+_KINDS: dict[int, ConsumerKind | ShareKind] = {int(kind): kind for kind in (*ConsumerKind, *ShareKind)}
+NAMED_KINDS: frozenset[ConsumerKind | ShareKind] = frozenset(
+    kind for kind in _KINDS.values() if kind.name in ("MEMBER", "MEMBER_TARGET", "CURRENT", "REGEX")
+)
 
 
 class UnknownKey(NamedTuple):
@@ -313,8 +326,7 @@ def _any_key(raw: bytes) -> Key:
         return OffsetKey(group_id, TopicPartition(reader.string(), reader.i32()))
     if version == GROUP_KEY_VERSION:
         return GroupKey(reader.string())
-    if version in _CONSUMER_KINDS:
-        kind = ConsumerKind(version)
+    if (kind := _KINDS.get(version)) is not None:
         return ConsumerKey(kind, reader.string(), reader.string() if kind in NAMED_KINDS else "")
     return UnknownKey(version)
 

@@ -73,6 +73,30 @@ class ConsumerSettings(NamedTuple):
         return low, high
 
 
+class ShareSettings(NamedTuple):
+    """``group.share.*`` of the broker's group coordinator, or of the group where it has its own. Times in ms."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 200
+
+    @classmethod
+    def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ShareSettings:
+        """The broker's, and what the group has of its own (``share.*`` of config resource GROUP)."""
+        own = own or {}
+        session_ms, heartbeat_ms = (own_number(config, own, name) for name in CONSUMER_TIMES[:2])
+        return cls(session_ms, heartbeat_ms, config.group_share_max_size)
+
+
+def own_number(config: BrokerConfig, own: Mapping[str, str], name: str) -> int:
+    """A share group's own ``share.NAME``, within ``group.share.min.NAME`` and ``max``; else the broker's."""
+    text = own.get(f"share.{name}", "")
+    if text.isdecimal():
+        low, high = (int(getattr(config, attribute(f"group.share.{end}.{name}"))) for end in ("min", "max"))
+        return min(max(int(text), low), high)
+    return int(getattr(config, attribute(f"group.share.{name}")))
+
+
 def _served(assignors: Iterable[str]) -> tuple[str, ...]:
     """Those of ``group.consumer.assignors`` that there are, by their names instead of Kafka's classes; else all."""
     named = {f"org.apache.kafka.coordinator.group.assignor.{name.title()}Assignor": name for name in ASSIGNOR_NAMES}
@@ -94,6 +118,7 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     offsets_retention_check_interval_ms: int = 600_000
     consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
+    share: ShareSettings = field(default_factory=ShareSettings)
 
     @classmethod
     def of(cls, config: BrokerConfig) -> GroupSettings:
@@ -108,6 +133,7 @@ class GroupSettings:
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+            share=ShareSettings.of(config),
             consumer=ConsumerSettings.of(config),
         )
 

@@ -5,7 +5,8 @@ Commands return a :class:`~txn.commands.Result`; logged state changes in :meth:`
 candidates, so that a group's expiry queues behind a commit that is being replicated), ``rebalance`` per group that was
 one of the consumer protocol, and those of ``groups.consumer``.
 
-A group of the consumer protocol is in :attr:`GroupShard.consumers`, and only its committed offsets in ``groups``.
+A group of the consumer protocol is in :attr:`GroupShard.consumers`, and only its committed offsets in ``groups``. A
+share group is in :attr:`GroupShard.shares` alone: it has no committed offsets, and stays until it is deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
-from fleetlog.brokers.groups import classic, offsets, records
+from fleetlog.brokers.groups import classic, offsets, records, share
 from fleetlog.brokers.groups.consumer import group as consumers
 from fleetlog.brokers.groups.consumer import migration
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, BeatRefused, ConsumerGroup, Picture
@@ -43,9 +44,11 @@ from fleetlog.brokers.groups.requests import (
     Leaver,
     Listing,
     OffsetCommitRequest,
+    ShareSettings,
     SyncAnswer,
     SyncRequest,
 )
+from fleetlog.brokers.groups.share import ShareGroup
 from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
 from fleetlog.wire.errors import ErrorCode
@@ -57,6 +60,8 @@ RETRY_MS = 500
 """After so long a timer's work is tried again whose records could not be appended."""
 MAX_FLEETING_GROUPS = 10_000
 """The most groups of a shard that exist only for a requested member id: clients control their number."""
+MAX_SHARE_GROUPS = 10_000
+"""The most share groups of a shard: they do not expire."""
 
 
 class GroupShard:
@@ -77,6 +82,7 @@ class GroupShard:
         """Their seconds: from the first member that has to join again until the new generation is in the log."""
         self.groups: dict[str, Group] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
+        self.shares: dict[str, ShareGroup] = {}
         self.skipped: Counter[str] = Counter()
         """Skipped records by kind: newer key versions, newer value versions, corrupt ones."""
         self._sequence = 0
@@ -93,6 +99,8 @@ class GroupShard:
             self.settings.min_session_timeout_ms <= request.session_timeout_ms <= self.settings.max_session_timeout_ms
         ):
             return Result(response=JoinAnswer(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
+        if request.group_id in self.shares:
+            return Result(response=JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
         group = self.groups.get(request.group_id)
         size = held_by(request)
         if size > self.settings.member_max_bytes or len(request.protocols) > classic.MAX_PROTOCOLS:
@@ -141,10 +149,12 @@ class GroupShard:
 
     def member_bytes(self) -> int:
         """The memory of the members of these groups and of the assigned ids, in bytes."""
-        return sum(
+        classic_bytes = sum(
             sum(member.size for member in group.members.values()) + sum(map(len, group.pending_members))
             for group in self.groups.values()
-        ) + sum(group.size for group in self.consumers.values())
+        )
+        share_bytes = sum(group.size for group in self.shares.values())
+        return classic_bytes + share_bytes + sum(group.size for group in self.consumers.values())
 
     def consumer_heartbeat(
         self, beat: Beat, picture: Picture, settings: ConsumerSettings, now: Now, ticket: Ticket
@@ -165,6 +175,8 @@ class GroupShard:
         group = self.consumers.get(beat.group_id)
         if group is not None:
             return group
+        if beat.group_id in self.shares:
+            raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {beat.group_id} is not a consumer group.")
         classic_group = self.groups.get(beat.group_id)
         if beat.epoch != consumers.JOINS:
             raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {beat.group_id} not found.")
@@ -182,12 +194,36 @@ class GroupShard:
             raise BeatRefused(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
         if beat.topics is None and beat.regex is None and beat.member_id in group.members:
             return
+        self._make_room(beat, now)
+
+    def _make_room(self, beat: Beat, now: Now) -> None:
+        """Raises BeatRefused where there is none for what the member says."""
         if beat.held > self.settings.member_max_bytes:
             raise BeatRefused(ErrorCode.INVALID_REQUEST, "The subscription is above group.member.max.bytes.")
         if beat.epoch == consumers.JOINS and not self.room.take(beat.held, now.mono_ms):
             raise BeatRefused(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, "The members of all groups are at group.members.max.bytes."
             )
+
+    def share_heartbeat(
+        self, beat: Beat, picture: Picture, settings: ShareSettings, now: Now, ticket: Ticket
+    ) -> Result:
+        """ShareGroupHeartbeat; answers :class:`BeatAnswer`."""
+        group = self.shares.get(beat.group_id)
+        try:
+            if group is None:
+                if beat.epoch != consumers.JOINS or beat.group_id in self.groups or beat.group_id in self.consumers:
+                    raise BeatRefused(ErrorCode.GROUP_ID_NOT_FOUND, f"Share group {beat.group_id} not found.")
+                if len(self.shares) >= MAX_SHARE_GROUPS:
+                    raise BeatRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "There are too many share groups.")
+                group = ShareGroup(beat.group_id)
+            if beat.topics is not None or beat.member_id not in group.members:
+                self._make_room(beat, now)
+            result = share.share_heartbeat(group, beat, picture, Turn(now, ticket), settings)
+        except BeatRefused as refused:
+            return Result(response=BeatAnswer(refused.error, str(refused)))
+        result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))
+        return result
 
     def sync(self, request: SyncRequest, now: Now, ticket: Ticket, picture: Picture) -> Result:
         """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""
@@ -224,6 +260,8 @@ class GroupShard:
 
     def commit(self, request: OffsetCommitRequest, now: Now, ticket: Ticket) -> Result:
         """OffsetCommit; answers a dict of error codes."""
+        if request.group_id in self.shares:
+            return Result(response=dict.fromkeys((tp for tp, _ in request.offsets), ErrorCode.GROUP_ID_NOT_FOUND))
         consumer = self.consumers.get(request.group_id)
         if consumer is not None:
             return offsets.commit_as_member(consumer, request, None, Turn(now, ticket), self.settings)
@@ -234,6 +272,8 @@ class GroupShard:
     ) -> Result:
         """TxnOffsetCommit by (producer id, epoch); answers a dict of error codes."""
         turn = Turn(now, ticket)
+        if request.group_id in self.shares:
+            return Result(response=dict.fromkeys((tp for tp, _ in request.offsets), ErrorCode.GROUP_ID_NOT_FOUND))
         consumer = self.consumers.get(request.group_id)
         if consumer is not None:
             return offsets.commit_as_member(consumer, request, producer, turn, self.settings)
@@ -251,6 +291,11 @@ class GroupShard:
 
     def delete_group(self, group_id: str, now: Now, ticket: Ticket) -> Result:
         """DeleteGroups for one group; answers an error code."""
+        shares = self.shares.get(group_id)
+        if shares is not None:
+            if shares.members:
+                return Result(response=ErrorCode.NON_EMPTY_GROUP)
+            return Result(ErrorCode.NONE, tuple(share.share_tombstones(shares)))
         return offsets.delete_group(self.groups.get(group_id), self.consumers.get(group_id), Turn(now, ticket))
 
     def forget_topics(self, group_id: str, topics: Mapping[str, Container[bytes]], now: Now, ticket: Ticket) -> Result:
@@ -263,7 +308,7 @@ class GroupShard:
 
     def describe(self, group_id: str) -> Description:
         """DescribeGroups for one group; an unknown one is Dead with GROUP_ID_NOT_FOUND."""
-        group, other = self.groups.get(group_id), group_id in self.consumers
+        group, other = self.groups.get(group_id), group_id in self.consumers or group_id in self.shares
         if group is None or other:
             message = f"Group {group_id} is not a classic group." if other else f"Group {group_id} not found."
             return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, GroupState.DEAD.value, message=message)
@@ -275,6 +320,7 @@ class GroupShard:
         return [
             *(Listing(g.id, g.protocol_type or "", g.state.value) for g in classic_groups),
             *(Listing(g.id, CONSUMER_PROTOCOL_TYPE, g.state, "consumer") for g in self.consumers.values()),
+            *(Listing(g.id, "share", g.state, "share") for g in self.shares.values()),
         ]
 
     def groups_with_topics(self, topics: Container[str]) -> list[str]:
@@ -297,7 +343,9 @@ class GroupShard:
             elif isinstance(key, records.GroupKey):
                 self._apply_group(key, record.value, now)
             elif isinstance(key, records.ConsumerKey):
-                self._apply_consumer(key, record.value)
+                (self._apply_share if isinstance(key.kind, records.ShareKind) else self._apply_consumer)(
+                    key, record.value
+                )
             else:
                 self.skipped[f"key {key.version}"] += 1
         except records.BadRecord:
@@ -373,6 +421,19 @@ class GroupShard:
         else:
             self.consumers[group.id] = group
 
+    def _apply_share(self, key: records.ConsumerKey, value: bytes | None) -> None:
+        group = self.shares.get(key.group_id)
+        if group is None:
+            if value is None:
+                return
+            group = ShareGroup(key.group_id)
+        if not group.apply(key, value):
+            self.skipped[f"key {int(key.kind)} value"] += 1
+        if group.disposable:
+            self.shares.pop(group.id, None)
+        else:
+            self.shares[group.id] = group
+
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
         """End the producer's transaction: commit or drop its offsets.
 
@@ -401,6 +462,10 @@ class GroupShard:
             consumer.loaded(turn, self.settings.consumer)
             if consumer.disposable:
                 del self.consumers[consumer.id]
+        for shares in list(self.shares.values()):
+            shares.loaded(turn, self.settings.share)
+            if shares.disposable:
+                del self.shares[shares.id]
         turn.effects.append(self._sweep())
         return turn.result()
 
@@ -417,7 +482,12 @@ class GroupShard:
             turn.effects += [Schedule(timer_name("expire", name), 0) for name in names]
             turn.effects.append(self._sweep())
             return turn.result()
-        group, consumer = self.groups.get(group_id), self.consumers.get(group_id)
+        group, consumer, shares = self.groups.get(group_id), self.consumers.get(group_id), self.shares.get(group_id)
+        if kind == share.SHARE_TIMER and shares is not None and member_id in shares.members:
+            share.remove_share_members(shares, [shares.members[member_id]], turn)
+            result = turn.result()
+            result.failed = lambda error, now: Result(effects=(Schedule(name, RETRY_MS),))
+            return result
         if kind == "expire" and (group is not None or consumer is not None):
             offsets.expire(group or Group(group_id), consumer, turn, self.settings)
         elif kind in consumers.TIMERS and consumer is not None:
@@ -460,7 +530,7 @@ class GroupShard:
         yield {
             **{f"groups_{state.value}": 0.0 for state in GroupState if state is not GroupState.DEAD},
             **{f"groups_{state}": 0.0 for state in consumers.MOVING},
-            "groups": float(len(self.groups.keys() | self.consumers.keys())), "offsets": 0.0,
+            "groups": float(len(self.groups.keys() | self.consumers.keys()) + len(self.shares)), "offsets": 0.0,
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
         }  # fmt: skip
@@ -477,6 +547,8 @@ class GroupShard:
             yield counts
         for consumer in list(self.consumers.values()):
             yield {f"groups_{consumer.state}": 1.0, "members": float(len(consumer.members))}
+        for shares in list(self.shares.values()):
+            yield {f"groups_{shares.state}": 1.0, "members": float(len(shares.members))}
 
     def longest_rebalances_ms(self, now_ms: int) -> Iterator[int]:
         """Of one part of the groups after the other, how long the oldest rebalance under way has taken; 0: none."""

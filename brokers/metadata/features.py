@@ -28,13 +28,16 @@ GROUP_VERSION: Final = "group.version"
 """Level 1: groups of the consumer protocol (KIP-848) are served, whose records older coordinators skip."""
 SCHEMA_VERSION: Final = "fleetlog.schema.version"
 """Level 1: topics may ask for the ids of schemas, which older leaders do not look at."""
+SHARE_VERSION: Final = "share.version"
+"""Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing."""
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), "transaction.version": (0, 2),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 1), "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""
-NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items()}
+NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items() if name != SHARE_VERSION}
 """The finalized features of a new cluster: transactions version 2 (KIP-890), groups of both protocols (KIP-848),
-and checks of schemas."""
+and checks of schemas.
+"""
 REGISTRATIONS: Final = "/fleetlog/registrations"
 """Its version counts the registrations of all brokers; without data."""
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3

@@ -56,12 +56,12 @@ class StateBatch(NamedTuple):
     first: int
     last: int
     state: RecordState
-    count: int
+    deliveries: int
 
     @property
     def rank(self) -> tuple[bool, int, int]:
         """Of two states of an offset the higher one is further on."""
-        return self.state in ENDS, self.count, self.state
+        return self.state in ENDS, self.deliveries, self.state
 
 
 class ShareKey(NamedTuple):
@@ -117,14 +117,18 @@ def merged(older: Iterable[StateBatch], newer: Iterable[StateBatch], start: int 
             heappop(open_batches)
             continue
         until = best.last if index == len(waiting) else min(best.last, waiting[index][0] - 1)
-        _append(result, StateBatch(at, until, best.state, best.count))
+        _append(result, StateBatch(at, until, best.state, best.deliveries))
         at = until + 1
     return tuple(result)
 
 
 def _append(batches: list[StateBatch], batch: StateBatch) -> None:
     last = batches[-1] if batches else None
-    if last is not None and (last.last + 1, last.state, last.count) == (batch.first, batch.state, batch.count):
+    if last is not None and (last.last + 1, last.state, last.deliveries) == (
+        batch.first,
+        batch.state,
+        batch.deliveries,
+    ):
         batches[-1] = last._replace(last=batch.last)
     else:
         batches.append(batch)

@@ -48,11 +48,11 @@ class AckBatch(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """Offsets ``first`` to ``last`` (inclusive) that a member got; ``count``: how often they were delivered with it."""
+    """Offsets ``first`` to ``last`` (inclusive) that a member got, and how often they were delivered with it."""
 
     first: int
     last: int
-    count: int
+    deliveries: int
 
 
 class ShareLimits(NamedTuple):
@@ -213,6 +213,15 @@ class Window:
         return self._soonest_ms
 
     @property
+    def unsaved(self) -> bool:
+        """Whether a write could begin."""
+        if self._write_start is not None:
+            return False
+        return self._persisted_start < self._finished_until() or any(
+            r.dirty or r.becomes is not None for r in self._runs
+        )
+
+    @property
     def members(self) -> set[str]:
         """Those who have records."""
         return {run.member for run in self._runs if run.member is not None}
@@ -276,7 +285,7 @@ class Window:
             run.count = min(run.count + 1, MAX_DELIVERIES)
             run.writing = run.dirty = False  # a write that is under way persists what it was before
             self._soonest_ms = until_ms if self._soonest_ms is None else min(self._soonest_ms, until_ms)
-            if got and (got[-1].last + 1, got[-1].count) == (run.first, run.count):
+            if got and (got[-1].last + 1, got[-1].deliveries) == (run.first, run.count):
                 got[-1] = got[-1]._replace(last=run.last)
             else:
                 got.append(Acquired(run.first, run.last, run.count))

@@ -45,7 +45,7 @@ def test_merging_keeps_the_furthest_state_of_each_offset(
     assert by_offset(result) == wanted
     for before, after in pairwise(result):
         assert before.last < after.first
-        joined = (before.last + 1, before.state, before.count) != (after.first, after.state, after.count)
+        joined = (before.last + 1, before.state, before.deliveries) != (after.first, after.state, after.deliveries)
         assert joined, "equal neighbours are one"
 
 

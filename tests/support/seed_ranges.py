@@ -33,7 +33,7 @@ def kept(file: Path) -> list[dict[str, object]]:
     return rows
 
 
-def histories(seeds: range, run: Callable[[int], None]) -> dict[str, object]:
+def histories(seeds: range, run: Callable[[int], object]) -> dict[str, object]:
     """Run them: the seeds that failed, and the CPU seconds."""
     began, failed = time.process_time(), []
     for seed in seeds:
@@ -46,7 +46,7 @@ def histories(seeds: range, run: Callable[[int], None]) -> dict[str, object]:
     return {"first": seeds[0], "last": seeds[-1], "failed": failed, "cpu_s": took}
 
 
-def run_range(module: str, about: str | None, run: Callable[[int], None]) -> int:
+def run_range(module: str, about: str | None, run: Callable[[int], object]) -> int:
     """Run what the command line asks for; the exit code, 1 where a seed failed."""
     logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)

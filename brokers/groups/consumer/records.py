@@ -81,20 +81,23 @@ def record(key: ConsumerKey, value: bytes | None) -> CoordinatorRecord:
 # --- encoding ---------------------------------------------------------------------------------------------------
 
 
-def _text(text: str | None) -> bytes:
-    if text is None:
+def text(value: str | None) -> bytes:
+    """A compact string, which may be null."""
+    if value is None:
         return b"\0"
-    raw = text.encode()
+    raw = value.encode()
     return varint_bytes(len(raw) + 1) + raw
 
 
-def _texts(texts: Iterable[str]) -> bytes:
-    encoded = [_text(text) for text in texts]
+def texts(values: Iterable[str]) -> bytes:
+    """A compact array of strings."""
+    encoded = [text(value) for value in values]
     return varint_bytes(len(encoded) + 1) + b"".join(encoded)
 
 
-def _numbers(numbers: list[int]) -> bytes:
-    return varint_bytes(len(numbers) + 1) + struct.pack(f">{len(numbers)}i", *numbers)
+def numbers(values: list[int]) -> bytes:
+    """A compact array of int32."""
+    return varint_bytes(len(values) + 1) + struct.pack(f">{len(values)}i", *values)
 
 
 def _tags(tags: Mapping[int, bytes]) -> bytes:
@@ -113,8 +116,8 @@ def indexes_by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
 def _with_epochs(partitions: Mapping[Partition, int]) -> bytes:
     rows = []
     for topic_id, indexes in indexes_by_topic(partitions).items():
-        epochs = _numbers([partitions[topic_id, index] for index in indexes])
-        rows.append(topic_id + _numbers(indexes) + _tags({0: epochs}))
+        epochs = numbers([partitions[topic_id, index] for index in indexes])
+        rows.append(topic_id + numbers(indexes) + _tags({0: epochs}))
     return varint_bytes(len(rows) + 1) + b"".join(rows)
 
 
@@ -131,14 +134,14 @@ def member_value(member: MemberValue) -> bytes:
     return b"".join(
         (
             _I16.pack(0),
-            _text(member.instance_id),
-            _text(member.rack_id),
-            _text(member.client_id),
-            _text(member.client_host),
-            _texts(member.topics),
-            _text(member.regex),
+            text(member.instance_id),
+            text(member.rack_id),
+            text(member.client_id),
+            text(member.client_host),
+            texts(member.topics),
+            text(member.regex),
             _I32.pack(member.rebalance_timeout_ms),
-            _text(member.assignor),
+            text(member.assignor),
             _tags({} if member.classic is None else {0: _classic(member.classic)}),
         )
     )
@@ -146,14 +149,14 @@ def member_value(member: MemberValue) -> bytes:
 
 def _classic(classic: Classic) -> bytes:
     """A structure that may be null: 1 says that it is there."""
-    rows = [_text(one.name) + varint_bytes(len(one.metadata) + 1) + one.metadata + b"\0" for one in classic.protocols]
+    rows = [text(one.name) + varint_bytes(len(one.metadata) + 1) + one.metadata + b"\0" for one in classic.protocols]
     head = b"\1" + _I32.pack(classic.session_timeout_ms) + varint_bytes(len(rows) + 1)
     return head + b"".join(rows) + b"\0"
 
 
 def member_target_value(partitions: Iterable[Partition]) -> bytes:
     """Value of key 7."""
-    rows = [topic_id + _numbers(indexes) + b"\0" for topic_id, indexes in indexes_by_topic(partitions).items()]
+    rows = [topic_id + numbers(indexes) + b"\0" for topic_id, indexes in indexes_by_topic(partitions).items()]
     return _I16.pack(0) + varint_bytes(len(rows) + 1) + b"".join(rows) + b"\0"
 
 
@@ -166,7 +169,7 @@ def current_value(current: Current) -> bytes:
 def regex_value(resolved: Resolved) -> bytes:
     """Value of key 16."""
     numbers = _I64.pack(resolved.version) + _I64.pack(resolved.timestamp_ms)
-    return _I16.pack(0) + _texts(resolved.topics) + numbers + b"\0"
+    return _I16.pack(0) + texts(resolved.topics) + numbers + b"\0"
 
 
 # --- decoding: None for a version above 0; raises BadRecord -------------------------------------------------------

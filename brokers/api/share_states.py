@@ -1,0 +1,181 @@
+"""What the leaders of share partitions ask the share coordinator (KIP-932, keys 83 to 87): states, read and persisted.
+
+Not advertised: brokers know it of each other by ``share.version``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import fleetlog.wire.messages as m
+from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER
+from fleetlog.brokers.api.base import Context, Done, Outcome
+from fleetlog.brokers.api.changes import changes_of_brokers
+from fleetlog.brokers.api.rows import Cost, Recorded, Row
+from fleetlog.brokers.api.share_groups import shares_served
+from fleetlog.brokers.api.waiting import JoinedResponse
+from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
+from fleetlog.brokers.shares.state import RecordState, ShareKey, StateBatch
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.wire import api_keys
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.requests import (
+    DeleteShareGroupStateRequest,
+    InitializeShareGroupStateRequest,
+    ReadShareGroupStateRequest,
+    ReadShareGroupStateSummaryRequest,
+    WriteShareGroupStateRequest,
+)
+
+ANSWER_MS = 8_000
+Rendered = Callable[[StateAnswer], dict[str, Any]]
+
+
+class Asked(NamedTuple):
+    """One share partition of a request: the command, None for what cannot be, and what its answer has."""
+
+    topic_id: Any
+    partition: int
+    key: ShareKey | None
+    command: Callable[[ShareShard, Now, Ticket], Result] | None
+
+
+def _keys(request: Any) -> Iterator[tuple[Any, Any, ShareKey | None]]:
+    """Topic id, row and share partition of each; None for a share partition that cannot be."""
+    for topic in request.topics:
+        for row in topic.partitions:
+            fits = topic.topic_id is not None and row.partition >= 0 and request.group_id
+            yield topic.topic_id, row, ShareKey(request.group_id, topic.topic_id.bytes, row.partition) if fits else None
+
+
+def _answered(asked: list[Asked], context: Context, response: Any, result: Any, render: Rendered) -> Outcome:
+    """Ask the shards, and answer when all have."""
+    services = context.services
+    error = context.refusal(*CLUSTER_ACTION_CLUSTER)
+    if error is ErrorCode.NONE and (not shares_served(context) or services.share_states is None):
+        error = ErrorCode.UNSUPPORTED_VERSION
+
+    def rows(answers: list[StateAnswer | CommandFailed]) -> Any:
+        topics: dict[Any, list[Any]] = {}
+        for one, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, CommandFailed):
+                answer = StateAnswer(answer.error)
+            row = result.PartitionResult(
+                partition=one.partition, error_code=int(answer.error), error_message=answer.message, **render(answer)
+            )
+            topics.setdefault(one.topic_id, []).append(row)
+        results = [result(topic_id=topic_id, partitions=some) for topic_id, some in topics.items()]
+        return response(version=context.api_version, results=results)
+
+    if error is not ErrorCode.NONE:
+        return Done(rows([CommandFailed(error) for _ in asked]))
+    late: list[StateAnswer | CommandFailed] = [CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE) for _ in asked]
+    joined, runtime = JoinedResponse(late, rows, ANSWER_MS), services.share_states
+    assert runtime is not None, "it was asked for"
+    for index, one in enumerate(asked):
+        if one.key is None or one.command is None:
+            joined.take(index, StateAnswer(ErrorCode.INVALID_REQUEST))
+            continue
+        runtime.submit(coordinator_key(one.key), one.command).on_done(partial(joined.take, index))
+    return joined.outcome()
+
+
+def _nothing(answer: StateAnswer) -> dict[str, Any]:
+    return {}
+
+
+@Row(
+    api_keys.INITIALIZE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0
+)  # fmt: skip
+def handle_initialize_share_group_state(request: InitializeShareGroupStateRequest, context: Context) -> Outcome:
+    """InitializeShareGroupState v0: a new state epoch with its start."""
+
+    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result]:
+        return lambda shard, now, ticket: shard.initialize(key, row.state_epoch, row.start_offset, now, ticket)
+
+    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
+    kind = m.InitializeShareGroupStateResponse
+    return _answered(asked, context, kind, kind.InitializeStateResult, _nothing)
+
+
+@Row(api_keys.READ_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
+def handle_read_share_group_state(request: ReadShareGroupStateRequest, context: Context) -> Outcome:
+    """ReadShareGroupState v0: the state, for the leader of an epoch; earlier ones are fenced."""
+
+    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result]:
+        return lambda shard, now, ticket: shard.read(key, row.leader_epoch, now, ticket)
+
+    kind = m.ReadShareGroupStateResponse
+    result = kind.ReadStateResult
+
+    def render(answer: StateAnswer) -> dict[str, Any]:
+        state = answer.state
+        batches = [
+            result.PartitionResult.StateBatch(
+                first_offset=first, last_offset=last, delivery_state=int(persisted), delivery_count=count
+            )
+            for first, last, persisted, count in state.batches
+        ]
+        return {"state_epoch": state.state_epoch, "start_offset": state.start, "state_batches": batches}
+
+    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
+    return _answered(asked, context, kind, result, render)
+
+
+@Row(api_keys.WRITE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
+def handle_write_share_group_state(request: WriteShareGroupStateRequest, context: Context) -> Outcome:
+    """WriteShareGroupState v0-v1: what has changed of a share partition."""
+
+    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result] | None:
+        states = {int(state): state for state in RecordState}
+        if any(batch.delivery_state not in states for batch in row.state_batches):
+            return None
+        batches = tuple(
+            StateBatch(b.first_offset, b.last_offset, states[b.delivery_state], b.delivery_count)
+            for b in row.state_batches
+        )
+        complete = row.delivery_complete_count if context.api_version >= 1 else -1
+        write = ShareWrite(key, row.state_epoch, row.leader_epoch, row.start_offset, complete, batches)
+        return lambda shard, now, ticket: shard.write(write, now, ticket)
+
+    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
+    kind = m.WriteShareGroupStateResponse
+    return _answered(asked, context, kind, kind.WriteStateResult, _nothing)
+
+
+@Row(api_keys.DELETE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
+def handle_delete_share_group_state(request: DeleteShareGroupStateRequest, context: Context) -> Outcome:
+    """DeleteShareGroupState v0: the group or the topic is gone."""
+
+    def command(key: ShareKey) -> Callable[[ShareShard, Now, Ticket], Result]:
+        return lambda shard, now, ticket: shard.delete(key, now, ticket)
+
+    asked = [Asked(t, row.partition, key, command(key) if key else None) for t, row, key in _keys(request)]
+    kind = m.DeleteShareGroupStateResponse
+    return _answered(asked, context, kind, kind.DeleteStateResult, _nothing)
+
+
+@Row(
+    api_keys.READ_SHARE_GROUP_STATE_SUMMARY, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), cost=Cost.CHEAP,
+    brokers_from=0,
+)  # fmt: skip
+def handle_read_share_group_state_summary(request: ReadShareGroupStateSummaryRequest, context: Context) -> Outcome:
+    """ReadShareGroupStateSummary v0-v1: how far a group is, for those who do not lead the partition."""
+
+    def command(key: ShareKey) -> Callable[[ShareShard, Now, Ticket], Result]:
+        return lambda shard, now, ticket: Result(response=StateAnswer(ErrorCode.NONE, shard.summary(key)))
+
+    def render(answer: StateAnswer) -> dict[str, Any]:
+        state = answer.state
+        return {
+            "state_epoch": state.state_epoch,
+            "leader_epoch": state.leader_epoch,
+            "start_offset": state.start,
+            "delivery_complete_count": state.complete,
+        }
+
+    asked = [Asked(t, row.partition, key, command(key) if key else None) for t, row, key in _keys(request)]
+    kind = m.ReadShareGroupStateSummaryResponse
+    return _answered(asked, context, kind, kind.ReadStateSummaryResult, render)

@@ -1,0 +1,548 @@
+"""Share partitions that are led here: their windows, read and persisted by way of the share coordinator.
+
+A share partition opens with the first share session that names it, in the leader epoch of its partition, and closes
+when that epoch ends, or when no session has it any more and everything is persisted. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetlog._native.batch import scan
+from fleetlog.brokers.groups.requests import own_number
+from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
+from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
+from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey, ShareState, StateBatch
+from fleetlog.brokers.shares.window import AckType, Acquired, ShareLimits, Window
+from fleetlog.brokers.timers import Timer, Timers
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.wire import api_keys, messages
+from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.log import Log
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.replication.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+CALL_MS = 10_000
+"""How long the share coordinator has for an answer."""
+ATTEMPTS = 10
+RETRY_S = 0.2
+"""Between two attempts to persist: after all of them the acknowledgements have failed."""
+PAUSE_S = 1.0
+"""After a write that failed, before the next one."""
+MAX_SHARE_PARTITIONS = 10_000
+"""The most that are open on a broker: whoever may read a topic controls their number by groups."""
+READ_BYTES = 1 << 20
+"""What is read of a partition for one acquisition at most, but for a batch that is larger."""
+MAX_VOID_READS = 16
+"""Reads in a row that have no record for the group."""
+ABORT_MARKER = 0
+_FENCED = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+class ShareRules(NamedTuple):
+    """What a group may set for its share partitions."""
+
+    limits: ShareLimits
+    reset: str = "latest"
+    """Where it starts: ``earliest``, ``latest``, or ``by_duration:`` and an ISO 8601 duration."""
+    committed_only: bool = False
+    renews: bool = True
+
+    @classmethod
+    def of(cls, config: BrokerConfig, own: Mapping[str, str]) -> ShareRules:
+        """The broker's, and what the group has of its own (``share.*`` of config resource GROUP)."""
+        limits = ShareLimits(
+            own_number(config, own, "partition.max.record.locks"),
+            own_number(config, own, "delivery.count.limit"),
+            own_number(config, own, "record.lock.duration.ms"),
+        )
+        return cls(
+            limits,
+            own.get("share.auto.offset.reset", "latest"),
+            own.get("share.isolation.level") == "read_committed",
+            own.get("share.renew.acknowledge.enable", "true") != "false",
+        )
+
+
+class ShareStates:
+    """The share coordinators, this broker's own included, as their clients see them."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        peers: PeersPort,
+        runtime: CoordinatorRuntime[ShareShard],
+        create: Callable[[Sequence[str]], Awaitable[object]],
+    ) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._peers = peers
+        self._runtime = runtime
+        self._create = create
+
+    async def read(self, key: ShareKey, leader_epoch: int) -> StateAnswer:
+        """The state of a share partition, for the leader of that epoch."""
+        row = messages.ReadShareGroupStateRequest.ReadStateData.PartitionData(
+            partition=key.partition, leader_epoch=leader_epoch
+        )
+        return await self._ask(
+            key,
+            lambda shard, now, ticket: shard.read(key, leader_epoch, now, ticket),
+            api_keys.READ_SHARE_GROUP_STATE,
+            0,
+            partial(_request, messages.ReadShareGroupStateRequest, "ReadStateData", key, row, 0),
+        )
+
+    async def write(self, write: ShareWrite) -> StateAnswer:
+        """Persist what has changed of a share partition."""
+        kind = messages.WriteShareGroupStateRequest.WriteStateData.PartitionData
+        row = kind(
+            partition=write.key.partition,
+            state_epoch=write.state_epoch,
+            leader_epoch=write.leader_epoch,
+            start_offset=write.start,
+            delivery_complete_count=write.complete,
+            state_batches=[
+                kind.StateBatch(first_offset=first, last_offset=last, delivery_state=int(state), delivery_count=count)
+                for first, last, state, count in write.batches
+            ],
+        )
+        return await self._ask(
+            write.key,
+            lambda shard, now, ticket: shard.write(write, now, ticket),
+            api_keys.WRITE_SHARE_GROUP_STATE,
+            1,
+            partial(_request, messages.WriteShareGroupStateRequest, "WriteStateData", write.key, row, 1),
+        )
+
+    async def delete(self, key: ShareKey) -> StateAnswer:
+        """Forget a share partition."""
+        row = messages.DeleteShareGroupStateRequest.DeleteStateData.PartitionData(partition=key.partition)
+        return await self._ask(
+            key,
+            lambda shard, now, ticket: shard.delete(key, now, ticket),
+            api_keys.DELETE_SHARE_GROUP_STATE,
+            0,
+            partial(_request, messages.DeleteShareGroupStateRequest, "DeleteStateData", key, row, 0),
+        )
+
+    async def _ask(
+        self, key: ShareKey, command: Callable[[ShareShard, Now, Ticket], Result], api_key: int, version: int,
+        request: Callable[[], Any],
+    ) -> StateAnswer:  # fmt: skip
+        name = coordinator_key(key)
+        if SHARE_STATE_TOPIC not in self._metadata.topics:
+            await self._create([SHARE_STATE_TOPIC])
+        state = self._metadata.partition(TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name)))
+        if state is None or state.leader not in self._metadata.brokers:
+            return StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if state.leader == self._broker_id:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            pending = self._runtime.submit(name, command, deadline_ms=CALL_MS)
+            pending.on_done(lambda answer: None if future.done() else future.set_result(answer))
+            answer = await future
+            return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
+        try:
+            response = await self._peers.call(state.leader, api_key, version, request(), CALL_MS)
+        except PeerUnavailable as error:
+            logger.info("the share coordinator of %s does not answer: %s", name[:200], error)
+            return StateAnswer(ErrorCode.NETWORK_EXCEPTION)
+        return _told(response, key)
+
+
+def _request(kind: Any, topic: str, key: ShareKey, row: Any, version: int) -> Any:
+    rows = [getattr(kind, topic)(topic_id=uuid.UUID(bytes=key.topic_id), partitions=[row])]
+    return kind(version=version, group_id=key.group_id, topics=rows)
+
+
+def _told(response: Any, key: ShareKey) -> StateAnswer:
+    """What a coordinator said of the only share partition that it was asked about."""
+    for topic in response.results:
+        for row in topic.partitions:
+            if topic.topic_id is None or (topic.topic_id.bytes, row.partition) != key[1:]:
+                continue
+            error = ErrorCode(row.error_code)
+            if error is not ErrorCode.NONE or not hasattr(row, "state_batches"):
+                return StateAnswer(error, message=row.error_message)
+            batches = tuple(
+                StateBatch(b.first_offset, b.last_offset, RecordState(b.delivery_state), b.delivery_count)
+                for b in row.state_batches
+            )
+            return StateAnswer(error, ShareState(0, row.state_epoch, -1, row.start_offset, -1, batches))
+    return StateAnswer(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+class Taken(NamedTuple):
+    """What a member got: whole batches, as they are, and which of their offsets are its own."""
+
+    error: ErrorCode
+    records: bytes = b""
+    acquired: tuple[Acquired, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class SharePartition:
+    """One share partition in one leader epoch. ``error`` is not NONE from when it has closed on."""
+
+    key: ShareKey
+    partition: Partition
+    leader_epoch: int
+    rules: ShareRules
+    home: SharePartitions
+    window: Window | None = None
+    error: ErrorCode = ErrorCode.NONE
+    sessions: int = 0
+    """How many have it."""
+    listeners: dict[Callable[[], None], None] = field(default_factory=dict)
+    """Called when there may be something to acquire, or it has closed."""
+    _noted: list[asyncio.Future[ErrorCode]] = field(default_factory=list)
+    _writer: asyncio.Task[None] | None = None
+    _timer: Timer | None = None
+    _due_ms: int = 0
+
+    # --- opening and closing --------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read the state, and choose a start where there is none."""
+        self.partition.watch(self)
+        answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        for _ in range(ATTEMPTS):
+            answer = await self.home.states.read(self.key, self.leader_epoch)
+            if self.error is not ErrorCode.NONE or not answer.error.retriable or answer.error in _FENCED:
+                break
+            await asyncio.sleep(RETRY_S)
+        if self.error is not ErrorCode.NONE:
+            return
+        if answer.error is not ErrorCode.NONE:
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER if answer.error in _FENCED else answer.error)
+            return
+        state, fresh = answer.state, answer.state.start == NO_OFFSET
+        try:
+            if fresh:
+                state = state._replace(start=await self._first_start())
+            self.window = Window(state, self.rules.limits, fresh=fresh)
+        except (ValueError, LogOffline, DiskError) as problem:
+            logger.error("the share partition %s cannot be opened: %s", coordinator_key(self.key)[:200], problem)
+            self.close(ErrorCode.UNKNOWN_SERVER_ERROR)
+            return
+        self.flush()
+        self.wake()
+
+    async def _first_start(self) -> int:
+        log = self.partition.log
+        if self.rules.reset == "earliest":
+            return log.log_start_offset
+        back_ms = duration_ms(self.rules.reset.partition(":")[2])
+        if back_ms is not None:
+            steps = log.reader.search_timestamp(self.home.clock.wall_ms() - back_ms, lambda cost: None)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as ended:
+                    return log.high_watermark if ended.value is None else int(ended.value[0])
+                await asyncio.sleep(0)
+        return log.high_watermark
+
+    def close(self, error: ErrorCode) -> None:
+        """It serves nothing any more; what waits for a write is not answered with success."""
+        if self.error is not ErrorCode.NONE:
+            return
+        self.error, self.window = error, None
+        self.partition.unwatch(self)
+        self.home.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        noted, self._noted = self._noted, []
+        for future in noted:
+            _tell(future, error)
+        self.wake()
+
+    def leave(self, member: str) -> None:
+        """A session that had it has ended: its member's records are free."""
+        self.sessions -= 1
+        if self.window is not None and self.window.release(member):
+            self.flush()
+            self.wake()
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        """Close if nobody has it and everything is persisted."""
+        idle = self.sessions <= 0 and self._writer is None and not self._noted
+        if idle and self.window is not None and not self.window.members:
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    # --- the partition's watcher ----------------------------------------------------------------------------------
+
+    def appended(self, partition: Partition) -> None:
+        """Only what is committed can be acquired."""
+
+    def committed(self, partition: Partition) -> None:
+        """There may be something to acquire."""
+        self.wake()
+
+    def changed(self, partition: Partition) -> None:
+        """Its leader, its state, or that it was deleted."""
+        if partition.deleted or not partition.is_leader or partition.leader_epoch != self.leader_epoch:
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def wake(self) -> None:
+        """Tell those who wait."""
+        for listener in list(self.listeners):
+            listener()
+
+    # --- acquiring and acknowledging ------------------------------------------------------------------------------
+
+    def acquire(self, member: str, max_bytes: int, most: int, *, whole_batches: bool) -> Taken:
+        """Give the member what it may have now."""
+        window, log = self.window, self.partition.log
+        if window is None:
+            return Taken(self.error)
+        refused = self.partition.may_serve(Serve.LIST_OFFSETS)  # by its lease: a successor knows of other ends
+        if refused is not ErrorCode.NONE:
+            return Taken(refused)
+        now_ms = self.home.clock.mono_ms()
+        if window.log_starts(log.log_start_offset):
+            self.flush()
+        limit = log.last_stable_offset if self.rules.committed_only else log.high_watermark
+        try:
+            for _ in range(MAX_VOID_READS):
+                offset = max(window.next_offset, log.log_start_offset)
+                if offset >= limit or not window.may_acquire:
+                    break
+                read = _Read.of(log, offset, min(max_bytes, READ_BYTES), limit, self.rules.committed_only)
+                if read is None:
+                    break
+                got = window.acquire(member, read.span, read.data, most, now_ms, whole_batches=whole_batches)
+                self.arm()
+                if got:
+                    self.flush()
+                    return Taken(ErrorCode.NONE, read.between(got[0].first, got[-1].last), tuple(got))
+        except OffsetOutOfRange:
+            pass  # the log's start has moved: it is looked at again at the next fetch
+        except (LogOffline, DiskError):
+            return Taken(ErrorCode.KAFKA_STORAGE_ERROR)
+        self.flush()
+        return Taken(ErrorCode.NONE)
+
+    def acknowledge(self, member: str, pieces: Sequence[tuple[int, int, AckType]]) -> asyncio.Future[ErrorCode] | None:
+        """Take over what the member says; what comes of it, None if that is nothing to wait for.
+
+        Raises WrongAcknowledgement.
+        """
+        if self.window is None:
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(self.error if self.error is not ErrorCode.NONE else ErrorCode.INVALID_RECORD_STATE)
+            return future
+        if not self.window.acknowledge(member, pieces, self.home.clock.mono_ms()):
+            return None
+        future = asyncio.get_running_loop().create_future()
+        self._noted.append(future)
+        self.flush()
+        return future
+
+    # --- locks ----------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """Look again when the next lock ends."""
+        due_ms = self.window.next_deadline_ms if self.window is not None else None
+        if due_ms is None or (self._timer is not None and self._due_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_ms = due_ms
+        self._timer = self.home.timers.later(max(1, due_ms - self.home.clock.mono_ms()), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self.window is None:
+            return
+        if self.window.expire(self.home.clock.mono_ms()):
+            self.flush()
+            self.wake()
+        self.arm()
+        self.close_if_idle()
+
+    # --- persisting -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Persist what is to be persisted, unless that is under way."""
+        if self._writer is None and self.window is not None and self.window.unsaved:
+            self._writer = self.home.run(self._write_all(), self.key)
+
+    async def _write_all(self) -> None:
+        try:
+            while (window := self.window) is not None and (write := window.begin_write()) is not None:
+                noted, self._noted = self._noted, []
+                error = ErrorCode.UNKNOWN_SERVER_ERROR
+                try:
+                    error = await self._persist(
+                        ShareWrite(
+                            self.key, window.state_epoch, self.leader_epoch, write.start, write.complete,
+                            write.batches,
+                        )
+                    )  # fmt: skip
+                finally:
+                    for future in noted:
+                        _tell(future, error)
+                if self.error is not ErrorCode.NONE:
+                    return
+                window.end_write(error is ErrorCode.NONE, self.home.clock.mono_ms())
+                self.arm()
+                self.wake()
+                if error in _FENCED:
+                    self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                elif error is not ErrorCode.NONE:
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            self._writer = None
+        self.close_if_idle()
+
+    async def _persist(self, write: ShareWrite) -> ErrorCode:
+        answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
+            if self.error is not ErrorCode.NONE:
+                return self.error
+            answer = await self.home.states.write(write)
+            if answer.error is ErrorCode.NONE or answer.error in _FENCED or not answer.error.retriable:
+                break
+        if answer.error is not ErrorCode.NONE:
+            logger.info(
+                "the share partition %s is not persisted: %s", coordinator_key(self.key)[:200], answer.error.name
+            )
+        return self.error or answer.error
+
+
+def _tell(future: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
+    if not future.done():
+        future.set_result(error)
+
+
+class _Read(NamedTuple):
+    """Whole batches of a log: their bytes, where each begins, and what of them has records for a share group."""
+
+    run: bytes
+    places: tuple[tuple[int, int, int, int], ...]
+    """First and last offset, begin and end of each batch."""
+    data: tuple[tuple[int, int], ...]
+    span: tuple[int, int]
+
+    @classmethod
+    def of(cls, log: Log, offset: int, max_bytes: int, limit: int, committed_only: bool) -> _Read | None:
+        """What there is from an offset on; None if that is nothing. Raises OffsetOutOfRange, LogOffline, DiskError."""
+        result = log.reader.read(offset, max_bytes, limit)
+        aborted = []
+        if committed_only and result.next_offset > offset:
+            aborted = sorted(
+                (one.first_offset, one.producer_id)
+                for one in log.reader.aborted_transactions(offset, result.next_offset)
+            )
+        chunks = []
+        for piece in result.slices:
+            chunks.append(piece.read())
+            piece.release()
+        run = b"".join(chunks)
+        places, data = [], []
+        skipped: set[int] = set()
+        for position, header in scan(run):
+            places.append((header.base_offset, header.last_offset, position, position + header.size))
+            while aborted and aborted[0][0] <= header.base_offset:
+                skipped.add(aborted.pop(0)[1])
+            if header.is_control:
+                skipped.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in skipped) and header.record_count:
+                data.append((header.base_offset, header.last_offset))
+        if not places:
+            return None
+        return cls(run, tuple(places), tuple(data), (offset, places[-1][1]))
+
+    def between(self, first: int, last: int) -> bytes:
+        """The batches that have these offsets."""
+        wanted = [place for place in self.places if place[1] >= first and place[0] <= last]
+        return self.run[wanted[0][2] : wanted[-1][3]]
+
+
+class SharePartitions:
+    """Those that are open on this broker."""
+
+    def __init__(self, states: ShareStates, timers: Timers, clock: Clock) -> None:
+        self.states = states
+        self.timers = timers
+        self.clock = clock
+        self._open: dict[ShareKey, SharePartition] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, key: ShareKey) -> SharePartition | None:
+        """The open one."""
+        return self._open.get(key)
+
+    def opened(self, key: ShareKey, partition: Partition, rules: ShareRules) -> SharePartition | None:
+        """The share partition in the present leader epoch, which may still be read; None if there are too many."""
+        known = self._open.get(key)
+        if known is not None:
+            if known.partition is partition and known.leader_epoch == partition.leader_epoch:
+                known.rules = rules
+                if known.window is not None:
+                    known.window.limits = rules.limits
+                return known
+            known.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if len(self._open) >= MAX_SHARE_PARTITIONS:
+            return None
+        share = self._open[key] = SharePartition(key, partition, partition.leader_epoch, rules, self)
+        self.run(share.open(), key)
+        return share
+
+    def run(self, work: Coroutine[Any, Any, None], key: ShareKey) -> asyncio.Task[None]:
+        """A task for a share partition."""
+        task = asyncio.get_running_loop().create_task(work, name=f"share partition {coordinator_key(key)[:100]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def forget(self, share: SharePartition) -> None:
+        """It has closed."""
+        if self._open.get(share.key) is share:
+            del self._open[share.key]
+
+    async def stop(self) -> None:
+        """Close all."""
+        for share in list(self._open.values()):
+            share.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_DURATION = re.compile(r"P(?:(\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,9})?)S)?)?", re.ASCII)
+
+
+def duration_ms(text: str) -> int | None:
+    """An ISO 8601 duration of days, hours, minutes and seconds (``P1DT2H3M4.5S``); None if it is none."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not any(match.groups()):
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return int(1000 * (86_400 * days + 3_600 * hours + 60 * minutes + seconds))
