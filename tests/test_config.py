@@ -231,7 +231,6 @@ def test_the_file_that_kafka_comes_with_needs_zookeepers_address_only() -> None:
         [
             "process.roles", "node.id", "controller.quorum.bootstrap.servers", "controller.listener.names",
             "num.network.threads", "num.io.threads", "num.recovery.threads.per.data.dir",
-            "share.coordinator.state.topic.replication.factor", "share.coordinator.state.topic.min.isr",
         ]
     )  # fmt: skip
 

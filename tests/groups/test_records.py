@@ -156,7 +156,7 @@ def test_older_and_newer_group_values() -> None:
 def test_records_of_other_kinds_are_counted_and_skipped() -> None:
     shard = GroupShard(0, GroupSettings())
     now = Now(0, 0)
-    for version in (4, 11, 12, 17):
+    for version in (4, 17, 18, 19):
         shard.apply(CoordinatorRecord(struct.pack(">h", version) + b"whatever", b"x"), None, now)
     shard.apply(CoordinatorRecord(OFFSET_KEY, b"\0\x09"), None, now)
     shard.apply(CoordinatorRecord(GROUP_KEY, b"\0\x09"), None, now)

@@ -66,7 +66,7 @@ async def test_levels_are_finalized_once_every_registration_has_them(connect: st
         ):
             refused = await update(node, level, kind=kind)
             assert why in (refused.message or "")
-        assert "supports this feature" in ((await update(node, 1, "share.version")).message or "")
+        assert "supports this feature" in ((await update(node, 1, "streams.version")).message or "")
         assert await update(node, 0, kind=SAFE_DOWNGRADE) == FeatureOutcome()
         assert (node.metadata.features, node.metadata.features_epoch) == ({}, epoch + 1)
 

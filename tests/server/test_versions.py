@@ -13,6 +13,8 @@ from fleetlog.brokers.api.versions import handle_api_versions
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
+SHARES = {77, 78, 79}
+
 
 def ask(
     version: int, features: dict[str, int], name: str = "client", software: str = "1.2-x", **meant: str | int | None
@@ -31,8 +33,10 @@ def ask(
 def test_the_table_is_advertised(version: int) -> None:
     answer = ask(version, {})
     assert {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys} == {
-        key: (row.min_version, row.max_version) for key, row in APIS.items() if not row.internal
+        key: (row.min_version, row.max_version) for key, row in APIS.items() if not row.internal and key not in SHARES
     }
+    finalized = {k.api_key for k in ask(version, {"share.version": 1}).api_keys}
+    assert finalized - {k.api_key for k in answer.api_keys} == SHARES, "share groups, once they are finalized"
     assert 12000 not in {k.api_key for k in answer.api_keys}, "what only brokers say to each other is not advertised"
     assert APIS[0].min_version == 0, "librdkafka before 2.11 looks for Produce 0 (KAFKA-18659)"
 
@@ -42,6 +46,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
     assert [(f.name, f.min_version, f.max_version) for f in ask(4, {}).supported_features] == [
         ("group.version", 0, 1),
         ("fleetlog.schema.version", 0, 1),
+        ("share.version", 0, 1),
         ("transaction.version", 0, 2),
     ]
 
@@ -49,7 +54,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
 @pytest.mark.parametrize("version", [3, 4])
 def test_only_features_of_the_cluster_are_finalized(version: int) -> None:
     assert ask(version, {}).finalized_features == []
-    answer = ask(version, {"transaction.version": 2, "share.version": 1})
+    answer = ask(version, {"transaction.version": 2, "streams.version": 1})
     assert [(f.name, f.max_version_level) for f in answer.finalized_features] == [("transaction.version", 2)]
     assert answer.finalized_features_epoch == 3
 

@@ -14,14 +14,17 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import DelayedResponse, Done, InSlices, InTask, through
 from fleetlog.brokers.api.rows import api_table
+from fleetlog.brokers.api.share_sessions import ShareSessions
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates
 from fleetlog.brokers.coordinators.transactions import coordinator, verification
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.requests import GroupSettings
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import Origin
-from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC
+from fleetlog.brokers.shares.coordinator import ShareShard
 from fleetlog.brokers.timers import Timers
 from fleetlog.wire import hot
 from tests.support.clocks import RealClock
@@ -36,6 +39,7 @@ class Broker(Stage):
     def __init__(self, directory: Path, znode: Any, epoch: int = 0, **settings: str) -> None:
         few = {
             "offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2",
+            "share.coordinator.state.topic.num.partitions": "2",
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1",
         }  # fmt: skip
         super().__init__(directory, RealClock(), **{**few, **settings})
@@ -77,21 +81,36 @@ class Broker(Stage):
             no_peers,
             self.clock,  # type: ignore[arg-type]
         )
-        for runtime in (groups, self.transactions):
+        share_states = CoordinatorRuntime(
+            "share", SHARE_STATE_TOPIC, ShareShard, loop=loop, timers=self.services.timers, clock=self.clock,
+            partition_count=partition_count_of(self.metadata, SHARE_STATE_TOPIC, 2), origin=Origin.COORDINATOR,
+        )  # fmt: skip
+        states = ShareStates(ME, self.metadata, no_peers, share_states, self._create)  # type: ignore[arg-type]
+        self.services.share_states = share_states
+        self.services.share_partitions = SharePartitions(states, self.services.timers, self.clock)
+        self.services.share_sessions = ShareSessions()
+        for runtime in (groups, self.transactions, share_states):
             self.replicas.on_leader(runtime.partition_elected)
             self.replicas.on_resigned(runtime.partition_resigned)
             self.replicas.on_deleted(runtime.partition_resigned)
-        for topic, partitions in (("t", 2), (GROUP_METADATA_TOPIC, 2), (TRANSACTION_STATE_TOPIC, 2)):
+        for topic, partitions in (
+            ("t", 2), (GROUP_METADATA_TOPIC, 2), (SHARE_STATE_TOPIC, 2), (TRANSACTION_STATE_TOPIC, 2),
+        ):  # fmt: skip
             self.topic(topic, partitions, leader=ME, epoch=epoch, topic_id=uuid.uuid5(uuid.NAMESPACE_URL, topic))
 
     async def ready(self) -> Broker:
-        for runtime in (self.transactions, self.services.groups):
+        for runtime in (self.transactions, self.services.groups, self.services.share_states):
             while runtime.loading or len(runtime.shards()) < 2:
                 await asyncio.sleep(0.001)
         return self
 
+    async def _create(self, names: object) -> object:
+        raise AssertionError(f"{names} are there")
+
     async def stop(self) -> None:
+        await self.services.share_partitions.stop()
         await self.transactions.stop()
+        self.services.share_states.close()
         self.services.groups.close()
         self.logs.close()
 

@@ -1,0 +1,313 @@
+"""ShareFetch, ShareAcknowledge and the share coordinator's APIs over real logs: sessions, epochs, rights, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fleetlog.wire.messages as m
+from fleetlog.brokers.acls.access import Access
+from fleetlog.brokers.coordinators import share_partitions
+from fleetlog.brokers.coordinators.share_partitions import duration_ms
+from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.brokers.shares.state import ShareKey
+from fleetlog.wire.errors import ErrorCode as E
+from tests.support.coordinator_broker import Broker, play
+from tests.support.one_znode import OneZnode
+from tests.support.stage import offsets_in
+
+TOPIC = uuid.uuid5(uuid.NAMESPACE_URL, "t")
+FETCH, ACKNOWLEDGE = 78, 79
+SETTINGS = {"group.share.min.record.lock.duration.ms": "1000", "group.share.max.share.sessions": "2"}
+READ, WRITE, INITIALIZE, DELETE, SUMMARY = 84, 85, 83, 86, 87
+
+
+class Member:
+    """A member of group "g" on one broker, without the client's care for sessions."""
+
+    def __init__(self, broker: Broker, name: str = "m", version: int = 2) -> None:
+        self.broker, self.name, self.version, self.epoch = broker, name, version, 0
+
+    def batches(self, kind: Any, acks: dict[int, tuple[tuple[int, int, list[int]], ...]]) -> list[Any]:
+        rows = []
+        for index, some in acks.items():
+            batch = kind.AcknowledgementBatch
+            rows.append(
+                kind(
+                    partition_index=index,
+                    acknowledgement_batches=[
+                        batch(first_offset=first, last_offset=last, acknowledge_types=types)
+                        for first, last, types in some
+                    ],
+                )
+            )
+        return rows
+
+    async def fetch(self, *indexes: int, epoch: int | None = None, wait_ms: int = 0, **said: Any) -> Any:
+        """``acks``: by partition, first and last offset and types."""
+        kind = m.ShareFetchRequest
+        acks = dict.fromkeys(indexes, ()) | said.pop("acks", {})
+        topics = [kind.FetchTopic(topic_id=TOPIC, partitions=self.batches(kind.FetchTopic.FetchPartition, acks))]
+        fields = {
+            "version": self.version, "group_id": "g", "member_id": self.name, "max_wait_ms": wait_ms, "min_bytes": 1,
+            "share_session_epoch": self.epoch if epoch is None else epoch, "max_bytes": 1 << 20, "max_records": 500,
+            "topics": topics if acks else [], "forgotten_topics_data": [], **said,
+        }  # fmt: skip
+        answer = await self.broker.call(FETCH, self.version, kind(**fields))
+        if epoch is None and answer.error_code == 0:
+            self.epoch += 1
+        return answer
+
+    async def rows(self, *indexes: int, **said: Any) -> dict[int, Any]:
+        answer = await self.fetch(*indexes, **said)
+        assert answer.error_code == 0, answer
+        return {row.partition_index: row for topic in answer.responses for row in topic.partitions}
+
+    async def taken(self, *indexes: int, **said: Any) -> list[tuple[int, int, int]]:
+        """What of partition 0 it acquires; its state may still be read at the first request."""
+        said = {"wait_ms": 2_000, **said}
+        row = (await self.rows(*indexes, **said)).get(0)
+        if row is None:
+            return []
+        assert row.error_code == 0
+        return [(one.first_offset, one.last_offset, one.delivery_count) for one in row.acquired_records]
+
+    async def say(self, first: int, last: int, *types: int, epoch: int | None = None, **said: Any) -> Any:
+        kind = m.ShareAcknowledgeRequest
+        rows = self.batches(kind.AcknowledgeTopic.AcknowledgePartition, {0: ((first, last, list(types)),)})
+        request = kind(
+            version=self.version, group_id="g", member_id=self.name,
+            share_session_epoch=self.epoch if epoch is None else epoch,
+            topics=[kind.AcknowledgeTopic(topic_id=TOPIC, partitions=rows)], **said,
+        )  # fmt: skip
+        answer = await self.broker.call(ACKNOWLEDGE, self.version, request)
+        if epoch is None and answer.error_code == 0:
+            self.epoch += 1
+        return answer
+
+    async def said(self, first: int, last: int, *types: int, **said: Any) -> int:
+        answer = await self.say(first, last, *types, **said)
+        assert answer.error_code == 0, answer
+        return int(answer.responses[0].partitions[0].error_code)
+
+
+def served(tmp_path: Path, story: Callable[[Broker], Coroutine[Any, Any, None]], **own: str) -> None:
+    """The story at a broker whose fleet serves share groups, and whose group begins at the log's start."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, OneZnode(), **SETTINGS).ready()
+        broker.metadata.features = {"share.version": 1}
+        settings = {"share.auto.offset.reset": "earliest", **own}
+        broker.metadata.dynamic_config = lambda kind, name: settings  # type: ignore[method-assign]
+        try:
+            await story(broker)
+        finally:
+            await broker.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_member_reads_acknowledges_and_another_goes_on(tmp_path: Path, version: int) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 5)
+        one = Member(broker, "one", version)
+        row = (await one.rows(0, 1, wait_ms=2_000))[0]
+        assert offsets_in(row.records) == [0], "one batch"
+        assert [(a.first_offset, a.last_offset, a.delivery_count) for a in row.acquired_records] == [(0, 4, 1)]
+        assert await one.said(0, 2, 1) == 0
+        assert await one.said(0, 2, 1) == 0, "below the start"
+        rows = await one.rows(acks={0: ((3, 3, [2]), (4, 4, [3]))})
+        assert rows[0].acknowledge_error_code == 0
+        two = Member(broker, "two", version)
+        assert await two.taken(0) == [(3, 3, 2)]
+        assert await two.said(4, 4, 1) == E.INVALID_RECORD_STATE
+        assert await one.said(3, 3, 1) == E.INVALID_RECORD_STATE
+
+    served(tmp_path, story)
+
+
+def test_a_fetch_waits_for_records_and_for_what_is_given_back(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        one, two = Member(broker, "one"), Member(broker, "two")
+        waits = asyncio.create_task(one.taken(0, wait_ms=9_000))
+        await asyncio.sleep(0.05)
+        broker.append("t", 2)
+        assert await waits == [(0, 1, 1)]
+        waits = asyncio.create_task(two.taken(0, wait_ms=9_000))
+        await asyncio.sleep(0.05)
+        assert await one.said(1, 1, 2) == 0
+        assert await waits == [(1, 1, 2)]
+        waits = asyncio.create_task(two.taken(wait_ms=9_000))
+        await asyncio.sleep(0.05)
+        broker.services.disconnects.closed(1)  # all of them have one connection here
+        assert await waits == []
+
+    served(tmp_path, story)
+
+
+def test_locks_end_and_sessions_that_end_free_what_they_have(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 3)
+        one, two = Member(broker, "one"), Member(broker, "two")
+        assert await one.taken(0) == [(0, 2, 1)]
+        assert await two.taken(0, wait_ms=9_000) == [(0, 2, 2)], "the lock has ended"
+        assert await two.said(0, 0, 1, epoch=-1) == 0, "a last request may acknowledge"
+        assert await one.taken(wait_ms=1_000) == [(1, 2, 3)]
+        assert (await two.fetch(epoch=1)).error_code == E.SHARE_SESSION_NOT_FOUND
+
+    served(tmp_path, story, **{"share.record.lock.duration.ms": "1000"})
+
+
+def test_epochs_of_sessions(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 3)
+        one = Member(broker)
+        assert (await one.fetch(0, epoch=0, acks={0: ((0, 0, [1]),)})).error_code == E.INVALID_REQUEST
+        assert (await one.fetch(epoch=3)).error_code == E.SHARE_SESSION_NOT_FOUND
+        assert await one.taken(0, max_records=1, share_acquire_mode=1) == [(0, 0, 1)]
+        assert (await one.fetch(epoch=7)).error_code == E.INVALID_SHARE_SESSION_EPOCH
+        assert (await one.say(0, 0, 1, epoch=0)).error_code == E.INVALID_SHARE_SESSION_EPOCH
+        assert (await one.say(0, 0, 1, epoch=9)).error_code == E.INVALID_SHARE_SESSION_EPOCH
+        one.epoch = 0
+        assert await one.taken(0) == [(1, 2, 1)], "a new session in the place of the one before"
+        assert await one.said(0, 2, 1) == 0, "what it had it keeps"
+
+    served(tmp_path, story)
+
+
+def test_sessions_are_bounded(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        assert (await Member(broker, "one").fetch(0)).error_code == 0
+        assert (await Member(broker, "two").fetch(0)).error_code == 0
+        assert (await Member(broker, "three").fetch(0)).error_code == E.SHARE_SESSION_LIMIT_REACHED
+        assert (await Member(broker, "one").fetch(0)).error_code == 0
+
+    served(tmp_path, story)
+
+
+def test_renewing(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 1)
+        one, two = Member(broker, "one"), Member(broker, "two")
+        assert await one.taken(0) == [(0, 0, 1)]
+        assert await one.said(0, 0, 4) == E.INVALID_REQUEST, "the request does not say so"
+        for _ in range(4):
+            await asyncio.sleep(0.4)
+            assert await one.said(0, 0, 4, is_renew_ack=True) == 0
+        assert await two.taken(0, wait_ms=100) == []
+        assert (await one.rows(acks={0: ((0, 0, [4]),)}, is_renew_ack=True))[0].acquired_records == []
+
+    served(tmp_path, story, **{"share.record.lock.duration.ms": "1000"})
+
+
+def test_what_no_client_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 1)
+        one = Member(broker)
+        assert (await one.fetch(0, epoch=0, group_id="")).error_code == E.INVALID_REQUEST
+        assert (await one.fetch(0, epoch=0, member_id="")).error_code == E.INVALID_REQUEST
+        assert (await one.rows(5, epoch=0))[5].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+        denies = SimpleNamespace(allows=lambda *asked: False, verdicts={})
+        broker.services.access = Access(denies)  # type: ignore[arg-type]
+        assert (await one.fetch(0, epoch=0)).error_code == E.GROUP_AUTHORIZATION_FAILED
+        assert (await one.say(0, 0, 1)).error_code == E.GROUP_AUTHORIZATION_FAILED
+        broker.services.access = Access()
+        broker.metadata.features = {}
+        assert (await one.fetch(0, epoch=0)).error_code == E.UNSUPPORTED_VERSION
+        assert (await one.say(0, 0, 1)).error_code == E.UNSUPPORTED_VERSION
+        broker.metadata.features = {"share.version": 1}
+        monkeypatch.setattr(share_partitions, "MAX_SHARE_PARTITIONS", 0)
+        assert (await one.rows(0, epoch=0))[0].error_code == E.NOT_LEADER_OR_FOLLOWER
+
+    served(tmp_path, story)
+
+
+def test_the_next_leader_knows_what_was_acknowledged(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 4)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 3, 1)]
+        assert await one.said(1, 1, 1) == 0
+        broker.topic("t", 2, leader=1, epoch=5, topic_id=TOPIC)
+        assert await Member(broker, "two").taken(0) == [(0, 0, 1), (2, 3, 1)]
+        assert await one.said(0, 0, 1) == E.INVALID_RECORD_STATE
+
+    served(tmp_path, story)
+
+
+def test_latest_is_where_the_group_began(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 4)
+        one = Member(broker)
+        assert await one.taken(0, wait_ms=200) == []
+        broker.append("t", 1)
+        broker.topic("t", 2, leader=1, epoch=5, topic_id=TOPIC)
+        assert await one.taken() == [(4, 4, 1)], "the start was persisted before anything was acknowledged"
+
+    served(tmp_path, story, **{"share.auto.offset.reset": "latest"})
+
+
+def test_aborted_transactions_and_markers_are_passed_over(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2, attributes=16, producer_id=7, producer_epoch=0, base_sequence=0)
+        broker.append("t", 1)
+        broker.marker("t", 7, commit=False)
+        broker.append("t", 1)
+        one = Member(broker)
+        assert await one.taken(0) == [(2, 2, 1), (4, 4, 1)]
+        assert await one.said(2, 2, 1) == 0
+        assert await one.said(4, 4, 1) == 0
+        share = broker.services.share_partitions.get(ShareKey("g", TOPIC.bytes, 0))
+        assert share is not None
+        assert share.window.start == 5
+
+    served(tmp_path, story, **{"share.isolation.level": "read_committed"})
+
+
+def test_the_coordinators_apis(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        async def ask(key: int, name: str, version: int = 0, partition: int = 0, **said: Any) -> Any:
+            kind = getattr(m, f"{name}Request")
+            (topic,) = [one for one in vars(kind) if one.endswith("Data")]
+            row = getattr(kind, topic).PartitionData(partition=partition, **said)
+            topics = [getattr(kind, topic)(topic_id=TOPIC, partitions=[row])]
+            answer = await broker.call(key, version, kind(version=version, group_id="g", topics=topics))
+            return answer.results[0].partitions[0]
+
+        row = await ask(READ, "ReadShareGroupState", leader_epoch=3)
+        assert (row.error_code, row.start_offset, row.state_batches) == (0, -1, [])
+        batch = m.WriteShareGroupStateRequest.WriteStateData.PartitionData.StateBatch
+        states = [batch(first_offset=5, last_offset=6, delivery_state=2, delivery_count=1)]
+        said = {"state_epoch": 0, "leader_epoch": 3, "start_offset": 4, "state_batches": states}
+        assert (await ask(WRITE, "WriteShareGroupState", 1, delivery_complete_count=2, **said)).error_code == 0
+        assert (await ask(WRITE, "WriteShareGroupState", 0, **said)).error_code == 0
+        states[0].delivery_state = 9
+        assert (await ask(WRITE, "WriteShareGroupState", 1, **said)).error_code == E.INVALID_REQUEST
+        assert (await ask(READ, "ReadShareGroupState", leader_epoch=2)).error_code == E.FENCED_LEADER_EPOCH
+        assert (await ask(READ, "ReadShareGroupState", partition=-1)).error_code == E.INVALID_REQUEST
+        row = await ask(READ, "ReadShareGroupState", leader_epoch=3)
+        assert [(b.first_offset, b.last_offset, b.delivery_state) for b in row.state_batches] == [(5, 6, 2)]
+        row = await ask(SUMMARY, "ReadShareGroupStateSummary", 1)
+        assert (row.start_offset, row.leader_epoch) == (4, 3)
+        assert (await ask(INITIALIZE, "InitializeShareGroupState", state_epoch=1, start_offset=9)).error_code == 0
+        assert (await ask(SUMMARY, "ReadShareGroupStateSummary")).start_offset == 9
+        assert (await ask(DELETE, "DeleteShareGroupState")).error_code == 0
+        assert (await ask(SUMMARY, "ReadShareGroupStateSummary")).start_offset == -1
+        broker.metadata.features = {}
+        assert (await ask(DELETE, "DeleteShareGroupState")).error_code == E.UNSUPPORTED_VERSION
+
+    served(tmp_path, story)
+
+
+def test_durations() -> None:
+    assert duration_ms("PT1H") == 3_600_000
+    assert duration_ms("P1DT2H3M4.5S") == 93_784_500
+    for text in ("", "P", "PT", "1H", "P1Y", AUDIT_TOPIC):
+        assert duration_ms(text) is None

@@ -1,0 +1,188 @@
+"""Share groups (KIP-932) with librdkafka's share consumer: it reads, acknowledges, gives back; leaders end."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+
+import fleetlog.wire.messages as m
+from fleetlog.brokers.metadata.features import SHARE_VERSION
+from fleetlog.wire.errors import ErrorCode
+from tests.cli.shell import Shell
+from tests.support.fleet import Fleet
+from tests.support.harness import Client
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.zookeeper]
+
+PARTITIONS = 3
+RECORDS = 300
+WAIT_S = 40.0
+SETTINGS = {
+    "group_share_record_lock_duration_ms": 5_000,
+    "group_share_min_record_lock_duration_ms": 1_000,
+    "group_share_heartbeat_interval_ms": 500,
+    "offsets_topic_num_partitions": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("shares"), **SETTINGS).start()
+    assert SHARE_VERSION not in Shell(fleet).json("features", "describe")["features"], "an operator finalizes it"
+    Shell(fleet).run("features", "upgrade", f"{SHARE_VERSION}=1")
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def names(fleet: Fleet) -> tuple[str, str]:
+    """A topic with three partitions, and a group that begins at its start."""
+    return made(fleet, PARTITIONS)
+
+
+def made(fleet: Fleet, partitions: int) -> tuple[str, str]:
+    topic, group = f"t-{uuid.uuid4()}", f"g-{uuid.uuid4()}"
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 3)])[topic].result(WAIT_S)
+    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(WAIT_S)
+    return topic, group
+
+
+def produce(fleet: Fleet, topic: str, first: int = 0, count: int = RECORDS, partitions: int = PARTITIONS) -> set[bytes]:
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20})
+    values = [b"%d" % number for number in range(first, first + count)]
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % partitions)
+    assert producer.flush(WAIT_S) == 0
+    return set(values)
+
+
+class Reader:
+    """A share consumer in a thread, which does with each record what it is told."""
+
+    def __init__(
+        self, fleet: Fleet, names: tuple[str, str], answer: Callable[[Message], AcknowledgeType] | None = None
+    ) -> None:
+        self.values: list[bytes] = []
+        self._answer = answer
+        explicit = {"share.acknowledgement.mode": "explicit"} if answer is not None else {}
+        self._consumer = ShareConsumer({"bootstrap.servers": fleet.bootstrap, "group.id": names[1], **explicit})
+        self._consumer.subscribe([names[0]])
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            for message in self._consumer.poll(0.2) or ():
+                assert message.error() is None, message.error()
+                self.values.append(message.value())
+                if self._answer is not None:
+                    self._consumer.acknowledge(message, self._answer(message))
+        self._consumer.close()
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def read_all(reader: Reader, values: set[bytes]) -> None:
+    eventually(lambda: values - set(reader.values), "all records are read", WAIT_S, good=lambda left: not left)
+
+
+def test_members_read_each_record_once_and_those_after_them_go_on(fleet: Fleet, names: tuple[str, str]) -> None:
+    values = produce(fleet, names[0])
+    readers = [Reader(fleet, names), Reader(fleet, names)]
+    both = lambda: Counter(value for reader in readers for value in reader.values)  # noqa: E731
+    eventually(lambda: values - set(both()), "all records are read", WAIT_S, good=lambda left: not left)
+    for reader in readers:
+        reader.end()
+    assert max(both().values()) == 1, "nobody died"
+    more = produce(fleet, names[0], RECORDS, 30)
+    last = Reader(fleet, names)
+    read_all(last, more)
+    last.end()
+    assert set(last.values) == more, "what was acknowledged does not come again"
+
+
+def test_what_is_given_back_comes_again_and_what_is_rejected_does_not(fleet: Fleet, names: tuple[str, str]) -> None:
+    values = produce(fleet, names[0], 0, 30)
+    tries: Counter[bytes] = Counter()
+
+    def answer(message: Message) -> AcknowledgeType:
+        tries[message.value()] += 1
+        number = int(message.value())
+        if number % 3 == 1:
+            return AcknowledgeType.REJECT
+        return AcknowledgeType.RELEASE if number % 3 == 2 else AcknowledgeType.ACCEPT
+
+    reader = Reader(fleet, names, answer)
+    released = {value for value in values if int(value) % 3 == 2}
+    eventually(lambda: min(tries[v] for v in released), "they reach the limit", WAIT_S, good=lambda n: n == 5)
+    more = produce(fleet, names[0], 30, 3)
+    eventually(lambda: more <= tries.keys(), "those after them are read", WAIT_S)
+    reader.end()
+    assert {tries[value] for value in released} == {5}, "group.share.delivery.count.limit"
+    assert {tries[value] for value in values - released} == {1}
+
+
+def test_what_a_member_did_not_acknowledge_comes_again(fleet: Fleet) -> None:
+    names = made(fleet, 1)  # which all members share
+    values = produce(fleet, names[0], 0, 30, 1)
+    lazy = ShareConsumer(
+        {"bootstrap.servers": fleet.bootstrap, "group.id": names[1], "share.acknowledgement.mode": "explicit"}
+    )
+    lazy.subscribe([names[0]])
+    held = eventually(lambda: [one.value() for one in lazy.poll(1) or ()], "it reads some", WAIT_S)
+    reader = Reader(fleet, names)
+    read_all(reader, values)
+    assert set(held) <= set(reader.values), "its locks have ended"
+    reader.end()
+    lazy.close()
+
+
+def test_a_leader_that_dies_loses_locks_and_no_acknowledgement(fleet: Fleet, names: tuple[str, str]) -> None:
+    values = produce(fleet, names[0])
+    reader = Reader(fleet, names)
+    read_all(reader, values)
+    reader.end()
+    fleet.brokers[0].kill()
+    more = produce(fleet, names[0], RECORDS, 30)
+    later = Reader(fleet, names)
+    read_all(later, more)
+    later.end()
+    fleet.brokers[0].start()
+    fleet.brokers[0].wait_ready()
+    assert set(later.values) == more, "what was acknowledged is persisted"
+
+
+def test_described_and_listed(fleet: Fleet, names: tuple[str, str]) -> None:
+    reader = Reader(fleet, names)
+
+    def described() -> Any:
+        """What the coordinator says; each broker is asked."""
+        for broker in fleet.brokers:
+            client = Client(broker.port)
+            group = client.ask(m.ShareGroupDescribeRequest(group_ids=[names[1]]), 1).groups[0]
+            client.close()
+            if group.error_code == ErrorCode.NONE:
+                return group
+        return None
+
+    group = eventually(described, "it has its member", WAIT_S, good=lambda one: one is not None and one.members)
+    assert (group.group_state, group.assignor_name) == ("Stable", "simple")
+    reader.end()
+    left = eventually(described, "the member has left", WAIT_S, good=lambda one: one is not None and not one.members)
+    assert left.group_state == "Empty"
