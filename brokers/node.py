@@ -244,12 +244,9 @@ class Node:
         store, clock, timers = ports.store, ports.clock, self._timers
         peers = self._peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
         self._isr_writer = IsrWriter(
-            store,
-            config.broker_id,
-            incarnation=self._incarnation,
-            topic_exists=lambda p: _exists(metadata, p),
+            store, config.broker_id, incarnation=self._incarnation, topic_exists=lambda p: _exists(metadata, p),
             refreshed=metadata.refreshed,
-        )
+        )  # fmt: skip
         replicas = ReplicaManager(
             config.broker_id, metadata, logs, clock, session_valid=store.lease.valid, incarnation=self._incarnation,
             isr_writer=self._isr_writer, call_soon=ports.loop.call_soon, topic_figures=counted_topics(config),
@@ -262,7 +259,6 @@ class Node:
         )
         for runtime in (groups, transactions, share_states):
             runtime.follow(replicas)
-        states = ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create)
         self._fetchers = ReplicaFetchers(
             config,
             ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
@@ -289,7 +285,9 @@ class Node:
             groups=groups,
             transactions=transactions,
             share_states=share_states,
-            share_partitions=SharePartitions(states, timers, clock),
+            share_partitions=SharePartitions(
+                ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create), timers, clock
+            ),
             controller=controller,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,

@@ -58,7 +58,8 @@ class Row:
     ``needs``: what the door is asked; ``audit``: how it is recorded; ``batching``: how runs are executed.
     ``brokers_from``: from that version on only brokers ask it, and it is no client's time or bytes. ``brokers_too``:
     they ask it on their own account as well. ``unserved``: the frame that answers a version that is not served, by the
-    request's correlation id; without it the connection is closed.
+    request's correlation id; without it the connection is closed. ``feature``: it is advertised once a level of that is
+    finalized.
     """
 
     key: int
@@ -69,6 +70,7 @@ class Row:
     brokers_from: int | None = None
     brokers_too: bool = False
     unserved: Callable[[int], list[Any]] | None = None
+    feature: str | None = None
     handler: Handler = _no_handler
 
     def __call__(self, handler: H) -> H:

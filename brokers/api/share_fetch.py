@@ -21,10 +21,10 @@ from fleetlog.brokers.api.share_sessions import (
     Owner,
     Place,
     ShareSession,
-    named,
 )
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.coordinators.share_partitions import SharePartition, ShareRules
+from fleetlog.brokers.metadata.features import SHARE_VERSION
 from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
 from fleetlog.brokers.model import INTERNAL_TOPICS
 from fleetlog.brokers.shares.state import ShareKey
@@ -190,7 +190,9 @@ def _work(owner: Owner, context: Context) -> _Work:
     return _Work(context, *owner, ShareRules.of(services.metadata.effective, own))
 
 
-@Row(api_keys.SHARE_FETCH, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP)
+@Row(
+    api_keys.SHARE_FETCH, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP, feature=SHARE_VERSION
+)  # fmt: skip
 @in_task
 async def handle_share_fetch(request: ShareFetchRequest, context: Context) -> Done:
     """ShareFetch v1-v2: acknowledges, and acquires records of the session's partitions, or waits for some."""
@@ -228,7 +230,7 @@ async def _fetch(request: ShareFetchRequest, context: Context) -> _Work:
         await work.acknowledge(request.topics, renews and work.rules.renews)
     if epoch == FINAL_EPOCH:
         sessions.close(session)
-    elif not named(session, places, gone):
+    elif not session.name(places, gone):
         sessions.close(session)
         raise _Refused(ErrorCode.INVALID_REQUEST, "The session has too many partitions.")
     elif request.max_bytes > 0 and request.max_records > 0 and not renews:
@@ -326,7 +328,9 @@ def _fetched(work: _Work) -> m.ShareFetchResponse:
     )
 
 
-@Row(api_keys.SHARE_ACKNOWLEDGE, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP)
+@Row(
+    api_keys.SHARE_ACKNOWLEDGE, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP, feature=SHARE_VERSION
+)  # fmt: skip
 @in_task
 async def handle_share_acknowledge(request: ShareAcknowledgeRequest, context: Context) -> Done:
     """ShareAcknowledge v1-v2: what a member says of records that it has; answered when it is persisted."""

@@ -122,7 +122,7 @@ def _response(answer: BeatAnswer, rows: list[Any], version: int) -> m.ShareGroup
     )
 
 
-@Row(api_keys.SHARE_GROUP_DESCRIBE, (DESCRIBE_GROUP,))
+@Row(api_keys.SHARE_GROUP_DESCRIBE, (DESCRIBE_GROUP,), feature=SHARE_VERSION)
 @in_slices
 def handle_share_group_describe(request: ShareGroupDescribeRequest, context: Context) -> Paced:
     """ShareGroupDescribe v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols."""

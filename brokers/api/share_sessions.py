@@ -60,6 +60,14 @@ class ShareSession:
             share.listeners.pop(self.wake, None)
             share.leave(self.owner[1])
 
+    def name(self, places: Iterable[Place], forgotten: Iterable[Place]) -> bool:
+        """Add and remove what a request names; False for more partitions than a session may have."""
+        for place in forgotten:
+            self.places.pop(place, None)
+            self.drop(place)
+        self.places.update(dict.fromkeys(places))
+        return len(self.places) <= MAX_PARTITIONS
+
     def rotated(self) -> list[Place]:
         """Its partitions, each request beginning with another one."""
         places = list(self.places)
@@ -128,13 +136,3 @@ class ShareSessions:
         session = self._sessions.get(owner)
         if session is not None and session.connection_id == connection_id:
             self.close(session)
-
-
-def named(session: ShareSession, places: Iterable[Place], forgotten: Iterable[Place]) -> bool:
-    """Add and remove what a request names; False for more partitions than a session may have."""
-    for place in forgotten:
-        session.places.pop(place, None)
-        session.drop(place)
-    for place in places:
-        session.places[place] = None
-    return len(session.places) <= MAX_PARTITIONS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fleetlog.brokers.api.base import Context, Done
-from fleetlog.brokers.api.rows import Cost, Row
-from fleetlog.brokers.metadata.features import SHARE_VERSION, SUPPORTED
+from fleetlog.brokers.api.rows import Cost, Row, api_table
+from fleetlog.brokers.metadata.features import SUPPORTED
 from fleetlog.wire import api_keys
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
@@ -16,10 +17,6 @@ from fleetlog.wire.messages import ApiVersionsResponse, encode_response, encode_
 from fleetlog.wire.requests import ApiVersionsRequest
 
 FEATURES_WITH_ZERO_VERSION = 4
-FROM_FEATURE = dict.fromkeys(
-    (api_keys.SHARE_GROUP_DESCRIBE, api_keys.SHARE_FETCH, api_keys.SHARE_ACKNOWLEDGE), SHARE_VERSION
-)
-"""APIs that are advertised once a feature is finalized."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -54,8 +51,7 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
         api_keys=[
             ApiVersionsResponse.ApiVersion(api_key=row.key, min_version=row.min_version, max_version=row.max_version)
             for row in APIS.values()
-            if not row.internal
-            and (row.key not in FROM_FEATURE or metadata.features.get(FROM_FEATURE[row.key], 0) >= 1)
+            if not row.internal and _is_advertised(row.key, metadata.features)
         ],
     )
     if version >= 3:
@@ -73,6 +69,11 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
                 for name, level in sorted(finalized.items())
             ]
     return Done(response)
+
+
+def _is_advertised(key: int, features: Mapping[str, int]) -> bool:
+    feature = api_table()[key].feature
+    return feature is None or features.get(feature, 0) >= 1
 
 
 def _means_another(request: ApiVersionsRequest, context: Context) -> ErrorCode:

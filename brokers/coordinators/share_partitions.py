@@ -26,7 +26,7 @@ from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey, Shar
 from fleetlog.brokers.shares.window import AckType, Acquired, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
@@ -106,7 +106,6 @@ class ShareStates:
         return await self._ask(
             key,
             lambda shard, now, ticket: shard.read(key, leader_epoch, now, ticket),
-            api_keys.READ_SHARE_GROUP_STATE,
             0,
             partial(_request, messages.ReadShareGroupStateRequest, "ReadStateData", key, row, 0),
         )
@@ -128,7 +127,6 @@ class ShareStates:
         return await self._ask(
             write.key,
             lambda shard, now, ticket: shard.write(write, now, ticket),
-            api_keys.WRITE_SHARE_GROUP_STATE,
             1,
             partial(_request, messages.WriteShareGroupStateRequest, "WriteStateData", write.key, row, 1),
         )
@@ -139,13 +137,12 @@ class ShareStates:
         return await self._ask(
             key,
             lambda shard, now, ticket: shard.delete(key, now, ticket),
-            api_keys.DELETE_SHARE_GROUP_STATE,
             0,
             partial(_request, messages.DeleteShareGroupStateRequest, "DeleteStateData", key, row, 0),
         )
 
     async def _ask(
-        self, key: ShareKey, command: Callable[[ShareShard, Now, Ticket], Result], api_key: int, version: int,
+        self, key: ShareKey, command: Callable[[ShareShard, Now, Ticket], Result], version: int,
         request: Callable[[], Any],
     ) -> StateAnswer:  # fmt: skip
         name = coordinator_key(key)
@@ -161,7 +158,8 @@ class ShareStates:
             answer = await future
             return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
         try:
-            response = await self._peers.call(state.leader, api_key, version, request(), CALL_MS)
+            message = request()
+            response = await self._peers.call(state.leader, message.API_KEY, version, message, CALL_MS)
         except PeerUnavailable as error:
             logger.info("the share coordinator of %s does not answer: %s", name[:200], error)
             return StateAnswer(ErrorCode.NETWORK_EXCEPTION)
@@ -250,7 +248,7 @@ class SharePartition:
         log = self.partition.log
         if self.rules.reset == "earliest":
             return log.log_start_offset
-        back_ms = duration_ms(self.rules.reset.partition(":")[2])
+        back_ms = iso_duration_ms(self.rules.reset.partition(":")[2])
         if back_ms is not None:
             steps = log.reader.search_timestamp(self.home.clock.wall_ms() - back_ms, lambda cost: None)
             while True:
@@ -539,7 +537,7 @@ class SharePartitions:
 _DURATION = re.compile(r"P(?:(\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,9})?)S)?)?", re.ASCII)
 
 
-def duration_ms(text: str) -> int | None:
+def iso_duration_ms(text: str) -> int | None:
     """An ISO 8601 duration of days, hours, minutes and seconds (``P1DT2H3M4.5S``); None if it is none."""
     match = _DURATION.fullmatch(text)
     if match is None or not any(match.groups()):

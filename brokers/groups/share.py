@@ -270,7 +270,7 @@ def share_heartbeat(group: ShareGroup, beat: Beat, picture: Picture, turn: Turn,
         raise BeatRefused(ErrorCode.FENCED_MEMBER_EPOCH, text)
     value = _updated(known.value, beat)
     if value != known.value:
-        turn.records.append(r.record(_key(group, ShareKind.MEMBER, known.id), member_value(value)))
+        turn.records.append(r.record(_key(group, ShareKind.MEMBER, known.id), share_member_value(value)))
     values = {m.id: m.value for m in group.members.values() if m.value is not None} | {known.id: value}
     new_topics = known.value is None or value.topics != known.value.topics
     epoch, target = group.assignment_epoch, known.target or ()
@@ -280,7 +280,7 @@ def share_heartbeat(group: ShareGroup, beat: Beat, picture: Picture, turn: Turn,
     new = old
     if old.epoch != epoch or old.assigned != target or known.current is None:
         new = ShareCurrent(epoch, old.epoch if old.epoch != epoch else old.previous_epoch, target)
-        turn.records.append(r.record(_key(group, ShareKind.CURRENT, known.id), current_value(new)))
+        turn.records.append(r.record(_key(group, ShareKind.CURRENT, known.id), share_current_value(new)))
     turn.schedule(SHARE_TIMER, group.id, settings.session_timeout_ms, known.id)
     tell = beat.epoch != new.epoch or beat.topics is not None or new.assigned != old.assigned
     return turn.result(
@@ -310,7 +310,7 @@ def _bumped(group: ShareGroup, values: Mapping[str, ShareMemberValue], changed: 
             group.hashed_version = picture.version
     if not changed and digest == group.hash:
         return group.epoch
-    turn.records.append(r.record(_key(group, ShareKind.GROUP), group_value(group.epoch + 1, digest)))
+    turn.records.append(r.record(_key(group, ShareKind.GROUP), share_group_value(group.epoch + 1, digest)))
     return group.epoch + 1
 
 
@@ -344,18 +344,23 @@ def share_tombstones(group: ShareGroup) -> list[CoordinatorRecord]:
 # --- records ----------------------------------------------------------------------------------------------------
 
 
-def group_value(epoch: int, metadata_hash: int) -> bytes:
+def share_group_value(epoch: int, metadata_hash: int) -> bytes:
     """Value of key 11."""
     return _GROUP.pack(0, epoch, metadata_hash)
 
 
-def member_value(member: ShareMemberValue) -> bytes:
+def share_member_value(member: ShareMemberValue) -> bytes:
     """Value of key 10."""
-    texts = (r.text(member.rack_id), r.text(member.client_id), r.text(member.client_host), r.texts(member.topics))
+    texts = (
+        r.compact_text(member.rack_id),
+        r.compact_text(member.client_id),
+        r.compact_text(member.client_host),
+        r.compact_texts(member.topics),
+    )
     return _I16.pack(0) + b"".join(texts) + b"\0"
 
 
-def current_value(current: ShareCurrent) -> bytes:
+def share_current_value(current: ShareCurrent) -> bytes:
     """Value of key 14; the state is always Kafka's STABLE."""
     head = _CURRENT.pack(0, current.epoch, current.previous_epoch, r.STABLE)
     return head + r.member_target_value(current.assigned)[2:]
@@ -364,7 +369,11 @@ def current_value(current: ShareCurrent) -> bytes:
 def states_value(states: Mapping[bytes, StateTopic], now_ms: int) -> bytes:
     """Value of key 15: all of them are initialised, none is being deleted."""
     rows = [
-        topic_id + r.text(topic.name) + r.numbers(list(range(topic.partitions))) + _I64.pack(now_ms) + b"\0"
+        topic_id
+        + r.compact_text(topic.name)
+        + r.compact_numbers(list(range(topic.partitions)))
+        + _I64.pack(now_ms)
+        + b"\0"
         for topic_id, topic in sorted(states.items())
     ]
     return _I16.pack(0) + b"\1" + varint_bytes(len(rows) + 1) + b"".join(rows) + b"\1\0"

@@ -14,7 +14,7 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import Access
 from fleetlog.brokers.coordinators import share_partitions
-from fleetlog.brokers.coordinators.share_partitions import duration_ms
+from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC
 from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.wire.errors import ErrorCode as E
@@ -307,7 +307,7 @@ def test_the_coordinators_apis(tmp_path: Path) -> None:
 
 
 def test_durations() -> None:
-    assert duration_ms("PT1H") == 3_600_000
-    assert duration_ms("P1DT2H3M4.5S") == 93_784_500
+    assert iso_duration_ms("PT1H") == 3_600_000
+    assert iso_duration_ms("P1DT2H3M4.5S") == 93_784_500
     for text in ("", "P", "PT", "1H", "P1Y", AUDIT_TOPIC):
-        assert duration_ms(text) is None
+        assert iso_duration_ms(text) is None

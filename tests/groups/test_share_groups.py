@@ -188,13 +188,13 @@ def test_the_assignor_leaves_nobody_and_nothing_out(
 @pytest.mark.parametrize(
     ("value", "encode", "decode", "raw"),
     [
-        ((7, -3), lambda v: share.group_value(*v), share.decode_group_value, "0000 00000007 fffffffffffffffd 00"),
+        ((7, -3), lambda v: share.share_group_value(*v), share.decode_group_value, "0000 00000007 fffffffffffffffd 00"),
         (
-            ShareMemberValue(None, "c", "/h", ("a",)), share.member_value, share.decode_member_value,
+            ShareMemberValue(None, "c", "/h", ("a",)), share.share_member_value, share.decode_member_value,
             "0000 00 0263 032f68 02 0261 00",
         ),
         (
-            ShareCurrent(3, 2, ((bytes(16), 1),)), share.current_value, share.decode_current_value,
+            ShareCurrent(3, 2, ((bytes(16), 1),)), share.share_current_value, share.decode_current_value,
             "0000 00000003 00000002 00 02" + "00" * 16 + "02 00000001 00 00",
         ),
         (

@@ -81,7 +81,7 @@ def record(key: ConsumerKey, value: bytes | None) -> CoordinatorRecord:
 # --- encoding ---------------------------------------------------------------------------------------------------
 
 
-def text(value: str | None) -> bytes:
+def compact_text(value: str | None) -> bytes:
     """A compact string, which may be null."""
     if value is None:
         return b"\0"
@@ -89,13 +89,13 @@ def text(value: str | None) -> bytes:
     return varint_bytes(len(raw) + 1) + raw
 
 
-def texts(values: Iterable[str]) -> bytes:
+def compact_texts(values: Iterable[str]) -> bytes:
     """A compact array of strings."""
-    encoded = [text(value) for value in values]
+    encoded = [compact_text(value) for value in values]
     return varint_bytes(len(encoded) + 1) + b"".join(encoded)
 
 
-def numbers(values: list[int]) -> bytes:
+def compact_numbers(values: list[int]) -> bytes:
     """A compact array of int32."""
     return varint_bytes(len(values) + 1) + struct.pack(f">{len(values)}i", *values)
 
@@ -116,8 +116,8 @@ def indexes_by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
 def _with_epochs(partitions: Mapping[Partition, int]) -> bytes:
     rows = []
     for topic_id, indexes in indexes_by_topic(partitions).items():
-        epochs = numbers([partitions[topic_id, index] for index in indexes])
-        rows.append(topic_id + numbers(indexes) + _tags({0: epochs}))
+        epochs = compact_numbers([partitions[topic_id, index] for index in indexes])
+        rows.append(topic_id + compact_numbers(indexes) + _tags({0: epochs}))
     return varint_bytes(len(rows) + 1) + b"".join(rows)
 
 
@@ -134,14 +134,14 @@ def member_value(member: MemberValue) -> bytes:
     return b"".join(
         (
             _I16.pack(0),
-            text(member.instance_id),
-            text(member.rack_id),
-            text(member.client_id),
-            text(member.client_host),
-            texts(member.topics),
-            text(member.regex),
+            compact_text(member.instance_id),
+            compact_text(member.rack_id),
+            compact_text(member.client_id),
+            compact_text(member.client_host),
+            compact_texts(member.topics),
+            compact_text(member.regex),
             _I32.pack(member.rebalance_timeout_ms),
-            text(member.assignor),
+            compact_text(member.assignor),
             _tags({} if member.classic is None else {0: _classic(member.classic)}),
         )
     )
@@ -149,14 +149,16 @@ def member_value(member: MemberValue) -> bytes:
 
 def _classic(classic: Classic) -> bytes:
     """A structure that may be null: 1 says that it is there."""
-    rows = [text(one.name) + varint_bytes(len(one.metadata) + 1) + one.metadata + b"\0" for one in classic.protocols]
+    rows = [
+        compact_text(one.name) + varint_bytes(len(one.metadata) + 1) + one.metadata + b"\0" for one in classic.protocols
+    ]
     head = b"\1" + _I32.pack(classic.session_timeout_ms) + varint_bytes(len(rows) + 1)
     return head + b"".join(rows) + b"\0"
 
 
 def member_target_value(partitions: Iterable[Partition]) -> bytes:
     """Value of key 7."""
-    rows = [topic_id + numbers(indexes) + b"\0" for topic_id, indexes in indexes_by_topic(partitions).items()]
+    rows = [topic_id + compact_numbers(indexes) + b"\0" for topic_id, indexes in indexes_by_topic(partitions).items()]
     return _I16.pack(0) + varint_bytes(len(rows) + 1) + b"".join(rows) + b"\0"
 
 
@@ -169,7 +171,7 @@ def current_value(current: Current) -> bytes:
 def regex_value(resolved: Resolved) -> bytes:
     """Value of key 16."""
     numbers = _I64.pack(resolved.version) + _I64.pack(resolved.timestamp_ms)
-    return _I16.pack(0) + texts(resolved.topics) + numbers + b"\0"
+    return _I16.pack(0) + compact_texts(resolved.topics) + numbers + b"\0"
 
 
 # --- decoding: None for a version above 0; raises BadRecord -------------------------------------------------------
