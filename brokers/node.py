@@ -28,7 +28,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller, hand_over
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
-from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates
+from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates, drop_topic_states
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom
 from fleetlog.brokers.groups.requests import GroupSettings
@@ -362,6 +362,7 @@ class Node:
             "share", SHARE_STATE_TOPIC, ShareShard, partition_count=share_count, loop=ports.loop, timers=timers,
             clock=clock, origin=Origin.COORDINATOR,
         )  # fmt: skip
+        metadata.subscribe(lambda change: drop_topic_states(share_states, change.deleted))
         return groups, transactions, share_states
 
     def _watch_lag(self, services: Services) -> None:

@@ -7,7 +7,7 @@ with a deadline of its own beside the shard's timers, so that a client gets an a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import partial
 
 import fleetlog.wire.messages as m
@@ -42,6 +42,7 @@ from fleetlog.brokers.groups.requests import (
 )
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import TopicInfo
+from fleetlog.brokers.pending import Pending
 from fleetlog.txn.commands import Command, CommandFailed
 from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode
@@ -58,7 +59,7 @@ BLANKS = "".join(map(chr, range(33)))
 # --- waiting ----------------------------------------------------------------------------------------------------
 
 
-def _when_all_done(pendings: list[PendingAnswer], render: Callable[[list[Code]], InSlices]) -> Outcome:
+def _when_all_done(pendings: Sequence[Pending], render: Callable[[list[Code]], InSlices]) -> Outcome:
     """The rendered answers of several groups; those missing after the deadline have failed."""
     answers: list[Code] = [CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(pendings)
 
@@ -394,7 +395,7 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
     pendings = []
     for name in names:
         yield
-        pendings.append(context.services.groups.submit(name, _delete(name)))
+        pendings.append(_deleted(name, context))
 
     @in_slices
     def render(answers: list[Code]) -> Generator[None, None, m.DeleteGroupsResponse]:
@@ -407,6 +408,26 @@ def handle_delete_groups(request: requests.DeleteGroupsRequest, context: Context
         return m.DeleteGroupsResponse(version=context.api_version, results=results)
 
     return _when_all_done(pendings, render)
+
+
+def _deleted(group_id: str, context: Context) -> Pending:
+    """The deletion of a group. What is persisted of a share group goes first: a later group of the name begins anew."""
+    services = context.services
+    _, shard = services.groups.shard_for(group_id)
+    group = shard.shares.get(group_id) if shard is not None else None
+    if group is None or group.members or not group.states or services.share_partitions is None:
+        return services.groups.submit(group_id, _delete(group_id))
+    pending = Pending()
+
+    def then(error: ErrorCode) -> None:
+        if error is not ErrorCode.NONE:
+            pending.complete(CommandFailed(error))
+        else:
+            services.groups.submit(group_id, _delete(group_id)).on_done(pending.complete)
+
+    counts = {topic_id: topic.partitions for topic_id, topic in group.states.items()}
+    services.share_partitions.delete_states(group_id, counts, then)
+    return pending
 
 
 def _delete(group_id: str) -> Command:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetlog._native.batch import scan
 from fleetlog.brokers.groups.requests import own_number
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
-from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock
+from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock, TopicInfo
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
@@ -50,6 +50,8 @@ MAX_SHARE_PARTITIONS = 10_000
 """The most that are open on a broker: whoever may read a topic controls their number by groups."""
 READ_BYTES = 1 << 20
 """What is read of a partition for one acquisition at most, but for a batch that is larger."""
+DELETED_TOGETHER = 50
+"""Share partitions of a group whose states are deleted at a time."""
 MAX_VOID_READS = 16
 """Reads in a row that have no record for the group."""
 ABORT_MARKER = 0
@@ -519,6 +521,29 @@ class SharePartitions:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def delete_states(self, group_id: str, topics: Mapping[bytes, int], then: Callable[[ErrorCode], None]) -> None:
+        """Forget what is persisted of a group: topics by id, with their partitions. ``then`` gets an error.
+
+        Leaders that have one of its share partitions open hear of it when they write.
+        """
+        keys = [ShareKey(group_id, topic_id, index) for topic_id, count in topics.items() for index in range(count)]
+
+        async def work() -> None:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            try:
+                for first in range(0, len(keys), DELETED_TOGETHER):
+                    some = keys[first : first + DELETED_TOGETHER]
+                    answers = await asyncio.gather(*map(self.states.delete, some))
+                    failed = [answer.error for answer in answers if answer.error is not ErrorCode.NONE]
+                    if failed:
+                        error = failed[0]
+                        return
+                error = ErrorCode.NONE
+            finally:
+                then(error)
+
+        self.run(work(), keys[0] if keys else ShareKey(group_id, b"", 0))
+
     def forget(self, share: SharePartition) -> None:
         """It has closed."""
         if self._open.get(share.key) is share:
@@ -532,6 +557,21 @@ class SharePartitions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def drop_topic_states(runtime: CoordinatorRuntime[ShareShard], deleted: Iterable[TopicInfo]) -> None:
+    """Topics were deleted: forget the states of their share partitions that are coordinated here.
+
+    What is left over, because a shard was loading, is bounded, and no later topic has it: that has another id.
+    """
+    ids = {topic.id.bytes for topic in deleted}
+    for shard in runtime.shards() if ids else ():
+        for key in [key for key in shard.states if key.topic_id in ids]:
+            runtime.submit(coordinator_key(key), partial(_forget, key))
+
+
+def _forget(key: ShareKey, shard: ShareShard, now: Now, ticket: Ticket) -> Result:
+    return shard.delete(key, now, ticket)
 
 
 _DURATION = re.compile(r"P(?:(\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,9})?)S)?)?", re.ASCII)

@@ -131,7 +131,7 @@ class Guarded(Broker):
         self.services.new_topics = NewTopics()
         self.services.process_troubles = list
         self.services.store = None
-        self.services.metadata.features = {"group.version": 1}
+        self.services.metadata.features = {"group.version": 1, "share.version": 1}
         self.rules = Rules()
         self.append(SECRET, 5)
 
@@ -182,7 +182,7 @@ async def answer(broker: Guarded, key: int, version: int, request: Any) -> Any:
 
 
 def request_of(broker: Guarded, key: int, version: int, **others: Any) -> Any:
-    if key in (0, 1, 8, 9, 28):
+    if key in (0, 1, 8, 9, 28, 78):
         others = {"topic_id": TOPIC_ID, "records": broker.batch()} | others
     return filled(key, version, **others)
 
@@ -335,6 +335,10 @@ BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
     (22, Need(WRITE, TOPIC)): (5, {"transactional_id": None}),
     (24, Need(WRITE, TRANSACTIONAL_ID)): (3, {}),
     (24, Need(WRITE, TOPIC)): (3, {}),
+    (78, Need(READ, TOPIC)): (2, {
+        "share_session_epoch": 0, "acknowledgement_batches": [], "is_renew_ack": False, "max_bytes": 9,
+        "max_records": 9, "max_wait_ms": 0,
+    }),
     **{
         (key, Need(operation, resource)): (APIS[key].max_version, {"resource_type": kind})
         for key, operation in ((32, DESCRIBE_CONFIGS), (33, ALTER_CONFIGS), (44, ALTER_CONFIGS))
@@ -353,6 +357,7 @@ TOLD_OTHERWISE = {
     (12006, Need(DESCRIBE, TOPIC)),
     (20, Need(DESCRIBE, TOPIC)),  # the name of an id is left out
     (19, Need(DESCRIBE_CONFIGS, TOPIC)),  # an error of its own, in a tagged field
+    (79, Need(READ, TOPIC)),  # needs a session: tests/api/test_share_handlers.py
 }
 EVERY_NEED = [(key, need) for key, needs in NEEDS.items() for need in needs if (key, need) not in TOLD_OTHERWISE]
 

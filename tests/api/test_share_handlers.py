@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import Access
+from fleetlog.brokers.acls.access import GROUP, Access
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC
@@ -229,6 +229,21 @@ def test_what_no_client_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     served(tmp_path, story)
 
 
+def test_the_topic_is_asked_for_at_every_request(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        one = Member(broker)
+        assert await one.taken(0, max_records=1, share_acquire_mode=1) == [(0, 0, 1)]
+        groups_only = SimpleNamespace(allows=lambda who, host, what, kind, name: kind is GROUP, verdicts={})
+        broker.services.access = Access(groups_only)  # type: ignore[arg-type]
+        assert await one.said(0, 0, 1) == E.TOPIC_AUTHORIZATION_FAILED
+        assert (await one.rows())[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
+        row = (await one.rows(acks={0: ((0, 0, [1]),)}))[0]
+        assert (row.error_code, row.acknowledge_error_code) == (E.TOPIC_AUTHORIZATION_FAILED,) * 2
+
+    served(tmp_path, story)
+
+
 def test_the_next_leader_knows_what_was_acknowledged(tmp_path: Path) -> None:
     async def story(broker: Broker) -> None:
         broker.append("t", 4)
@@ -302,6 +317,29 @@ def test_the_coordinators_apis(tmp_path: Path) -> None:
         assert (await ask(SUMMARY, "ReadShareGroupStateSummary")).start_offset == -1
         broker.metadata.features = {}
         assert (await ask(DELETE, "DeleteShareGroupState")).error_code == E.UNSUPPORTED_VERSION
+
+    served(tmp_path, story)
+
+
+def test_what_is_deleted_begins_anew(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        beat = {"group_id": "g", "member_id": "m", "subscribed_topic_names": ["t"], "rack_id": None}
+        answer = await broker.call(76, 1, m.ShareGroupHeartbeatRequest(version=1, member_epoch=0, **beat))
+        assert [row.partitions for row in answer.assignment.topic_partitions] == [[0, 1]]
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 1, 1)]
+        assert await one.said(0, 1, 1, epoch=-1) == 0
+        delete = m.DeleteGroupsRequest(version=2, groups_names=["g"])
+        assert (await broker.call(42, 2, delete)).results[0].error_code == E.NON_EMPTY_GROUP
+        await broker.call(76, 1, m.ShareGroupHeartbeatRequest(version=1, member_epoch=-1, **beat))
+        assert (await broker.call(42, 2, delete)).results[0].error_code == 0
+        described = await broker.call(77, 1, m.ShareGroupDescribeRequest(version=1, group_ids=["g"]))
+        assert described.groups[0].error_code == E.GROUP_ID_NOT_FOUND
+        assert await Member(broker).taken(0) == [(0, 1, 1)], "nothing of it is left"
+        share_partitions.drop_topic_states(broker.services.share_states, [broker.metadata.topics["t"]])
+        await asyncio.sleep(0.2)
+        assert not any(shard.states for shard in broker.services.share_states.shards())
 
     served(tmp_path, story)
 
