@@ -84,7 +84,9 @@ class ShareSettings(NamedTuple):
     def of(cls, config: BrokerConfig, own: Mapping[str, str] | None = None) -> ShareSettings:
         """The broker's, and what the group has of its own (``share.*`` of config resource GROUP)."""
         own = own or {}
-        session_ms, heartbeat_ms = (own_number(config, own, name) for name in CONSUMER_TIMES[:2])
+        session_ms, heartbeat_ms = (
+            own_number(config, own, name) for name in ("session.timeout.ms", "heartbeat.interval.ms")
+        )
         return cls(session_ms, heartbeat_ms, config.group_share_max_size)
 
 

@@ -335,10 +335,17 @@ BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
     (22, Need(WRITE, TOPIC)): (5, {"transactional_id": None}),
     (24, Need(WRITE, TRANSACTIONAL_ID)): (3, {}),
     (24, Need(WRITE, TOPIC)): (3, {}),
-    (78, Need(READ, TOPIC)): (2, {
-        "share_session_epoch": 0, "acknowledgement_batches": [], "is_renew_ack": False, "max_bytes": 9,
-        "max_records": 9, "max_wait_ms": 0,
-    }),
+    (78, Need(READ, TOPIC)): (
+        2,
+        {
+            "share_session_epoch": 0,
+            "acknowledgement_batches": [],
+            "is_renew_ack": False,
+            "max_bytes": 9,
+            "max_records": 9,
+            "max_wait_ms": 0,
+        },
+    ),
     **{
         (key, Need(operation, resource)): (APIS[key].max_version, {"resource_type": kind})
         for key, operation in ((32, DESCRIBE_CONFIGS), (33, ALTER_CONFIGS), (44, ALTER_CONFIGS))

@@ -59,7 +59,8 @@ OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rig
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
 ROLLBACK, REBALANCES, CHECKS = "rollback", "rebalances", "checks"
 ASKED_FOR = (
-    OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK, REBALANCES, CHECKS,
+    OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK, REBALANCES,
+    CHECKS,
 )  # fmt: skip
 NOT_IN_LOGS = (LOGINS, RENEWS, CHECKS)
 """Like rights: what an older ZooKeeper does not know of them no repair finds in the logs."""
