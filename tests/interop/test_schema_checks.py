@@ -46,9 +46,11 @@ def registry(fleet: Fleet) -> Iterator[RegistryProcess]:
 def sent(producer: Any, topic: str, value: Any) -> int:
     """The code of the error that the producer hears, 0 if none."""
     codes: list[int] = []
-    producer.produce(
-        topic, value=value, on_delivery=lambda error, _: codes.append(0 if error is None else error.code())
-    )
+
+    def told(error: Any, message: Any) -> None:
+        codes.append(0 if error is None else error.code())
+
+    producer.produce(topic, value=value, headers=[], on_delivery=told)
     assert producer.flush(60) == 0
     return codes[0]
 
