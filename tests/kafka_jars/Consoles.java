@@ -120,7 +120,8 @@ public final class Consoles {
         say("bytes of the partition", () -> admin.describeLogDirs(brokers).allDescriptions().get().values().stream()
             .flatMap(one -> one.values().stream()).filter(one -> one.replicaInfos().containsKey(first))
             .map(one -> one.replicaInfos().get(first).size()).collect(Collectors.toCollection(TreeSet::new)));
-        say("features", () -> admin.describeFeatures().featureMetadata().get().finalizedFeatures().keySet());
+        say("features", () ->
+            new TreeSet<>(admin.describeFeatures().featureMetadata().get().finalizedFeatures().keySet()));
     }
 
     private TopicDescription described(String name) throws Exception {
