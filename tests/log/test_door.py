@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
-from fleetlog.brokers.log import Log, Origin
+from fleetlog.brokers.log import Origin, Terms
 from fleetlog.brokers.log.door import FRESH_MS, NOT_YET, SOUGHT_MAX, SOUGHT_MS, KnownSchemas, Table, Want
 from fleetlog.brokers.log.state import AppendInfo, LogSettings
 from fleetlog.brokers.topic_config import RECORD_NAMES
@@ -67,10 +67,6 @@ def stage(tmp_path: Path) -> Stage:
     stage.append(batch(value=framed(7)))
     stage.learn(values=table(7, 9, 70_000))
     return stage
-
-
-def offsets(log: Log) -> int:
-    return log.log_end_offset
 
 
 @pytest.mark.parametrize("codec", [0, GZIP, ZSTD])
@@ -155,6 +151,15 @@ def test_not_all_ids_of_the_world_are_looked_for(stage: Stage) -> None:
     stage.learn(values=table(7))
     assert stage.append(batch(value=framed(100))).error is ErrorCode.INVALID_RECORD
     assert stage.append(batch(value=framed(99))).error is NOT_YET
+
+
+def test_a_request_has_so_many_records_looked_at_and_no_more(stage: Stage) -> None:
+    """Also in batches that have to wait."""
+    terms = Terms(Origin.CLIENT, whole_request=True, shares=True, explain=5)
+    for left in (2, 0):
+        ((outcome,), _) = stage.log.appender.append([bytearray(batch(3, value=framed(8)))], 0, NOW, terms)
+        assert stage.log.appender.info(outcome).error is NOT_YET
+        assert terms.explain == left
 
 
 def test_a_broker_that_has_read_nothing_takes_nothing(tmp_path: Path) -> None:
