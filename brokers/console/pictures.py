@@ -193,11 +193,11 @@ class Pictures:
 
     def _figures(self, kind: str, name: str, since: int, until: int, step_s: int) -> dict[str, Points]:
         """Those of the history; none where it cannot be read, which the log says, and the page shows without them."""
-        try:
-            if self._history is not None:
-                return self._history.read(kind, name, since, until, step_s)
-        except OSError as error:
-            logger.warning("figures of the console: %s", trouble_text(error, self._history.directory))
+        if (history := self._history) is not None:
+            try:
+                return history.read(kind, name, since, until, step_s)
+            except OSError as error:
+                logger.warning("figures of the console: %s", trouble_text(error, history.directory))
         return {column.name: [] for column in KINDS[kind]}
 
     def _forecasts(self, brokers: Sequence[int]) -> list[dict[str, Any]]:

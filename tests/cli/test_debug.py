@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,9 @@ def test_a_bundle_has_what_its_readme_says_and_no_secret(own: Fleet, tmp_path: P
 
 @pytest.mark.zookeeper
 def test_who_may_not_describe_the_cluster_gets_a_bundle_without_the_brokers_logs(tmp_path: Path) -> None:
-    acls = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer", "super.users": f"User:{BROKER_USER}"}
+    acls: dict[str, Any] = {
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer", "super.users": f"User:{BROKER_USER}"
+    }  # fmt: skip
     fleet = secured_fleet(tmp_path / "guarded", **acls)
     try:
         fleet.start()
