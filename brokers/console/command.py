@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -26,19 +26,12 @@ from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 from fleetlog.brokers.properties import parse_properties
 from fleetlog.brokers.setting_kinds import ConfigError
 
+if TYPE_CHECKING:
+    from fleetlog.brokers.console.web import FleetLink
+
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
 STOP_S: Final = 3
-FLEETS: Final = "/fleets"
-"""Below it are the pages of other fleets than the one at the root."""
-
-
-class FleetLink(NamedTuple):
-    """A fleet's name, and the address of its pages."""
-
-    name: str
-    url: str
-    is_this: bool
 
 
 class TlsFiles(NamedTuple):
@@ -153,7 +146,7 @@ def console(
     files = _figures_files(figures_configs, others)
     need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.serving import serve
-    from fleetlog.brokers.console.web import ConsoleSettings, create_console
+    from fleetlog.brokers.console.web import FLEETS, ConsoleSettings, create_console
 
     url, masks = registry_url or target.registry, _masks(mask_file)
     registry, user = _registry(url or None, registry_config)
@@ -240,6 +233,8 @@ def _figures_files(values: tuple[str, ...], others: Mapping[str, Target]) -> dic
 def _links(target: Target, here: str, others: Mapping[str, Target]) -> tuple[FleetLink, ...]:
     """The fleets that the header leads to from the one named ``here``: those of this console, and those of which the
     user's profiles name another one. The file of profiles is the user's own."""
+    from fleetlog.brokers.console.web import FLEETS, FleetLink
+
     try:
         profiles = read_profiles().by_name
     except CliError as error:

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import anyio
@@ -37,7 +37,6 @@ from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
 from fleetlog.brokers.console.changes import filled, password_user, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
-from fleetlog.brokers.console.command import FLEETS, FleetLink
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
 from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, LoginTurns, TooManyLogins
 from fleetlog.brokers.console.masking import Masks
@@ -128,6 +127,8 @@ HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
 """The beginning of its name: a host's ports share cookies, and each fleet's console has its own."""
 LOGIN_COOKIE: Final = "fleetlog_console_login"
+FLEETS: Final = "/fleets"
+"""Below it are the pages of other fleets than the one at the root."""
 _ADDRESS: Final = re.compile(r'(?<= )(?:href|action|formaction|hx-get|data-tail)="(?=/(?!static/|fleets/|/))')
 """Before an address of a page. What a page quotes has no such quotes: they are escaped."""
 HTMX: Final = "hx-request"
@@ -175,6 +176,14 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
 """Address, template and function of each page that only reads."""
 
 _Value = TypeVar("_Value")
+
+
+class FleetLink(NamedTuple):
+    """A fleet's name, and the address of its pages."""
+
+    name: str
+    url: str
+    is_this: bool
 
 
 @dataclass(frozen=True, slots=True)
