@@ -593,8 +593,9 @@ def _bytes_filter(size: int | None) -> str:
     return "–" if size is None or size < 0 else bytes_text(size)
 
 
-def _iso_filter(timestamp_ms: int | None) -> str:
-    text = iso(timestamp_ms) if timestamp_ms is not None else None
+def _iso_filter(time: int | str | None) -> str:
+    """A time in milliseconds, or as a command tells it."""
+    text = iso(time) if isinstance(time, int) else time
     if not text:
         return "–"
     return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").replace("+00:00", "Z"))
