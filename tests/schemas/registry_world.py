@@ -319,11 +319,12 @@ class World:
             ("change", "go on", "read", "late", "kill", "compact", "time", "long"),
             (20, 45, 20, 4, 2, 4, 4, 1),
         )[0]
-        if action == "change" and store.running is None:
+        busy = [one for one in self.stores if one.running is not None]
+        if action == "go on" and busy:
+            self._go_on(self.rng.choice(busy))
+        elif action == "change" and store.running is None:
             store.running = self._new_change(store)
             store.running.start()
-            self._go_on(store)
-        elif action in ("change", "go on") and store.running is not None:
             self._go_on(store)
         elif action == "read":
             store.read_some(self.rng.randrange(1, 6))
@@ -343,7 +344,7 @@ class World:
             self.clock.now_s += CLAIM_S
 
     def _new_change(self, store: SimStore) -> Change:
-        what = self.rng.choices(("register", "delete", "version", "purge", "level", "mode"), (24, 6, 4, 6, 3, 1))[0]
+        what = self.rng.choices(("register", "delete", "version", "purge", "level", "mode"), (18, 9, 3, 9, 3, 1))[0]
         subject, number = self.rng.choice(SUBJECTS), self.rng.randrange(SCHEMAS)
         level = self.rng.choice(("NONE", "BACKWARD"))
         text = json.dumps({"type": "record", "name": "R", "fields": [{"name": f"f{number}", "type": "int"}]})
@@ -382,10 +383,11 @@ class World:
 
     def _check_end(self) -> None:
         self._check_history()
+        for store in self.stores:
+            store.read_some(1_000_000)
         self.topic.compact(self.topic.end)
         fresh = SimStore(self)
-        for store in (*self.stores, fresh):
-            store.read_some(1_000_000)
+        fresh.read_some(1_000_000)
         wanted = known(self.topic.states[-1])
         for store in (*self.stores, fresh):
             if known(store.registry()) != wanted:

@@ -15,7 +15,7 @@ from fleetlog.brokers.schemas.registry import BARRIER, Record, RegistryState
 from tests.schemas.registry_world import Packet, SimWriter, Topic, Violation, run
 
 SEEDS = 40
-PLANTED_SEEDS = 150
+PLANTED_SEEDS = 300
 """Within so many histories a planted fault is found; most are found in the first."""
 
 
@@ -95,4 +95,4 @@ def test_histories_have_something_of_everything(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Topic, "append", counting)
     for seed in range(SEEDS):
         run(seed)
-    assert min(counted.values()) > SEEDS / 4, counted
+    assert min(counted.values()) > SEEDS / 10, counted
