@@ -13,7 +13,7 @@ from fleetlog.brokers.acls.access import READ_GROUP, READ_TOPIC
 from fleetlog.brokers.api.base import Context, Done, in_task, unfit
 from fleetlog.brokers.api.groups import bad_group_id
 from fleetlog.brokers.api.leaders import current_leader, endpoints_of
-from fleetlog.brokers.api.rows import Cost, Row
+from fleetlog.brokers.api.rows import Row
 from fleetlog.brokers.api.share_groups import NOT_SERVED, shares_served
 from fleetlog.brokers.api.share_sessions import (
     FINAL_EPOCH,
@@ -191,7 +191,7 @@ def _work(owner: Owner, context: Context) -> _Work:
 
 
 @Row(
-    api_keys.SHARE_FETCH, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP, feature=SHARE_VERSION
+    api_keys.SHARE_FETCH, (READ_GROUP, READ_TOPIC), EventType.CONSUME, feature=SHARE_VERSION
 )  # fmt: skip
 @in_task
 async def handle_share_fetch(request: ShareFetchRequest, context: Context) -> Done:
@@ -332,7 +332,7 @@ def _fetched(work: _Work) -> m.ShareFetchResponse:
 
 
 @Row(
-    api_keys.SHARE_ACKNOWLEDGE, (READ_GROUP, READ_TOPIC), EventType.CONSUME, cost=Cost.CHEAP, feature=SHARE_VERSION
+    api_keys.SHARE_ACKNOWLEDGE, (READ_GROUP, READ_TOPIC), EventType.CONSUME, feature=SHARE_VERSION
 )  # fmt: skip
 @in_task
 async def handle_share_acknowledge(request: ShareAcknowledgeRequest, context: Context) -> Done:

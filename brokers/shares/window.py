@@ -123,11 +123,12 @@ class WindowRun:
 def checked(batches: Iterable[AckBatch]) -> list[tuple[int, int, AckType]]:
     """First and last offset and type, in order, equal neighbours of a batch joined. Raises WrongAcknowledgement."""
     pieces: list[tuple[int, int, AckType]] = []
-    before = -1
+    before, named = -1, 0
     for first, last, types in batches:
         if not before < first <= last:
             raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, f"Offsets {first} to {last} after {before}.")
-        if len(types) not in (1, last - first + 1):
+        named += len(types)
+        if len(types) not in (1, last - first + 1) or named > MAX_SPAN:
             text = f"{len(types)} types for offsets {first} to {last}."
             raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, text)
         if any(not AckType.GAP <= kind <= AckType.RENEW for kind in types):
