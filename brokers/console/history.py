@@ -148,7 +148,7 @@ class _File:
         length = _HEAD.size - 4 + 4 * count
         if place + 4 + length > size or at <= self.newest or at % self._step_s:
             return False
-        return zlib.crc32(os.pread(self.number, length, place + 4)) == checksum
+        return bool(zlib.crc32(os.pread(self.number, length, place + 4)) == checksum)
 
     def _following(self, begin: int, size: int) -> int:
         """Where the next whole row begins, whatever stands before it; the file's end if there is none."""

@@ -83,8 +83,9 @@ def test_a_console_that_is_killed_goes_on_with_its_figures_and_tells_what_is_dam
     console = Served(fleet.bootstrap, *options)
     try:
         visitor = Visitor(console)
-        page = drawn(visitor, path, lambda page: len(figures(page, "Connections")) >= 2, lambda: None)
+        page = drawn(visitor, path, lambda page: "cannot be read" in str(page["pictures"]["notes"]), lambda: None)
         assert f"bytes of {rows} cannot be read" in page["pictures"]["notes"][0]
+        assert len(figures(page, "Connections")) >= 2, "the older points, but for the damaged one"
         assert "cannot be read" in visitor.page("/")
     finally:
         assert console.close() == 0
