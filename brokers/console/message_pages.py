@@ -406,7 +406,8 @@ def _framed(record: StoredRecord, schemas: PageSchemas | None) -> StoredRecord:
             continue
         with contextlib.suppress(SchemaProblem):
             if schemas is not None:
-                record = record._replace(**{name: schemas.framed(getattr(record, name), record.headers, name)})
+                framed: dict[str, Any] = {name: schemas.framed(getattr(record, name), record.headers, name)}
+                record = record._replace(**framed)
         record = record._replace(headers=tuple(row for row in record.headers if row[1] != header))
     return record
 
@@ -664,7 +665,8 @@ def _drafted(registry: SchemaRegistry | None, record: StoredRecord | None, schem
         return answer
     if record is not None:
         decoding = RecordDecoding("auto", "auto", registry, lambda _: None)
-        seen = {name: decoding.part(name, getattr(record, name), "") for name in ("key", "value")}
+        # one whose schema stands in a header is copied as bytes: the header says what they are where it is written again
+        seen = {name: decoding.part(name, getattr(record, name), (), "") for name in ("key", "value")}
         by_schema = {name: part for name, part in seen.items() if part.schema is not None}
         other = [_text(getattr(record, name) or b"", False, 0) for name in seen if name not in by_schema]
         if by_schema and None not in other:

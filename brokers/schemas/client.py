@@ -219,7 +219,8 @@ def schema_of_model(place: str) -> dict[str, Any]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        model = reduce(getattr, path.split("."), importlib.import_module(module))
+        imported: Any = importlib.import_module(module)
+        model = reduce(getattr, path.split("."), imported)
     except Exception as problem:  # whatever its module does
         raise CliError(f"{place} cannot be imported: {type(problem).__name__}: {problem}") from None
     if not isinstance(model, type):

@@ -247,7 +247,7 @@ def _encoded_each(value: ColumnOrName, number: ColumnOrName, registry: str, sett
 
     @arrow_function(BinaryType())
     def run(values: pa.Array, numbers: pa.Array) -> pa.Array:
-        client, written = shared_registry(registry, settings), []
+        client, written = shared_registry(registry, settings), list[bytes | None]()
         for item, one in zip(values.to_pylist(maps_as_pydicts="lossy"), numbers.to_pylist(), strict=True):
             if item is None:
                 written.append(None)
