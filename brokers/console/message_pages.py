@@ -665,7 +665,7 @@ def _drafted(registry: SchemaRegistry | None, record: StoredRecord | None, schem
         return answer
     if record is not None:
         decoding = RecordDecoding("auto", "auto", registry, lambda _: None)
-        # one whose schema stands in a header is copied as bytes: the header says what they are where it is written again
+        # one whose schema stands in a header is copied as bytes: its header says what they are in the copy, too
         seen = {name: decoding.part(name, getattr(record, name), (), "") for name in ("key", "value")}
         by_schema = {name: part for name, part in seen.items() if part.schema is not None}
         other = [_text(getattr(record, name) or b"", False, 0) for name in seen if name not in by_schema]

@@ -213,9 +213,6 @@ def schema_of_model(place: str) -> dict[str, Any]:
     if not module or not colon or not path:
         raise click.UsageError(f"{place!r} is not MODULE:CLASS, as in shop.models:Order")
     need_packages("a model needs", ("pydantic",), "models")
-    from pydantic import TypeAdapter
-    from pydantic.errors import PydanticUserError
-
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -225,6 +222,9 @@ def schema_of_model(place: str) -> dict[str, Any]:
         raise CliError(f"{place} cannot be imported: {type(problem).__name__}: {problem}") from None
     if not isinstance(model, type):
         raise CliError(f"{place} is no class")
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
     try:
         schema = TypeAdapter(model).json_schema()
     except PydanticUserError as problem:

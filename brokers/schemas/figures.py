@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.process_collector import ProcessCollector
-
-from fleetlog._native.tally import TIME_BOUNDS_S
-from fleetlog.brokers.metrics.exposition import exposition_text
-from fleetlog.brokers.metrics.registry import Histogram, Labelled
+from fleetlog._native.tally import TIME_BOUNDS_S, Times
 from fleetlog.brokers.schemas.registry import RegistryState
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 OTHER: Final = "other"
 """The kind of a request that no route takes."""
 _BOUNDS: Final = (*(str(bound) for bound in TIME_BOUNDS_S), "+Inf")
-_process: Final = ProcessCollector(registry=None)
 
 
 class Standing(NamedTuple):
@@ -34,13 +31,13 @@ class RegistryFigures:
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str]] = Counter()
-        self._seconds = Labelled(Histogram)
+        self._seconds: defaultdict[str, Times] = defaultdict(Times)
         self._logins: Counter[str] = Counter(success=0, failure=0)
 
     def answered(self, request: str, code: int, seconds: float) -> None:
         """Count a request by its route (or OTHER), and the code of its answer: 200, or that of its error."""
         self._requests[request, str(code)] += 1
-        self._seconds.labels(request).observe(seconds)
+        self._seconds[request].observe(seconds)
 
     def logged_in(self, taken: bool) -> None:
         """Count a login that a broker was asked for."""
@@ -48,9 +45,16 @@ class RegistryFigures:
 
     def page(self, state: RegistryState, standing: Standing, rights_age_s: float | None) -> bytes:
         """The text of Prometheus' format. ``rights_age_s``: None without logins."""
-        return exposition_text([*self._counted(), *_stored(state, standing, rights_age_s), *_process.collect()])
+        from prometheus_client.process_collector import ProcessCollector  # late: the command's help needs none of it
+
+        from fleetlog.brokers.metrics.exposition import exposition_text
+
+        process = ProcessCollector(registry=None).collect()
+        return exposition_text([*self._counted(), *_stored(state, standing, rights_age_s), *process])
 
     def _counted(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+
         requests = CounterMetricFamily(
             "fleetlog_registry_requests",
             "Requests answered, by route and Confluent's code.",
@@ -62,7 +66,7 @@ class RegistryFigures:
         seconds = HistogramMetricFamily(
             "fleetlog_registry_request_seconds", "From a request's head to its answer.", labels=["request"]
         )
-        for request, histogram in sorted(self._seconds.children.copy().items()):
+        for request, histogram in sorted(self._seconds.copy().items()):
             buckets = list(zip(_BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
             seconds.add_metric([request], buckets, histogram.total)
         yield seconds
@@ -75,6 +79,8 @@ class RegistryFigures:
 
 
 def _stored(state: RegistryState, standing: Standing, rights_age_s: float | None) -> Iterator[Metric]:
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
     counts = state.counts()
     yield GaugeMetricFamily("fleetlog_registry_schemas", "Schemas with an id of their own.", value=counts.schemas)
     yield GaugeMetricFamily(

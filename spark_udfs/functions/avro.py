@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructType
 
+from fleetlog import how_to_install
 from fleetlog.spark.client.failures import OptionError
 from fleetlog.spark.functions.registry import Schema, frame
 
@@ -93,8 +94,8 @@ def _library() -> Any:
         import fastavro
     except ImportError:
         raise OptionError(
-            "Avro needs fastavro on the driver and on the executors: pip install 'fleetlog[registry]', or pack an "
-            "archive where it is installed"
+            f"Avro needs fastavro on the driver and on the executors: {how_to_install('registry')}; an archive has it "
+            "where it is packed with that"
         ) from None
     return fastavro
 

@@ -28,7 +28,8 @@ MORE = {
     "brokers replace": "--with 2", "cluster config set": "log.retention.ms=1000000", "cluster rebalance": "--plan",
     "consume": "--to end", "features upgrade": "--dry-run", "groups reset": "--topic t --to-latest",
     "groups seek": "--topic t --to-latest", "quotas remove": "--user u", "records write": "--value one",
-    "schemas show": "some", "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
+    "schemas from-model": "some:Model", "schemas show": "some",
+    "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
     "topics reassign": "--replication-factor 1", "topics trim": "--before 0 --dry-run",
     "users add": "--password-stdin",
 }  # fmt: skip
@@ -43,7 +44,7 @@ LOADS_MORE = {
     "apply": 355, "consume": 345, "debug": 350, "produce": 330, "records": 330, "schemas": 350, "topics analyze": 330,
 }  # fmt: skip
 HELP_MODULES = 325
-HELP_OF = {"": 150, "topics": 312, "dev": 190, "broker": 230, "console": 380, "registry": 445}
+HELP_OF = {"": 150, "topics": 312, "dev": 190, "broker": 230, "console": 380, "registry": 450}
 UNUSED = {
     "rich", "asyncio", "uvloop", "kazoo", "confluent_kafka", "pydantic", "argparse", "email", "crc32c._cli",
     "starlette", "uvicorn", "jinja2", "yaml", "statistics", "kafka.consumer", "kafka.producer",
