@@ -202,7 +202,8 @@ def test_a_new_start_is_persisted() -> None:
     "batches",
     [
         [AckBatch(3, 2, [1])], [AckBatch(-1, 2, [1])], [AckBatch(0, 2, [1, 1])], [AckBatch(0, 0, [5])],
-        [AckBatch(0, w.MAX_SPAN, [1] * (w.MAX_SPAN + 1))], [AckBatch(0, 0, [-1])], [AckBatch(0, 0, [])], [AckBatch(0, 2, [1]), AckBatch(2, 3, [1])],
+        [AckBatch(0, w.MAX_SPAN, [1] * (w.MAX_SPAN + 1))],
+        [AckBatch(0, 0, [-1])], [AckBatch(0, 0, [])], [AckBatch(0, 2, [1]), AckBatch(2, 3, [1])],
     ],
 )  # fmt: skip
 def test_acknowledgements_that_cannot_be(batches: list[AckBatch]) -> None:
