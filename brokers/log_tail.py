@@ -62,8 +62,8 @@ class LogTail(logging.Handler):
         try:
             first = self._lines[0].number if self._lines else 1
             kept = len(self._lines)
-            begin = kept - limit if number < 0 else number + 1 - first
-            return list(islice(self._lines, max(begin, 0), max(begin, 0) + limit))
+            begin = max(0, min(kept, kept - limit if number < 0 else number + 1 - first))
+            return list(islice(self._lines, begin, begin + limit))
         finally:
             self.release()
 

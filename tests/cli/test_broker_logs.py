@@ -49,7 +49,7 @@ def test_the_newest_lines_are_kept_but_for_passwords() -> None:
     assert [one.number for one in tail.behind(-1, 2)] == [2, 3]
     assert [one.number for one in tail.behind(0, 2)] == [1, 2]
     assert [one.number for one in tail.behind(2, 5)] == [3]
-    assert tail.behind(3, 5) == tail.behind(99, 5) == []
+    assert tail.behind(3, 5) == tail.behind(99, 5) == tail.behind(2**63 - 1, 5) == []
 
 
 def test_it_is_bounded_and_for_any_thread() -> None:
