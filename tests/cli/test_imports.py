@@ -28,13 +28,16 @@ MORE = {
     "brokers replace": "--with 2", "cluster config set": "log.retention.ms=1000000", "cluster rebalance": "--plan",
     "consume": "--to end", "features upgrade": "--dry-run", "groups reset": "--topic t --to-latest",
     "groups seek": "--topic t --to-latest", "quotas remove": "--user u", "records write": "--value one",
-    "schemas from-model": "some:Model", "schemas show": "some",
-    "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
+    "schemas show": "some", "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
     "topics reassign": "--replication-factor 1", "topics trim": "--before 0 --dry-run",
     "users add": "--password-stdin",
 }  # fmt: skip
 """What a command is given besides."""
-INSTEAD = {"quotas set": "--user u producer_byte_rate=1000000", "records copy": "t:0:0 t"}
+INSTEAD = {
+    "quotas set": "--user u producer_byte_rate=1000000",
+    "records copy": "t:0:0 t",
+    "schemas from-model": "some:Model",
+}
 SERVERS = {"console", "mcp", "registry"}
 USAGE = 2
 """click's exit code of a command line that is wrong."""
