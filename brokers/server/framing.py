@@ -134,14 +134,16 @@ class Framer:
                 whole = self._grow(whole)
             return whole[self._have :] if limit is None else whole[self._have : self._have + limit]
         held = self._end - self._start
-        large = self._after_large or held >= LARGE_FRAME
-        block = self._blocks.large(LARGE_RECEIVE_BYTES) if large else self._blocks.common()
+        if self._after_large or held >= LARGE_FRAME:
+            block = self._blocks.large(LARGE_RECEIVE_BYTES)
+        else:
+            block = self._blocks.common()
         if held:
             block[:held] = self._data[self._start : self._end]
         self._data, self._start, self._end, self._lent = block, 0, held, True
-        if limit is not None:
-            return block[held : held + limit]
-        return block[held:] if held else block
+        if held or limit is not None:
+            return block[held:] if limit is None else block[held : held + limit]
+        return block
 
     def received(self, count: int) -> None:
         """So many bytes are there now."""
@@ -157,9 +159,13 @@ class Framer:
 
     def skip_to(self, position: int) -> None:
         """The frames before that position of the block are used up."""
-        first = int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
-        self._after_large = LENGTH_SIZE + first >= LARGE_FRAME
-        self.waiting -= position - self._start
+        used = position - self._start
+        self.waiting -= used
+        if used >= LARGE_FRAME:
+            first = int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
+            self._after_large = LENGTH_SIZE + first >= LARGE_FRAME
+        else:
+            self._after_large = False
         self._start, self._size = position, -1
 
     def size(self) -> int | None:
