@@ -49,7 +49,8 @@ class _Row:
     error: ErrorCode = _NONE
     acknowledged: ErrorCode = _NONE
     message: str | None = None
-    records: bytes | None = None
+    records: bytes = b""
+    """Never null: librdkafka takes null for a broken answer."""
     acquired: tuple[Acquired, ...] = ()
     leader: tuple[int, int] | None = None
 
@@ -202,7 +203,7 @@ async def handle_share_fetch(request: ShareFetchRequest, context: Context) -> Do
         kind = m.ShareFetchResponse
         error = int(refused.error)
         return Done(kind(version=context.api_version, error_code=error, error_message=refused.message))
-    if (size := sum(len(row.records or b"") for row in work.rows.values())) and context.meter is not None:
+    if (size := sum(len(row.records) for row in work.rows.values())) and context.meter is not None:
         assert context.source is not None, "it is what is measured"
         context.meter.may_fetch(context.source, size)  # what is acquired is sent; the next request waits for it
     return Done(_fetched(work))

@@ -41,7 +41,7 @@ def groups() -> None:
 
 @groups.command("list")
 @click.option("--state", "states", multiple=True, metavar="STATE", help="Only groups in this state, such as Stable.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only groups of this type: classic or consumer.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only this type: classic, consumer, share.")
 @client_options
 def list_groups(target: Target, out: Output, states: tuple[str, ...], types: tuple[str, ...]) -> None:
     """List groups, their states and types."""
@@ -90,7 +90,7 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
         warn(f"{', '.join(early)}: not computed yet; coordinators do it every group.lag.interval.ms, 5 s by default")
     missing = set(names) - {one["group"] for one in lags}
     if missing:
-        raise CliError(f"no coordinator knows {', '.join(sorted(missing))}")
+        raise CliError(f"no coordinator knows a lag of {', '.join(sorted(missing))}; of share groups none is measured")
 
 
 # --- describe ---------------------------------------------------------------------------------------------------
@@ -118,20 +118,29 @@ def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None
 
 
 def _described(client: Any, name: str) -> dict[str, Any]:
-    """The group as DescribeGroups tells it, also one of the consumer protocol, which that API does not know."""
+    """The group as DescribeGroups tells it, also one of the consumer protocol or a share group, which it does not know.
+
+    Members of a share group have the same partitions: they own none.
+    """
     described: dict[str, Any] = client.describe_groups([name])[name]
     if described["group_state"] != "Dead":
         return described
     from fleetlog.wire import messages
 
     coordinator = client._manager.cluster.get_coordinator(name)
-    request = messages.ConsumerGroupDescribeRequest(version=1, group_ids=[name], include_authorized_operations=False)
-    answer = client.ask_each({coordinator: request}, PATIENCE_S)[coordinator] if coordinator is not None else None
-    for group in answer.groups if answer is not None else ():
-        if group.error_code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
-            raise_for_code(f"group {name}", group.error_code, group.error_message)
-            members = [_as_described(member) for member in group.members]
-            return {"group_state": group.group_state, "protocol_data": group.assignor_name, "members": members}
+    kinds = (messages.ConsumerGroupDescribeRequest, messages.ShareGroupDescribeRequest)
+    for kind in kinds if coordinator is not None else ():
+        request = kind(version=1, group_ids=[name], include_authorized_operations=False)
+        answer = client.ask_each({coordinator: request}, PATIENCE_S)[coordinator]
+        for group in answer.groups if answer is not None else ():
+            if group.error_code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+                raise_for_code(f"group {name}", group.error_code, group.error_message)
+                return {
+                    "group_state": group.group_state,
+                    "protocol_data": group.assignor_name,
+                    "members": [_as_described(member) for member in group.members],
+                    "shares": kind is messages.ShareGroupDescribeRequest,
+                }
     return described
 
 
@@ -141,7 +150,7 @@ def _as_described(member: Any) -> dict[str, Any]:
         "member_id": member.member_id,
         "client_id": member.client_id,
         "client_host": member.client_host,
-        "group_instance_id": member.instance_id,
+        "group_instance_id": getattr(member, "instance_id", None),
         "member_assignment": {
             "assigned_partitions": [{"topic": row.topic_name, "partitions": row.partitions} for row in topics]
         },
@@ -157,7 +166,8 @@ def _describe_one(client: Any, name: str) -> dict[str, Any]:
     if described.get("error") and not dead:
         raise CliError(f"group {name}: {reworded(described['error'])}")
     members = [_member(member) for member in described["members"]]
-    owners = {tp: member["member"] for member in members for tp in member["partitions"]}
+    owned = () if described.get("shares") else members
+    owners = {tp: member["member"] for member in owned for tp in member["partitions"]}
     partitions = sorted({*committed, *owners})
     ends = log_ends(client, partitions)
     rows = []

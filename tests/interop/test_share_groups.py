@@ -183,6 +183,9 @@ def test_described_and_listed(fleet: Fleet, names: tuple[str, str]) -> None:
 
     group = eventually(described, "it has its member", WAIT_S, good=lambda one: one is not None and one.members)
     assert (group.group_state, group.assignor_name) == ("Stable", "simple")
+    told = Shell(fleet).json("groups", "describe", names[1])[0]
+    assert (told["state"], told["protocol"], told["offsets"]) == ("Stable", "simple", [])
+    assert [member["assigned"] for member in told["members"]] == [[f"{names[0]}:0,1,2"]]
     reader.end()
     left = eventually(described, "the member has left", WAIT_S, good=lambda one: one is not None and not one.members)
     assert left.group_state == "Empty"
