@@ -155,7 +155,7 @@ def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_tim
         ["groups", "reset", "g", "--by-duration", "5 minutes"],
         ["groups", "reset", "g", "--to-latest", "--topic", "t:x"],
         ["consume"],
-        ["consume", "t", "--from", "start"],
+        ["consume", "t", "--from", "begin"],
         ["consume", "t", "--group", "g", "--from", "5"],
         ["consume", "t:0", "--group", "g"],
         ["produce", "t", "--whole-file"],

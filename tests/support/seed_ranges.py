@@ -48,7 +48,6 @@ def histories(seeds: range, run: Callable[[int], object]) -> dict[str, object]:
 
 def run_range(module: str, about: str | None, run: Callable[[int], object]) -> int:
     """Run what the command line asks for; the exit code, 1 where a seed failed."""
-    logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("seeds", help="A-B")
     parser.add_argument("file", type=Path, help="where results are kept")
@@ -60,11 +59,15 @@ def run_range(module: str, about: str | None, run: Callable[[int], object]) -> i
     with asked.file.open("a") as file:
         if file.tell() and not asked.file.read_bytes().endswith(b"\n"):
             file.write("\n")
-        for part in parts:
-            if (part[0], part[-1]) not in before:
-                rows.append(histories(part, run))
-                file.write(json.dumps(rows[-1]) + "\n")
-                file.flush()
+        logging.disable(logging.WARNING)
+        try:
+            for part in parts:
+                if (part[0], part[-1]) not in before:
+                    rows.append(histories(part, run))
+                    file.write(json.dumps(rows[-1]) + "\n")
+                    file.flush()
+        finally:
+            logging.disable(logging.NOTSET)
     ran = sum(int(str(row["last"])) - int(str(row["first"])) + 1 for row in rows)
     failed = [seed for row in rows for seed in row["failed"]]  # type: ignore[attr-defined]
     cpu_s = sum(float(str(row["cpu_s"])) for row in rows)

@@ -164,7 +164,10 @@ def test_features_are_finalized_by_clients_and_by_the_command_line(fleet: Fleet)
     shell.run("features", "upgrade", "newest", code=2)
     assert "possible" in shell.run("features", "upgrade", "--dry-run").stdout
     assert shell.json("features", "upgrade") == {
-        "features": {"fleetlog.schema.version": 1, "group.version": 1, "transaction.version": 2}, "finalized": True,
+        "features": {
+            "fleetlog.schema.version": 1, "group.version": 1, "share.version": 1, "transaction.version": 2,
+        },
+        "finalized": True,
     }  # fmt: skip
     eventually(lambda: described() == (row, epoch + 2), "the newest level is back")
 
