@@ -69,8 +69,11 @@ class _Work:
         """The partition's row of the answer."""
         return self.rows.setdefault(place, _Row())
 
-    def share(self, place: Place) -> SharePartition | ErrorCode:
-        """The share partition, which may still be opening; why not, if it isn't led here."""
+    def share(self, place: Place, unopened: ErrorCode = _NONE) -> SharePartition | ErrorCode:
+        """The share partition, which may still be opening; why not, if it isn't led here.
+
+        With an error ``unopened`` that is the answer where it is not open.
+        """
         services = self.context.services
         assert services.share_partitions is not None, "it was asked for"
         topic = services.metadata.topic_names.get(uuid.UUID(bytes=place[0]))
@@ -85,7 +88,10 @@ class _Work:
             return services.replicas.leader(TopicPartition(topic, place[1]), -1).error
         if not partition.is_leader or partition.topic_id.bytes != place[0]:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        share = services.share_partitions.opened(ShareKey(self.group, *place), partition, self.rules)
+        key = ShareKey(self.group, *place)
+        if unopened is not _NONE and services.share_partitions.get(key) is None:
+            return unopened
+        share = services.share_partitions.opened(key, partition, self.rules)
         return share if share is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def refused(self, place: Place, error: ErrorCode) -> None:
@@ -119,7 +125,7 @@ class _Work:
 
     def _acknowledge(self, place: Place, batches: Sequence[Any], renews: bool) -> asyncio.Future[ErrorCode] | None:
         row = self.row(place)
-        share = self.share(place)
+        share = self.share(place, ErrorCode.INVALID_RECORD_STATE)
         if isinstance(share, ErrorCode):
             row.acknowledged = share
             return None
@@ -262,6 +268,8 @@ class _ShareFetch:
         until = services.loop.time() + min(max(max_wait_ms, 0), LONGEST_WAIT_MS) / 1000
         session.wake()
         session.waiter = waiter = moved.set
+        for place in [place for place, share in session.shares.items() if share.error is not _NONE]:
+            session.drop(place)
         try:
             while session.waiter is waiter and services.share_sessions.holds(session) and not context.gone():
                 moved.clear()
@@ -284,7 +292,10 @@ class _ShareFetch:
         size = min(size, self.max_bytes)
         for place in session.rotated():
             await work.context.yield_now()
-            share = work.share(place)
+            if not work.context.services.share_sessions.holds(session):
+                break
+            held = session.shares.get(place)  # one that has closed since: to open it anew could fail as fast
+            share = work.share(place, held.error if held is not None else _NONE)
             if isinstance(share, ErrorCode):
                 session.drop(place)
                 work.refused(place, share)
@@ -292,7 +303,7 @@ class _ShareFetch:
             session.hold(place, share)
             if share.window is None and share.error is _NONE:
                 continue  # its state is being read
-            if size <= 0 or records <= 0 or not work.context.services.share_sessions.holds(session):
+            if size <= 0 or records <= 0:
                 break
             taken = share.acquire(self.session.owner[1], size, records, whole_batches=self.whole_batches)
             if taken.error is not _NONE:

@@ -53,19 +53,22 @@ class ShareSession:
             share.sessions += 1
             share.listeners[self.wake] = None
 
-    def drop(self, place: Place) -> None:
-        """It does not read it any more."""
+    def drop(self, place: Place, *, release: bool = True) -> None:
+        """It does not read it any more. Without ``release`` its member keeps what it has until the locks end."""
         share = self.shares.pop(place, None)
         if share is not None:
             share.listeners.pop(self.wake, None)
-            share.leave(self.owner[1])
+            share.leave(self.owner[1] if release else None)
 
     def name(self, places: Iterable[Place], forgotten: Iterable[Place]) -> bool:
-        """Add and remove what a request names; False for more partitions than a session may have."""
+        """Add what a request names, then remove; False for more partitions than a session may have.
+
+        Who forgets a partition may name it as well, for its last acknowledgements, and acknowledge more later.
+        """
+        self.places.update(dict.fromkeys(places))
         for place in forgotten:
             self.places.pop(place, None)
-            self.drop(place)
-        self.places.update(dict.fromkeys(places))
+            self.drop(place, release=False)
         return len(self.places) <= MAX_PARTITIONS
 
     def rotated(self) -> list[Place]:

@@ -222,7 +222,14 @@ class SharePartition:
 
     async def open(self) -> None:
         """Read the state, and choose a start where there is none."""
-        self.partition.watch(self)
+        try:
+            await self._open()
+        except Exception:
+            logger.exception("the share partition %s cannot be opened", coordinator_key(self.key)[:200])
+            self.close(ErrorCode.UNKNOWN_SERVER_ERROR)
+        self.close_if_idle()
+
+    async def _open(self) -> None:
         answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         for _ in range(ATTEMPTS):
             answer = await self.home.states.read(self.key, self.leader_epoch)
@@ -232,12 +239,15 @@ class SharePartition:
         if self.error is not ErrorCode.NONE:
             return
         if answer.error is not ErrorCode.NONE:
-            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER if answer.error in _FENCED else answer.error)
+            again = answer.error in _FENCED or answer.error.retriable
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER if again else ErrorCode.UNKNOWN_SERVER_ERROR)
             return
         state, fresh = answer.state, answer.state.start == NO_OFFSET
         try:
             if fresh:
                 state = state._replace(start=await self._first_start())
+            if self.error is not ErrorCode.NONE:
+                return
             self.window = Window(state, self.rules.limits, fresh=fresh)
         except (ValueError, LogOffline, DiskError) as problem:
             logger.error("the share partition %s cannot be opened: %s", coordinator_key(self.key)[:200], problem)
@@ -275,10 +285,10 @@ class SharePartition:
             _tell(future, error)
         self.wake()
 
-    def leave(self, member: str) -> None:
-        """A session that had it has ended: its member's records are free."""
+    def leave(self, member: str | None) -> None:
+        """A session has it no more; the records of a member that is named are free."""
         self.sessions -= 1
-        if self.window is not None and self.window.release(member):
+        if member is not None and self.window is not None and self.window.release(member):
             self.flush()
             self.wake()
         self.close_if_idle()
@@ -399,6 +409,8 @@ class SharePartition:
                             write.batches,
                         )
                     )  # fmt: skip
+                except Exception:
+                    logger.exception("the share partition %s is not persisted", coordinator_key(self.key)[:200])
                 finally:
                     for future in noted:
                         _tell(future, error)
@@ -511,6 +523,7 @@ class SharePartitions:
         if len(self._open) >= MAX_SHARE_PARTITIONS:
             return None
         share = self._open[key] = SharePartition(key, partition, partition.leader_epoch, rules, self)
+        partition.watch(share)
         self.run(share.open(), key)
         return share
 

@@ -25,6 +25,8 @@ from fleetlog.wire.errors import ErrorCode
 
 MAX_SPAN = 100_000
 """The most offsets between start and end."""
+MAX_TYPES = 20_000
+"""The most types that are said of a partition's records at a time: nobody has more records than half of it."""
 MAX_RUNS = 8_192
 """The most runs of a window: some 200 bytes of memory each, and 20 of its snapshot."""
 
@@ -128,7 +130,7 @@ def checked(batches: Iterable[AckBatch]) -> list[tuple[int, int, AckType]]:
         if not before < first <= last:
             raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, f"Offsets {first} to {last} after {before}.")
         named += len(types)
-        if len(types) not in (1, last - first + 1) or named > MAX_SPAN:
+        if len(types) not in (1, last - first + 1) or named > MAX_TYPES:
             text = f"{len(types)} types for offsets {first} to {last}."
             raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, text)
         if any(not AckType.GAP <= kind <= AckType.RENEW for kind in types):

@@ -15,12 +15,13 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import GROUP, Access
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
-from fleetlog.brokers.model import AUDIT_TOPIC
+from fleetlog.brokers.model import AUDIT_TOPIC, SHARE_STATE_TOPIC
 from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import offsets_in
+from tests.support.waiting import eventually_async
 
 TOPIC = uuid.uuid5(uuid.NAMESPACE_URL, "t")
 FETCH, ACKNOWLEDGE = 78, 79
@@ -341,6 +342,86 @@ def test_what_is_deleted_begins_anew(tmp_path: Path) -> None:
         share_partitions.drop_topic_states(broker.services.share_states, [broker.metadata.topics["t"]])
         await asyncio.sleep(0.2)
         assert not any(shard.states for shard in broker.services.share_states.shards())
+
+    served(tmp_path, story)
+
+
+def test_what_is_forgotten_is_not_read_on(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        one = Member(broker, "one")
+        assert await one.taken(0) == [(0, 1, 1)]
+        forgotten = [m.ShareFetchRequest.ForgottenTopic(topic_id=TOPIC, partitions=[0])]
+        rows = await one.rows(acks={0: ((0, 0, [1]),)}, forgotten_topics_data=forgotten)
+        assert rows[0].acknowledge_error_code == 0, "clients do both in one request"
+        broker.append("t", 1)
+        assert await one.taken(wait_ms=100) == []
+        assert await Member(broker, "two").taken(0) == [(2, 2, 1)]
+        assert await one.said(1, 1, 1) == 0, "what it has it keeps"
+
+    served(tmp_path, story)
+
+
+def test_nothing_stays_open_without_a_session(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        shares = broker.services.share_partitions
+        broker.append("t", 1)
+        one = Member(broker)
+        await one.fetch()
+        assert await one.said(0, 0, 1) == E.INVALID_RECORD_STATE
+        assert len(shares) == 0, "who acknowledges opens nothing"
+        await one.fetch(0)
+        assert (await one.fetch(epoch=-1)).error_code == 0
+        await eventually_async(lambda: len(shares) == 0, "all have closed")
+        await Member(broker).fetch(0)
+        assert (await one.fetch(epoch=-1)).error_code == 0, "while a state is read that there is by now"
+        await eventually_async(lambda: len(shares) == 0, "all have closed")
+        asyncio.get_running_loop().call_soon(broker.services.disconnects.closed, 1)
+        await Member(broker).fetch(*range(2, 60), 0)
+        await eventually_async(lambda: len(shares) == 0, "all have closed")
+
+    served(tmp_path, story)
+
+
+def test_a_leader_that_is_fenced_says_so_at_once(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        kind = m.ReadShareGroupStateRequest
+        row = kind.ReadStateData.PartitionData(partition=0, leader_epoch=9)
+        topics = [kind.ReadStateData(topic_id=TOPIC, partitions=[row])]
+        await broker.call(READ, 0, kind(version=0, group_id="g", topics=topics))
+        async with asyncio.timeout(5):
+            rows = await Member(broker).rows(0, wait_ms=9_000)
+        assert rows[0].error_code == E.NOT_LEADER_OR_FOLLOWER
+
+    served(tmp_path, story)
+
+
+def test_a_coordinator_that_cannot_be_asked_breaks_nothing(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        topics, one = broker.metadata.topics, Member(broker, "one")
+        states = topics.pop(SHARE_STATE_TOPIC)
+        async with asyncio.timeout(5):
+            assert (await one.rows(0, wait_ms=9_000))[0].error_code == E.UNKNOWN_SERVER_ERROR
+        assert len(broker.services.share_partitions) == 0
+        topics[SHARE_STATE_TOPIC] = states
+        assert await one.taken(0) == [(0, 1, 1)]
+        del topics[SHARE_STATE_TOPIC]
+        assert await one.said(0, 0, 1) == E.UNKNOWN_SERVER_ERROR
+        topics[SHARE_STATE_TOPIC] = states
+        async with asyncio.timeout(5):
+            assert await one.said(0, 0, 1) == 0
+
+    served(tmp_path, story)
+
+
+def test_types_of_more_records_than_a_member_can_have(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 1)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 0, 1)]
+        assert await one.said(0, 49_999, *[1, 2] * 25_000) == E.INVALID_REQUEST
+        assert await one.said(0, 0, 1) == 0
 
     served(tmp_path, story)
 
