@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import fleetlog.wire.messages as m
@@ -305,7 +306,8 @@ class _ShareFetch:
                 continue  # its state is being read
             if size <= 0 or records <= 0:
                 break
-            taken = share.acquire(self.session.owner[1], size, records, whole_batches=self.whole_batches)
+            wanted = partial(work.context.services.share_sessions.holds, session)
+            taken = await share.acquire(session.owner[1], size, records, wanted, whole_batches=self.whole_batches)
             if taken.error is not _NONE:
                 work.refused(place, taken.error)
             elif taken.acquired:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.groups.requests import own_number
-from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange
+from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone
 from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock, TopicInfo
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
@@ -33,7 +36,7 @@ from fleetlog.wire.types import TopicPartition
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
-    from fleetlog.brokers.log import Log
+    from fleetlog.brokers.log import FileSlice, Log
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.replication.partition import Partition
 
@@ -320,33 +323,37 @@ class SharePartition:
 
     # --- acquiring and acknowledging ------------------------------------------------------------------------------
 
-    def acquire(self, member: str, max_bytes: int, most: int, *, whole_batches: bool) -> Taken:
-        """Give the member what it may have now."""
-        window, log = self.window, self.partition.log
-        if window is None:
-            return Taken(self.error)
-        refused = self.partition.may_serve(Serve.LIST_OFFSETS)  # by its lease: a successor knows of other ends
-        if refused is not ErrorCode.NONE:
-            return Taken(refused)
-        now_ms = self.home.clock.mono_ms()
-        if window.log_starts(log.log_start_offset):
-            self.flush()
-        limit = log.last_stable_offset if self.rules.committed_only else log.high_watermark
+    async def acquire(
+        self, member: str, max_bytes: int, most: int, wanted: Callable[[], bool], *, whole_batches: bool
+    ) -> Taken:
+        """Give the member what it may have now, if that is still ``wanted`` when it was read."""
         try:
             for _ in range(MAX_VOID_READS):
+                window, log = self.window, self.partition.log
+                if window is None:
+                    return Taken(self.error)
+                if window.log_starts(log.log_start_offset):
+                    self.flush()
+                limit = log.last_stable_offset if self.rules.committed_only else log.high_watermark
                 offset = max(window.next_offset, log.log_start_offset)
                 if offset >= limit or not window.may_acquire:
                     break
-                read = _Read.of(log, offset, min(max_bytes, READ_BYTES), limit, self.rules.committed_only)
-                if read is None:
+                read = await _Read.of(log, offset, min(max_bytes, READ_BYTES), limit, self)
+                if read is None or not wanted():
                     break
+                if self.window is not window:
+                    return Taken(self.error)
+                refused = self.partition.may_serve(Serve.LIST_OFFSETS)  # by its lease: a successor knows of other ends
+                if refused is not ErrorCode.NONE:
+                    return Taken(refused)
+                now_ms = self.home.clock.mono_ms()
                 got = window.acquire(member, read.span, read.data, most, now_ms, whole_batches=whole_batches)
                 self.arm()
                 if got:
                     self.flush()
                     return Taken(ErrorCode.NONE, read.between(got[0].first, got[-1].last), tuple(got))
-        except OffsetOutOfRange:
-            pass  # the log's start has moved: it is looked at again at the next fetch
+        except (OffsetOutOfRange, SliceGone):
+            pass  # the log's start has moved, or its end: it is looked at again at the next fetch
         except (LogOffline, DiskError):
             return Taken(ErrorCode.KAFKA_STORAGE_ERROR)
         self.flush()
@@ -459,20 +466,22 @@ class _Read(NamedTuple):
     span: tuple[int, int]
 
     @classmethod
-    def of(cls, log: Log, offset: int, max_bytes: int, limit: int, committed_only: bool) -> _Read | None:
-        """What there is from an offset on; None if that is nothing. Raises OffsetOutOfRange, LogOffline, DiskError."""
+    async def of(cls, log: Log, offset: int, max_bytes: int, limit: int, share: SharePartition) -> _Read | None:
+        """What there is from an offset on; None if that is nothing.
+
+        Raises OffsetOutOfRange, SliceGone, LogOffline, DiskError.
+        """
         result = log.reader.read(offset, max_bytes, limit)
         aborted = []
-        if committed_only and result.next_offset > offset:
-            aborted = sorted(
-                (one.first_offset, one.producer_id)
-                for one in log.reader.aborted_transactions(offset, result.next_offset)
-            )
-        chunks = []
-        for piece in result.slices:
-            chunks.append(piece.read())
-            piece.release()
-        run = b"".join(chunks)
+        try:
+            if share.rules.committed_only and result.next_offset > offset:
+                aborted = sorted(
+                    (one.first_offset, one.producer_id)
+                    for one in log.reader.aborted_transactions(offset, result.next_offset)
+                )
+            run = b"".join([await share.home.read(piece) for piece in result.slices])
+        finally:
+            result.release()
         places, data = [], []
         skipped: set[int] = set()
         for position, header in scan(run):
@@ -502,6 +511,7 @@ class SharePartitions:
         self.clock = clock
         self._open: dict[ShareKey, SharePartition] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._disk = ThreadPoolExecutor(1, "share-reads")  # its thread begins with the first use
 
     def __len__(self) -> int:
         return len(self._open)
@@ -509,6 +519,16 @@ class SharePartitions:
     def get(self, key: ShareKey) -> SharePartition | None:
         """The open one."""
         return self._open.get(key)
+
+    async def read(self, piece: FileSlice) -> bytes | bytearray:
+        """The slice's bytes; a thread waits for the disk first if they are not in memory. Raises as the slice does."""
+        place = piece.fileno(), piece.length, piece.position
+        data = read_if_cached(*place)
+        if data is not None:
+            return data
+        with suppress(OSError):  # the slice says it better
+            await asyncio.get_running_loop().run_in_executor(self._disk, os.pread, *place)
+        return piece.read()
 
     def opened(self, key: ShareKey, partition: Partition, rules: ShareRules) -> SharePartition | None:
         """The share partition in the present leader epoch, which may still be read; None if there are too many."""
@@ -570,6 +590,17 @@ class SharePartitions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._disk.shutdown(wait=False, cancel_futures=True)
+
+
+def read_if_cached(fd: int, length: int, position: int) -> bytearray | None:
+    """All these bytes of a file, None if the disk must be waited for, or may have to."""
+    data = bytearray(length)
+    try:
+        count = os.preadv(fd, [data], position, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return data if count == length else None
 
 
 def drop_topic_states(runtime: CoordinatorRuntime[ShareShard], deleted: Iterable[TopicInfo]) -> None:

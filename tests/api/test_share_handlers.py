@@ -24,6 +24,7 @@ from tests.support.stage import offsets_in
 from tests.support.waiting import eventually_async
 
 TOPIC = uuid.uuid5(uuid.NAMESPACE_URL, "t")
+KEY = ShareKey("g", TOPIC.bytes, 0)
 FETCH, ACKNOWLEDGE = 78, 79
 SETTINGS = {"group.share.min.record.lock.duration.ms": "1000", "group.share.max.share.sessions": "2"}
 READ, WRITE, INITIALIZE, DELETE, SUMMARY = 84, 85, 83, 86, 87
@@ -281,7 +282,7 @@ def test_aborted_transactions_and_markers_are_passed_over(tmp_path: Path) -> Non
         assert await one.taken(0) == [(2, 2, 1), (4, 4, 1)]
         assert await one.said(2, 2, 1) == 0
         assert await one.said(4, 4, 1) == 0
-        share = broker.services.share_partitions.get(ShareKey("g", TOPIC.bytes, 0))
+        share = broker.services.share_partitions.get(KEY)
         assert share is not None
         assert share.window.start == 5
 
@@ -422,6 +423,29 @@ def test_types_of_more_records_than_a_member_can_have(tmp_path: Path) -> None:
         assert await one.taken(0) == [(0, 0, 1)]
         assert await one.said(0, 49_999, *[1, 2] * 25_000) == E.INVALID_REQUEST
         assert await one.said(0, 0, 1) == 0
+
+    served(tmp_path, story)
+
+
+def test_a_disk_that_is_waited_for_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page cache can be made cold at will: the probe says that it is."""
+    moved = asyncio.Event()
+
+    def cold(fd: int, length: int, position: int) -> None:
+        asyncio.get_running_loop().call_soon(moved.set)
+
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        one, two = Member(broker, "one"), Member(broker, "two")
+        await one.fetch(0)
+        await eventually_async(lambda: broker.services.share_partitions.get(KEY).window, "the state was read")
+        monkeypatch.setattr(share_partitions, "read_if_cached", cold)
+        reads = asyncio.create_task(one.taken())
+        await moved.wait()
+        assert not reads.done(), "the loop goes on while the disk is waited for"
+        broker.services.disconnects.closed(1)
+        assert await reads == [], "its session has ended since"
+        assert await two.taken(0) == [(0, 1, 1)]
 
     served(tmp_path, story)
 
