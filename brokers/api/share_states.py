@@ -33,26 +33,31 @@ ANSWER_MS = 8_000
 Rendered = Callable[[StateAnswer], dict[str, Any]]
 
 
+Command = Callable[[ShareShard, Now, Ticket], Result]
+
+
 class Asked(NamedTuple):
-    """One share partition of a request: the command, None for what cannot be, and what its answer has."""
+    """One share partition of a request; None for one that cannot be."""
 
     topic_id: Any
-    partition: int
+    row: Any
     key: ShareKey | None
-    command: Callable[[ShareShard, Now, Ticket], Result] | None
 
 
-def _keys(request: Any) -> Iterator[tuple[Any, Any, ShareKey | None]]:
-    """Topic id, row and share partition of each; None for a share partition that cannot be."""
+def _asked(request: Any) -> Iterator[Asked]:
     for topic in request.topics:
         for row in topic.partitions:
             fits = topic.topic_id is not None and row.partition >= 0 and request.group_id
-            yield topic.topic_id, row, ShareKey(request.group_id, topic.topic_id.bytes, row.partition) if fits else None
+            key = ShareKey(request.group_id, topic.topic_id.bytes, row.partition) if fits else None
+            yield Asked(topic.topic_id, row, key)
 
 
-def _answered(asked: list[Asked], context: Context, response: Any, result: Any, render: Rendered) -> Outcome:
-    """Ask the shards, and answer when all have."""
-    services = context.services
+def _answered(
+    request: Any, context: Context, command: Callable[[ShareKey, Any], Command | None], response: Any, result: Any,
+    render: Rendered,
+) -> Outcome:  # fmt: skip
+    """Ask the shards, and answer when all have. ``command`` of a share partition and its row: None if it cannot be."""
+    services, asked = context.services, list(_asked(request))
     error = context.refusal(*CLUSTER_ACTION_CLUSTER)
     if error is ErrorCode.NONE and (not shares_served(context) or services.share_states is None):
         error = ErrorCode.UNSUPPORTED_VERSION
@@ -63,7 +68,10 @@ def _answered(asked: list[Asked], context: Context, response: Any, result: Any, 
             if isinstance(answer, CommandFailed):
                 answer = StateAnswer(answer.error)
             row = result.PartitionResult(
-                partition=one.partition, error_code=int(answer.error), error_message=answer.message, **render(answer)
+                partition=one.row.partition,
+                error_code=int(answer.error),
+                error_message=answer.message,
+                **render(answer),
             )
             topics.setdefault(one.topic_id, []).append(row)
         results = [result(topic_id=topic_id, partitions=some) for topic_id, some in topics.items()]
@@ -75,10 +83,11 @@ def _answered(asked: list[Asked], context: Context, response: Any, result: Any, 
     joined, runtime = JoinedResponse(late, rows, ANSWER_MS), services.share_states
     assert runtime is not None, "it was asked for"
     for index, one in enumerate(asked):
-        if one.key is None or one.command is None:
+        work = command(one.key, one.row) if one.key is not None else None
+        if one.key is None or work is None:
             joined.take(index, StateAnswer(ErrorCode.INVALID_REQUEST))
             continue
-        runtime.submit(coordinator_key(one.key), one.command).on_done(partial(joined.take, index))
+        runtime.submit(coordinator_key(one.key), work).on_done(partial(joined.take, index))
     return joined.outcome()
 
 
@@ -92,19 +101,18 @@ def _nothing(answer: StateAnswer) -> dict[str, Any]:
 def handle_initialize_share_group_state(request: InitializeShareGroupStateRequest, context: Context) -> Outcome:
     """InitializeShareGroupState v0: a new state epoch with its start."""
 
-    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result]:
+    def command(key: ShareKey, row: Any) -> Command:
         return lambda shard, now, ticket: shard.initialize(key, row.state_epoch, row.start_offset, now, ticket)
 
-    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
     kind = m.InitializeShareGroupStateResponse
-    return _answered(asked, context, kind, kind.InitializeStateResult, _nothing)
+    return _answered(request, context, command, kind, kind.InitializeStateResult, _nothing)
 
 
 @Row(api_keys.READ_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
 def handle_read_share_group_state(request: ReadShareGroupStateRequest, context: Context) -> Outcome:
     """ReadShareGroupState v0: the state, for the leader of an epoch; earlier ones are fenced."""
 
-    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result]:
+    def command(key: ShareKey, row: Any) -> Command:
         return lambda shard, now, ticket: shard.read(key, row.leader_epoch, now, ticket)
 
     kind = m.ReadShareGroupStateResponse
@@ -120,15 +128,14 @@ def handle_read_share_group_state(request: ReadShareGroupStateRequest, context: 
         ]
         return {"state_epoch": state.state_epoch, "start_offset": state.start, "state_batches": batches}
 
-    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
-    return _answered(asked, context, kind, result, render)
+    return _answered(request, context, command, kind, result, render)
 
 
 @Row(api_keys.WRITE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
 def handle_write_share_group_state(request: WriteShareGroupStateRequest, context: Context) -> Outcome:
     """WriteShareGroupState v0-v1: what has changed of a share partition."""
 
-    def command(key: ShareKey, row: Any) -> Callable[[ShareShard, Now, Ticket], Result] | None:
+    def command(key: ShareKey, row: Any) -> Command | None:
         states = {int(state): state for state in RecordState}
         if any(batch.delivery_state not in states for batch in row.state_batches):
             return None
@@ -140,21 +147,19 @@ def handle_write_share_group_state(request: WriteShareGroupStateRequest, context
         write = ShareWrite(key, row.state_epoch, row.leader_epoch, row.start_offset, complete, batches)
         return lambda shard, now, ticket: shard.write(write, now, ticket)
 
-    asked = [Asked(t, row.partition, key, command(key, row) if key else None) for t, row, key in _keys(request)]
     kind = m.WriteShareGroupStateResponse
-    return _answered(asked, context, kind, kind.WriteStateResult, _nothing)
+    return _answered(request, context, command, kind, kind.WriteStateResult, _nothing)
 
 
 @Row(api_keys.DELETE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
 def handle_delete_share_group_state(request: DeleteShareGroupStateRequest, context: Context) -> Outcome:
     """DeleteShareGroupState v0: the group or the topic is gone."""
 
-    def command(key: ShareKey) -> Callable[[ShareShard, Now, Ticket], Result]:
+    def command(key: ShareKey, row: Any) -> Command:
         return lambda shard, now, ticket: shard.delete(key, now, ticket)
 
-    asked = [Asked(t, row.partition, key, command(key) if key else None) for t, row, key in _keys(request)]
     kind = m.DeleteShareGroupStateResponse
-    return _answered(asked, context, kind, kind.DeleteStateResult, _nothing)
+    return _answered(request, context, command, kind, kind.DeleteStateResult, _nothing)
 
 
 @Row(
@@ -164,7 +169,7 @@ def handle_delete_share_group_state(request: DeleteShareGroupStateRequest, conte
 def handle_read_share_group_state_summary(request: ReadShareGroupStateSummaryRequest, context: Context) -> Outcome:
     """ReadShareGroupStateSummary v0-v1: how far a group is, for those who do not lead the partition."""
 
-    def command(key: ShareKey) -> Callable[[ShareShard, Now, Ticket], Result]:
+    def command(key: ShareKey, row: Any) -> Command:
         return lambda shard, now, ticket: Result(response=StateAnswer(ErrorCode.NONE, shard.summary(key)))
 
     def render(answer: StateAnswer) -> dict[str, Any]:
@@ -176,6 +181,5 @@ def handle_read_share_group_state_summary(request: ReadShareGroupStateSummaryReq
             "delivery_complete_count": state.complete,
         }
 
-    asked = [Asked(t, row.partition, key, command(key) if key else None) for t, row, key in _keys(request)]
     kind = m.ReadShareGroupStateSummaryResponse
-    return _answered(asked, context, kind, kind.ReadStateSummaryResult, render)
+    return _answered(request, context, command, kind, kind.ReadStateSummaryResult, render)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -446,6 +447,27 @@ def test_a_disk_that_is_waited_for_holds_nobody(tmp_path: Path, monkeypatch: pyt
         broker.services.disconnects.closed(1)
         assert await reads == [], "its session has ended since"
         assert await two.taken(0) == [(0, 1, 1)]
+
+    served(tmp_path, story)
+
+
+def test_who_may_not_act_for_the_cluster_has_nothing_looked_at(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        denies = SimpleNamespace(allows=lambda *asked: False, verdicts={})
+        broker.services.access = Access(denies)  # type: ignore[arg-type]
+        kind = m.WriteShareGroupStateRequest
+        data = kind.WriteStateData.PartitionData
+        batch = data.StateBatch(first_offset=5, last_offset=6, delivery_state=2, delivery_count=1)
+        row = data(partition=0, state_epoch=0, leader_epoch=0, start_offset=0, state_batches=[batch] * 200_000)
+        request = kind(version=0, group_id="g", topics=[kind.WriteStateData(topic_id=TOPIC, partitions=[row])])
+        tracemalloc.start()
+        try:
+            answer = await broker.outcome(WRITE, 0, request)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert answer.results[0].partitions[0].error_code == E.CLUSTER_AUTHORIZATION_FAILED
+        assert most < 1 << 20, "its batches were not taken over"
 
     served(tmp_path, story)
 
