@@ -11,7 +11,7 @@ from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import READ_GROUP, READ_TOPIC
-from fleetlog.brokers.api.base import Context, Done, in_task, unfit
+from fleetlog.brokers.api.base import ClientGone, Context, Done, in_task, unfit
 from fleetlog.brokers.api.groups import bad_group_id
 from fleetlog.brokers.api.leaders import current_leader, endpoints_of
 from fleetlog.brokers.api.rows import Row
@@ -188,7 +188,11 @@ def _session(owner: Owner, epoch: int, context: Context) -> ShareSession:
 
 
 def _watch(owner: Owner, context: Context) -> None:
+    """The session ends with the connection. Raises ClientGone."""
     sessions, connection_id = context.services.share_sessions, context.connection.id
+    if context.gone():  # before this task began: nobody would tell
+        sessions.disconnected(owner, connection_id)
+        raise ClientGone
     context.services.disconnects.watch(connection_id, owner, lambda: sessions.disconnected(owner, connection_id))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import GROUP, Access
+from fleetlog.brokers.api.base import ClientGone
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC, SHARE_STATE_TOPIC
@@ -447,6 +448,19 @@ def test_a_disk_that_is_waited_for_holds_nobody(tmp_path: Path, monkeypatch: pyt
         broker.services.disconnects.closed(1)
         assert await reads == [], "its session has ended since"
         assert await two.taken(0) == [(0, 1, 1)]
+
+    served(tmp_path, story)
+
+
+def test_a_connection_that_has_closed_leaves_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 1)
+        context = broker.context(FETCH, 2)
+        context.source = SimpleNamespace(closed=True)  # type: ignore[assignment]
+        monkeypatch.setattr(broker, "context", lambda key, version: context)
+        with pytest.raises(ClientGone):
+            await Member(broker).fetch(0)
+        assert len(broker.services.share_sessions) == 0
 
     served(tmp_path, story)
 
