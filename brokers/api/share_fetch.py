@@ -310,7 +310,7 @@ class _ShareFetch:
                 continue  # its state is being read
             if size <= 0 or records <= 0:
                 break
-            wanted = partial(work.context.services.share_sessions.holds, session)
+            wanted = partial(session.reads, place, share)
             taken = await share.acquire(session.owner[1], size, records, wanted, whole_batches=self.whole_batches)
             if taken.error is not _NONE:
                 work.refused(place, taken.error)

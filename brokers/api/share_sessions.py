@@ -43,6 +43,10 @@ class ShareSession:
         if self.waiter is not None:
             self.waiter()
 
+    def reads(self, place: Place, share: SharePartition) -> bool:
+        """Whether it has not ended, nor forgotten this share partition."""
+        return self.shares.get(place) is share
+
     def hold(self, place: Place, share: SharePartition) -> None:
         """It reads this share partition, and hears of it."""
         before = self.shares.get(place)

@@ -58,7 +58,11 @@ DELETED_TOGETHER = 50
 MAX_VOID_READS = 16
 """Reads in a row that have no record for the group."""
 ABORT_MARKER = 0
-_FENCED = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+_FENCED = (
+    ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNSUPPORTED_VERSION,
+)  # fmt: skip
+"""This leader persists nothing any more; the last one: the fleet has finalized that it serves no share groups."""
 
 
 class ShareRules(NamedTuple):

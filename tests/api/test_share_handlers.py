@@ -18,6 +18,7 @@ from fleetlog.brokers.api.base import ClientGone
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC, SHARE_STATE_TOPIC
+from fleetlog.brokers.shares.coordinator import StateAnswer
 from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker, play
@@ -461,6 +462,24 @@ def test_a_connection_that_has_closed_leaves_no_session(tmp_path: Path, monkeypa
         with pytest.raises(ClientGone):
             await Member(broker).fetch(0)
         assert len(broker.services.share_sessions) == 0
+
+    served(tmp_path, story)
+
+
+def test_a_fleet_that_serves_no_share_groups_any_more_is_not_asked_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(write: object) -> StateAnswer:
+        return StateAnswer(E.UNSUPPORTED_VERSION)
+
+    async def story(broker: Broker) -> None:
+        shares = broker.services.share_partitions
+        broker.append("t", 1)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 0, 1)]
+        monkeypatch.setattr(shares.states, "write", refused)
+        broker.services.disconnects.closed(1)
+        await eventually_async(lambda: len(shares) == 0, "it has closed", 5)
 
     served(tmp_path, story)
 
