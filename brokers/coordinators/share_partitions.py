@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.groups.requests import own_number
-from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone
+from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone, read_if_cached, read_in
 from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock, TopicInfo
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
@@ -253,8 +252,8 @@ class SharePartition:
         try:
             if fresh:
                 state = state._replace(start=await self._first_start())
-            if self.error is not ErrorCode.NONE:
-                return
+            if self.home.get(self.key) is not self:
+                return  # it has closed meanwhile
             self.window = Window(state, self.rules.limits, fresh=fresh)
         except (ValueError, LogOffline, DiskError) as problem:
             logger.error("the share partition %s cannot be opened: %s", coordinator_key(self.key)[:200], problem)
@@ -356,6 +355,7 @@ class SharePartition:
                 if got:
                     self.flush()
                     return Taken(ErrorCode.NONE, read.between(got[0].first, got[-1].last), tuple(got))
+                await asyncio.sleep(0)
         except (OffsetOutOfRange, SliceGone):
             pass  # the log's start has moved, or its end: it is looked at again at the next fetch
         except (LogOffline, DiskError):
@@ -531,7 +531,7 @@ class SharePartitions:
         if data is not None:
             return data
         with suppress(OSError):  # the slice says it better
-            await asyncio.get_running_loop().run_in_executor(self._disk, os.pread, *place)
+            await asyncio.get_running_loop().run_in_executor(self._disk, read_in, *place)
         return piece.read()
 
     def opened(self, key: ShareKey, partition: Partition, rules: ShareRules) -> SharePartition | None:
@@ -595,16 +595,6 @@ class SharePartitions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._disk.shutdown(wait=False, cancel_futures=True)
-
-
-def read_if_cached(fd: int, length: int, position: int) -> bytearray | None:
-    """All these bytes of a file, None if the disk must be waited for, or may have to."""
-    data = bytearray(length)
-    try:
-        count = os.preadv(fd, [data], position, os.RWF_NOWAIT)
-    except OSError:
-        return None
-    return data if count == length else None
 
 
 def drop_topic_states(runtime: CoordinatorRuntime[ShareShard], deleted: Iterable[TopicInfo]) -> None:

@@ -19,7 +19,7 @@ from fleetlog.brokers.log.disk.failures import (
     SliceGone,
     StoreRefused,
 )
-from fleetlog.brokers.log.disk.files import DiskPort, RealDisk
+from fleetlog.brokers.log.disk.files import DiskPort, RealDisk, read_if_cached, read_in
 from fleetlog.brokers.log.log import Log
 from fleetlog.brokers.log.producers.entries import ProducerEntry
 from fleetlog.brokers.log.producers.state import Origin, ProducerState, VerificationGuard
@@ -58,4 +58,6 @@ __all__ = [
     "Terms",
     "VerificationGuard",
     "guards_of",
+    "read_if_cached",
+    "read_in",
 ]

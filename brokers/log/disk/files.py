@@ -613,3 +613,18 @@ class RealDisk:
 
     def lock(self, path: str) -> DiskLock:
         return RealLock(path)
+
+
+def read_if_cached(fd: int, length: int, position: int) -> bytearray | None:
+    """All these bytes of a file; None if the disk must be waited for, or may have to."""
+    data = bytearray(length)
+    try:
+        count = os.preadv(fd, [data], position, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return data if count == length else None
+
+
+def read_in(fd: int, length: int, position: int) -> None:
+    """Bring them into memory, in a thread that may wait. Raises OSError."""
+    os.pread(fd, length, position)
