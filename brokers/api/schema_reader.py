@@ -54,7 +54,7 @@ class CannotRead(Exception):
 
 
 class Version(NamedTuple):
-    """What is kept of a version of a subject; ``names`` are those that its schema has, if they are wanted."""
+    """What is kept of a version of a subject; ``names``: those of its schema with which the subject ends, if wanted."""
 
     id: bytes
     guid: bytes
@@ -87,7 +87,8 @@ class SchemaRows:
             self._drop(subject, version)
             if value is not None and self.count < VERSIONS_MAX:
                 schema = json.loads(value)
-                names = names_of(schema.get("schemaType") or "AVRO", schema["schema"]) if by_name else ()
+                kind = schema.get("schemaType") or "AVRO"
+                names = set(filter(subject.endswith, names_of(kind, schema["schema"], len(subject)))) if by_name else ()
                 number = int(schema["id"]).to_bytes(4, "big")
                 more = [
                     one if one and isinstance(one, dict) else None for one in map(schema.get, ("metadata", "ruleSet"))
@@ -124,16 +125,19 @@ class SchemaRows:
                 yield from (one for one in rows.values() if name in one.names)
 
 
-_PROTOBUF_WORDS = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\w.]+|[{};]", re.DOTALL)
+_PROTOBUF_WORDS = re.compile(
+    r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\w.]+|[{};]", re.DOTALL
+)
 
 
-def names_of(kind: str, text: str) -> Iterator[str]:
+def names_of(kind: str, text: str, most: int) -> Iterator[str]:
     """The names by which serializers may call a schema: an Avro record's, a JSON Schema's title, Protobuf's messages'.
 
-    Raises ValueError for what is no JSON.
+    Of messages only those of at most so many characters: each has the names of those around it. Raises ValueError for
+    what is no JSON.
     """
     if kind == "PROTOBUF":
-        yield from _messages_of(text)
+        yield from _messages_of(text, most)
         return
     schema = json.loads(text)
     if kind == "JSON":
@@ -150,10 +154,11 @@ def names_of(kind: str, text: str) -> Iterator[str]:
         yield schema
 
 
-def _messages_of(text: str) -> Iterator[str]:
-    """Full names of all messages, those in messages, too, as far as words and braces tell."""
+def _messages_of(text: str, most: int) -> Iterator[str]:
+    """Full names of all messages, those in messages, too, as far as words and braces tell, if they are short enough."""
     words = [word for word in _PROTOBUF_WORDS.findall(text) if word[:2] not in ("//", "/*") and word[0] not in "\"'"]
     package, within, opening = "", list[str](), ""
+    size = 0  # of the names in ``within``, each with a character that divides it from the next one
     for before, word in zip(["", *words], words, strict=False):
         if before == "package" and not within:
             package = f"{word}."
@@ -161,11 +166,12 @@ def _messages_of(text: str) -> Iterator[str]:
             opening = word
         elif word == "{":
             within.append(opening)
-            if opening:
+            size += len(opening) + 1
+            if opening and len(package) + size - 1 <= most:
                 yield package + ".".join(within)
             opening = ""
         elif word == "}" and within:
-            within.pop()
+            size -= len(within.pop()) + 1
 
 
 class _Chunk(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 from uuid import UUID
 
@@ -93,10 +94,23 @@ def test_subjects_by_the_names_of_records() -> None:
         ("JSON", "true", []),
         ("PROTOBUF", PROTO, ["shop.v1.Order", "shop.v1.Order.Line", "shop.v1.Empty"]),
         ("PROTOBUF", "message A { message B {} } message C {}", ["A", "A.B", "C"]),
+        ("PROTOBUF", "message A {} " + "/*" * 300_000, ["A"]),  # another registry may have taken it
     ],
 )
 def test_names_of_a_schema(kind: str, text: str, names: list[str]) -> None:
-    assert list(names_of(kind, text)) == names
+    assert list(names_of(kind, text, 1000)) == names
+
+
+def test_names_of_messages_in_a_message_with_a_long_name_cost_no_more_than_the_schema() -> None:
+    rows, inner = SchemaRows([NAMED]), "".join(f"message M{number} {{}} " for number in range(10_000))
+    long = f"message {'L' * 300_000} {{ {inner} }} message Order {{}}"
+    tracemalloc.start()
+    try:
+        rows.apply(key("Order"), value(7, long, schemaType="PROTOBUF"))
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    assert ids(rows, NAMED) == [7]
 
 
 @pytest.mark.parametrize(
