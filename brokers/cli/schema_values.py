@@ -389,26 +389,28 @@ class SchemaRegistry:
         return known
 
     def id_of(self, guid: str) -> int:
-        """The id of the schema with that content; of several contexts' the default one's. Raises SchemaProblem."""
+        """The id of the schema with that content in the default context, in which ids are asked for. Raises
+        SchemaProblem."""
         known = self.kept_guid(guid)
         if known is not None:
             return known
         about = f"schema {guid}"
         try:
             rows = self._answer(about, "schemas", "guids", guid, "ids", kind=list)
-            numbers = sorted((row["context"] != DEFAULT_CONTEXT, row["id"]) for row in rows)
-            if not numbers or not isinstance(numbers[0][1], int) or not 0 <= numbers[0][1] < 2**32:
-                raise SchemaProblem(f"the registry has no {about}", unknown=True)
+            numbers = sorted(row["id"] for row in rows if row["context"] == DEFAULT_CONTEXT)
+            if not numbers or not isinstance(numbers[0], int) or not 0 <= numbers[0] < 2**32:
+                where = " in the default context" if rows else ""
+                raise SchemaProblem(f"the registry has no {about}{where}", unknown=True)
         except (TypeError, LookupError):
             raise SchemaProblem(f"the registry's answer for {about} is not one") from None
         except SchemaProblem as problem:
             self._fail(guid, problem)
             raise
         with self._lock:
-            self._by_guid[guid] = numbers[0][1]
+            self._by_guid[guid] = int(numbers[0])
             while len(self._by_guid) > SCHEMAS_KEPT:
                 self._by_guid.popitem(last=False)
-        return int(numbers[0][1])
+        return int(numbers[0])
 
     def _fail(self, key: int | str, problem: SchemaProblem) -> None:
         """Keep for a moment that there is no such schema."""

@@ -140,6 +140,20 @@ def test_a_header_leads_to_the_schema(registry: FakeRegistry) -> None:
     assert registry.calls[f"/schemas/guids/{unknown}/ids"] == 1
 
 
+def test_a_schema_of_another_context_is_not_taken_for_that_with_its_id_in_this_one(registry: FakeRegistry) -> None:
+    told: list[str] = []
+    guid = UUID(int=9)
+    registry.guids[str(guid)] = -1
+    assert registry.add("a", '"string"') == 1, "it has the id that the other one has in its context"
+    given = record(b"\6abc")
+    given.headers = [("__value_schema_id", b"\1" + guid.bytes)]
+    shown = RecordDecoding("auto", "auto", SchemaRegistry(registry.url), told.append).seen(given).as_shown
+    assert shown.value == b"\6abc"
+    assert [line.partition("bytes: ")[2] for line in told] == [
+        f"the registry has no schema {guid} in the default context"
+    ]
+
+
 def test_bytes_that_begin_so_by_chance_do_not_ask_for_ever(registry: FakeRegistry) -> None:
     told: list[str] = []
     decoding = RecordDecoding("auto", "auto", SchemaRegistry(registry.url), told.append)

@@ -21,6 +21,7 @@ class FakeRegistry:
         self.serialized: dict[int, str] = {}
         self.references: dict[int, list[dict[str, Any]]] = {}
         self.guids: dict[str, int] = {}
+        """Ids in the default context; -1: the schema is in another one alone, there with the id 1."""
         self.broken = 0
         self._user = user
         registry = self
@@ -76,7 +77,8 @@ class FakeRegistry:
             more: dict[str, Any] = {} if kind == "AVRO" else {"schemaType": kind}
             return 200, {"schema": text, **more, **self._referring(int(parts[2]))}
         if parts[:2] == ["schemas", "guids"] and parts[2] in self.guids:
-            return 200, [{"context": ":.other:", "id": 99}, {"context": ".", "id": self.guids[parts[2]]}]
+            number = self.guids[parts[2]]
+            return 200, [{"context": ":.other:", "id": 1}, *([{"context": ".", "id": number}] if number >= 0 else [])]
         if parts[0] == "subjects" and body is not None:
             return 200, {"id": self.add(parts[1], body["schema"], body.get("schemaType", "AVRO"))}
         if parts[0] == "subjects" and parts[1] in self.subjects:
