@@ -288,7 +288,10 @@ class Console:
 
     def sent_to(self, path: str) -> RedirectResponse:
         """To another page of this fleet; the path is one as at the root, or a whole one."""
-        return RedirectResponse(path if path.startswith(f"{FLEETS}/") else self.below + path, 303)
+        return RedirectResponse(self._whole(path), 303)
+
+    def _whole(self, path: str) -> str:
+        return path if path.startswith(f"{FLEETS}/") else self.below + path
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 
@@ -493,7 +496,8 @@ class Console:
             logger.warning("login refused: %s", error)
             return self._login_page(request, visitor, "/", error)
         session = self.sessions.begin(returned.login, returned.lasts_s)
-        response = self.render(request, session, "continue.html", {"next": local_path(returned.onward)})
+        onward = self._whole(local_path(returned.onward))  # a refresh is no address that render knows
+        response = self.render(request, session, "continue.html", {"next": onward})
         response.delete_cookie(LOGIN_COOKIE, path=self.below + CALLBACK)
         return response
 
@@ -573,8 +577,9 @@ def _address(request: Request) -> str:
 
 
 def _twin(request: Request) -> str:
-    """The address of the page's JSON twin."""
-    return str(request.url.include_query_params(format="json").replace(scheme="", netloc=""))
+    """The address of the page's JSON twin, on this host also where the path begins as another one's would."""
+    url = request.url.include_query_params(format="json")
+    return f"/{quote(url.path.lstrip('/'))}?{url.query}"
 
 
 def _with_params(path: str, query: Mapping[str, str], **changed: str) -> str:

@@ -126,3 +126,17 @@ class Visitor:
 def log_in(visitor: Visitor, user: str, password: str, onward: str = "/topics") -> Got:
     token = visitor.token(visitor.page(f"/login?next={onward}"))
     return visitor.post(f"/login?next={onward}", {"form_token": token, "user": user, "password": password})
+
+
+def sent_back(address: str) -> str:
+    """Where the issuer sends a browser that comes to that address."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=30)
+    try:
+        connection.request("GET", f"{parts.path}?{parts.query}")
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 302
+        return str(answer.headers["Location"])
+    finally:
+        connection.close()

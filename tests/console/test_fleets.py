@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -17,8 +18,9 @@ from click.testing import CliRunner
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.console.web import NAVIGATION
 from tests.cli.shell import Shell
-from tests.console.served import Served, Visitor, log_in, scram_config
+from tests.console.served import Served, Visitor, log_in, scram_config, sent_back
 from tests.support.fleet import Fleet
+from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer
 from tests.support.schema_registry import FakeRegistry
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER
 from tests.support.waiting import eventually
@@ -147,6 +149,34 @@ def test_each_fleet_has_its_logins(guarded: Fleet, profiles: None, tmp_path: Pat
         assert visitor.get("/topics").status == 200
         refused = Visitor(console).get(f"{below}/topics", Accept="application/json")
         assert (refused.status, refused.value["error"]) == (401, f"log in first, by {below}/login")
+    finally:
+        assert console.close() == 0
+
+
+def test_a_login_at_an_issuer_leads_back_to_its_fleet(
+    guarded: Fleet, profiles: None, issuer: Issuer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(CLIENT_SECRET)
+    console = Served(
+        guarded.bootstrap, "--login", "OAUTHBEARER", "--command-config", str(scram_config(tmp_path)),
+        "--oidc-issuer", issuer.url, "--oidc-client-id", CLIENT_ID, "--oidc-client-secret-file", str(secret),
+        "--fleet", "guarded",
+    )  # fmt: skip
+    try:
+        visitor, below = Visitor(console), "/fleets/guarded"
+        issuer.user = "alice"
+        for onward, place in (
+            ("", f"{below}/"),
+            ("?next=/topics", f"{below}/topics"),
+            (f"?next={below}/x", f"{below}/x"),
+        ):
+            begun = visitor.get(f"{below}/login/oidc{onward}")
+            callback = urlsplit(sent_back(begun.headers["location"]))
+            assert callback.path.startswith(f"{below}/")
+            page = visitor.page(f"{callback.path}?{callback.query}")
+            assert f'content="0; url={place}"' in page
+            assert f'<a href="{place}">Go on</a>' in page
     finally:
         assert console.close() == 0
 

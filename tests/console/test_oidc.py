@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -18,7 +17,7 @@ from fleetlog.brokers.console.asking import PageError
 from fleetlog.brokers.console.logins import BrowserSessions
 from fleetlog.brokers.console.oidc import LOGIN_S, IssuerError, IssuerOptions, OidcLogin
 from tests.cli.shell import Shell
-from tests.console.served import Served, Visitor, scram_config
+from tests.console.served import Served, Visitor, scram_config, sent_back
 from tests.support.fleet import Fleet
 from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer
 from tests.support.ports import free_port
@@ -36,20 +35,6 @@ def own_issuer() -> Iterator[Issuer]:
 def login_at(issuer: Issuer, now_s: list[float] | None = None) -> OidcLogin:
     options = IssuerOptions(issuer.url, CLIENT_ID, CLIENT_SECRET, "openid")
     return OidcLogin(options, lambda: now_s[0]) if now_s is not None else OidcLogin(options)
-
-
-def sent_back(address: str) -> str:
-    """Where the issuer sends a browser that comes to that address."""
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=30)
-    try:
-        connection.request("GET", f"{parts.path}?{parts.query}")
-        answer = connection.getresponse()
-        answer.read()
-        assert answer.status == 302
-        return str(answer.headers["Location"])
-    finally:
-        connection.close()
 
 
 def params_of(address: str) -> dict[str, str]:

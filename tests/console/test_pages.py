@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -269,6 +271,14 @@ def test_what_is_not_there_is_said_in_both_forms(visitor: Visitor) -> None:
         assert "<script>" not in got.text
         assert visitor.get(path, Accept="application/json").value["status"] == 404
     assert visitor.get("/topics?start=x").status == 400
+
+
+def test_no_address_of_a_page_that_is_not_there_leads_to_another_host(visitor: Visitor) -> None:
+    for path in ("//evil.example/", "/%2Fevil.example/", "/%5Cevil.example/", "/%09/evil.example/"):
+        got = visitor.get(path)
+        addresses = [unescape(one) for one in re.findall(r'(?:href|action)="([^"]*)"', got.text)]
+        assert any("format=json" in one for one in addresses), path
+        assert not [one for one in addresses if re.match(r"/[/\\\s]", one)], path
 
 
 def test_headers_are_strict_and_static_files_are_there(visitor: Visitor) -> None:
