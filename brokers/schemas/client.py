@@ -213,6 +213,9 @@ def schema_of_model(place: str) -> dict[str, Any]:
     if not module or not colon or not path:
         raise click.UsageError(f"{place!r} is not MODULE:CLASS, as in shop.models:Order")
     need_packages("a model needs", ("pydantic",), "models")
+    from pydantic import TypeAdapter  # before modules of this directory can stand in for its own
+    from pydantic.errors import PydanticUserError
+
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -222,13 +225,13 @@ def schema_of_model(place: str) -> dict[str, Any]:
         raise CliError(f"{place} cannot be imported: {type(problem).__name__}: {problem}") from None
     if not isinstance(model, type):
         raise CliError(f"{place} is no class")
-    from pydantic import TypeAdapter
-    from pydantic.errors import PydanticUserError
-
     try:
         schema = TypeAdapter(model).json_schema()
+        json.dumps(schema, allow_nan=False)
     except PydanticUserError as problem:
         raise CliError(f"{place} has no JSON Schema: {problem.message}") from None
+    except Exception as problem:  # also of the model's own code, or a default that JSON does not have
+        raise CliError(f"{place} has no JSON Schema: {type(problem).__name__}: {problem}") from None
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

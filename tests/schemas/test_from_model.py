@@ -33,6 +33,12 @@ class Order(BaseModel):
     class Inner:
         pass
 
+class Endless(BaseModel):
+    most: float = float("inf")
+
+class Failing(BaseModel):
+    model_config = {"json_schema_extra": lambda schema: 1 / 0}
+
 number = 1
 '''
 
@@ -82,6 +88,8 @@ def test_a_models_schema_is_registered(registry: FakeRegistry) -> None:
         ("broken_models:X", 1, "cannot be imported: ZeroDivisionError"),
         ("shop_models:number", 1, "is no class"),
         ("shop_models:Order.Inner", 1, "has no JSON Schema"),
+        ("shop_models:Failing", 1, "shop_models:Failing has no JSON Schema: ZeroDivisionError: division by zero"),
+        ("shop_models:Endless", 1, "shop_models:Endless has no JSON Schema: ValueError: Out of range float values"),
     ],
 )
 def test_what_is_no_model_is_told_in_a_sentence(registry: FakeRegistry, place: str, code: int, told: str) -> None:
