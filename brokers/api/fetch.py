@@ -145,8 +145,12 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
 
 
 def _note_fetches(request: FetchRequest, context: Context, fetches: Fetches) -> None:
-    """For administrators: what a consumer's connection reads."""
+    """For administrators: what a consumer's connection reads, but not names of topics that are none: they may be long,
+    and the connection keeps them while it is idle."""
     if context.source is not None and request.replica_id < 0:
+        if len(fetches) > 1 and not isinstance(fetches, dict):
+            topics = context.services.metadata.topics
+            fetches = [part for part in fetches if part.topic is None or part.topic in topics]
         context.source.fetches = fetches
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -17,7 +18,7 @@ from fleetlog.brokers.api import fetch_answers, fetch_sessions
 from fleetlog.brokers.api.base import Done
 from fleetlog.brokers.api.fetch import handle_fetch
 from fleetlog.brokers.api.fetch_reads import PartitionReader
-from fleetlog.brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
+from fleetlog.brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner, partitions_read
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.wire.errors import ErrorCode
 from tests.support.draw import examples
@@ -872,3 +873,13 @@ def test_no_follower_waits_though_the_log_start_moved(kind: type[Sessions], plac
 
 TestSessionsInSlices = SessionsInSlices.TestCase
 TestSessionsInSlices.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+
+
+def test_a_connection_keeps_no_names_of_topics_that_are_none(stage: Stage) -> None:
+    stage.topic("t", 2)
+    context = stage.context(1, 12)
+    context.source = source = cast("Any", SimpleNamespace(fetches=(), meter=None))
+    strange = [part("n" * 30_000 + str(number), 0) for number in range(200)]
+    stage.made(handle_fetch(request(part("t", 0), *strange, part("t", 0, 1)), context))
+    assert partitions_read(source.fetches, "t", None) == [0, 1]
+    assert len(source.fetches) == 2
