@@ -14,6 +14,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fleetlog._native.batch import HEADER_SIZE, CorruptBatch, Record, decode_records, scan, validate_batch
@@ -222,14 +223,18 @@ class SchemaReader:
 
     def watch(self, metrics: Metrics) -> None:
         """Show what the checks of this broker did, and how old is what they know."""
-        counts = self._known.counts
+
+        def of_topics(count: str) -> dict[tuple[str, ...], float]:
+            counts, topics = self._known.counts, self._services.metadata.topics
+            return {(topic,): float(getattr(row, count)) for topic, row in counts.items() if topic in topics}
+
         metrics.watch_counters(
             "fleetlog_schema_refused_records", "Records refused for their schemas.", ("topic",),
-            lambda: {(topic,): float(row.refused_records) for topic, row in counts.items()},
+            partial(of_topics, "refused_records"),
         )  # fmt: skip
         metrics.watch_counters(
             "fleetlog_schema_waiting_batches", "Batches sent back until it is known whether their schemas exist.",
-            ("topic",), lambda: {(topic,): float(row.waiting_batches) for topic, row in counts.items()},
+            ("topic",), partial(of_topics, "waiting_batches"),
         )  # fmt: skip
         metrics.watch(
             "fleetlog_schema_age_seconds", "How long ago _schemas was read to its end; 0 if no topic here asks for it.",

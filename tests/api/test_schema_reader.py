@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaRows, names_of
-from fleetlog.brokers.log.door import Want
+from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaReader, SchemaRows, names_of
+from fleetlog.brokers.log.door import DoorCounts, Want
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.schemas.registry import RegistryState
+from tests.support.stage import Stage
 
 ORDERS, NAMED, OF_ORDERS = Want("orders-value"), Want("", of_records=True), Want("orders-", of_records=True)
 PROTO = """
@@ -148,3 +151,16 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in range(4):
         rows.apply(key("orders-value", version), value(version))
     assert ids(rows, ORDERS) == [0, 1]
+
+
+def test_a_topic_that_is_deleted_has_no_series(tmp_path: Path) -> None:
+    stage, metrics = Stage(tmp_path), Metrics()
+    known = stage.logs.schemas
+    reader = SchemaReader(stage.services, known, connect=lambda: cast("Any", None), start=lambda work: work.close())
+    reader.watch(metrics)
+    stage.topic("orders")
+    for topic in ("orders", "gone"):
+        known.counts[topic] = DoorCounts(refused_records=3)
+    assert [line for line in metrics.render().decode().splitlines() if line.startswith("fleetlog_schema_refused")] == [
+        'fleetlog_schema_refused_records_total{topic="orders"} 3.0'
+    ]
