@@ -49,6 +49,17 @@ class Schema(NamedTuple):
     references: tuple[str, ...] = ()
 
 
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to the same server alone: a login is sent to the address that is named and to no other one."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """By urllib. Raises RegistryError."""
+        here, there = (urllib.parse.urlsplit(url)[:2] for url in (req.full_url, newurl))
+        if here != there:
+            raise RegistryError(f"{req.full_url}: it leads to {newurl}; name the registry's address itself")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 class Registry:
     """One registry. ``settings``: those of `REGISTRY_SETTINGS`. Raises OptionError."""
 
@@ -68,9 +79,10 @@ class Registry:
         elif given.get(TOKEN):
             self._headers["Authorization"] = f"Bearer {given[TOKEN]}"
         try:
-            self._tls = ssl.create_default_context(cafile=given.get(AUTHORITIES) or None)
+            tls = ssl.create_default_context(cafile=given.get(AUTHORITIES) or None)
         except OSError as problem:
             raise OptionError(f"setting {AUTHORITIES} of a registry: {given[AUTHORITIES]}: {problem}") from None
+        self._opener = urllib.request.build_opener(_SameServer(), urllib.request.HTTPSHandler(context=tls))
         self._by_id: dict[int, Schema] = {}
 
     def schema(self, number: int) -> Schema:
@@ -123,7 +135,7 @@ class Registry:
         request = urllib.request.Request(self._url + path, data, self._headers, method=method)
         for left in reversed(range(ATTEMPTS)):
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:
+                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                     return json.loads(answer.read(MOST_BYTES))
             except urllib.error.HTTPError as problem:
                 text = problem.read(2000).decode(errors="replace")

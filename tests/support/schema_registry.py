@@ -23,6 +23,8 @@ class FakeRegistry:
         self.guids: dict[str, int] = {}
         """Ids in the default context; -1: the schema is in another one alone, there with the id 1."""
         self.broken = 0
+        self.leads_to = ""
+        """Another address, to which it sends everybody."""
         self._user = user
         registry = self
 
@@ -36,8 +38,11 @@ class FakeRegistry:
             def answer(self, body: Any) -> None:
                 registry.calls[self.path] += 1
                 code, found = registry.handle(self.path, body, self.headers.get("Authorization", ""))
+                code = 302 if registry.leads_to else code
                 data = json.dumps(found).encode()
                 self.send_response(code)
+                if registry.leads_to:
+                    self.send_header("Location", registry.leads_to + self.path)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)

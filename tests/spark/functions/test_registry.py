@@ -229,3 +229,14 @@ def test_types_follow_sparks_own_avro_source() -> None:
     for wrong, message in ((loop, "contains itself"), (["int", "string"], "union of 2"), ("gone", "unknown")):
         with pytest.raises(OptionError, match=message):
             spark_type(wrong)
+
+
+def test_a_login_goes_to_no_other_server(registry: FakeRegistry) -> None:
+    other = FakeRegistry()
+    try:
+        registry.leads_to = other.url
+        with pytest.raises(RegistryError, match="name the registry's address itself"):
+            Registry(registry.url, {"basic.auth.user.info": "reader:secret"}).schema(1)
+        assert not other.calls
+    finally:
+        other.close()
