@@ -325,6 +325,8 @@ class SchemaReader:
         if refusal is not ErrorCode.NONE:
             raise CannotRead(refusal.name)
         log = partition.log
+        if log.high_watermark < partition.epoch_start_offset:  # what others were told to be written may be behind it
+            raise CannotRead("its new leader does not know yet what is committed")
         try:
             offset = max(self._offset, log.log_start_offset)
             run = log.reader.read(offset, READ_BYTES, end_offset=log.high_watermark)

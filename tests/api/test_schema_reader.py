@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 from pathlib import Path
@@ -14,7 +15,8 @@ from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaReader, Schem
 from fleetlog.brokers.log.door import DoorCounts, Want
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.schemas.registry import RegistryState
-from tests.support.stage import Stage
+from tests.support.stage import ME, OTHER, Stage
+from tests.support.waiting import eventually_async
 
 ORDERS, NAMED, OF_ORDERS = Want("orders-value"), Want("", of_records=True), Want("orders-", of_records=True)
 PROTO = """
@@ -164,3 +166,26 @@ def test_a_topic_that_is_deleted_has_no_series(tmp_path: Path) -> None:
     assert [line for line in metrics.render().decode().splitlines() if line.startswith("fleetlog_schema_refused")] == [
         'fleetlog_schema_refused_records_total{topic="orders"} 3.0'
     ]
+
+
+def test_a_new_leader_knows_nothing_until_the_records_of_its_predecessor_are_committed(tmp_path: Path) -> None:
+    stage, begun = Stage(tmp_path), list[Any]()
+    known = stage.logs.schemas
+    SchemaReader(stage.services, known, connect=lambda: cast("Any", None), start=begun.append)
+    stage.topic("_schemas", replicas=(ME, OTHER))
+    stage.append("_schemas")
+    stage.topic("_schemas", epoch=1, replicas=(ME, OTHER))
+    known.table(ORDERS)
+
+    async def follow(work: Any) -> None:
+        reading = asyncio.create_task(work)
+        try:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert known.tables == {}
+            stage.fetched("_schemas", OTHER, 1)
+            await eventually_async(lambda: ORDERS in known.tables, "the topic is read", 10)
+        finally:
+            reading.cancel()
+
+    asyncio.run(follow(*begun))
