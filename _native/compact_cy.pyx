@@ -727,7 +727,7 @@ cdef struct Tables:
 cdef int64_t _misfit(
     Walk *w, Tables *t, bint of_keys, int64_t index, int64_t count, Py_ssize_t *place, Py_ssize_t *width
 ) noexcept nogil:
-    """The first record from ``index`` on whose id is in no table; ``count`` if there is none, -1 if one is no record."""
+    """The first record from ``index`` on whose id is in no table; ``count`` if there is none, -1 if one is broken."""
     cdef Span s
     while index < count:
         if not _next(w, &s):
@@ -735,7 +735,9 @@ cdef int64_t _misfit(
         width[0] = _schema_id(w, &s, of_keys, place)
         if width[0] == 0:
             return index
-        if width[0] > 0 and not (width[0] == t.last_width and memcmp(w.p + t.last, w.p + place[0], <size_t>width[0]) == 0):
+        if width[0] > 0 and not (
+            width[0] == t.last_width and memcmp(w.p + t.last, w.p + place[0], <size_t>width[0]) == 0
+        ):
             if width[0] == 4 and not _has_row(t.ids, t.ids_size, 4, w.p + place[0]):
                 return index
             if width[0] == 16 and not _has_row(t.guids, t.guids_size, 16, w.p + place[0]):
