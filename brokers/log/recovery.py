@@ -120,6 +120,7 @@ def load_log(
             segment.remove()
         segments.add(Segment(disk, directory, start, create=True, now_ms=now_ms))
         producers.clear(start)
+        epochs.clear()  # of records that are not here: a leader whose epochs ended before would be no leader to follow
         loader.drop_snapshots(-1, None)
         end = start
     epochs.truncate_from_end(end)

@@ -538,14 +538,15 @@ class FollowerRole:
     def _truncate(self, offset: int, why: str) -> ErrorCode:
         replica = self._replica
         log = replica.log
-        if offset < log.high_watermark and not self._may_lose():
+        loses = max(offset, log.log_start_offset) < log.high_watermark  # what was deleted before is not lost by this
+        if loses and not self._may_lose():
             self._stop(offset, why)
             return ErrorCode.OFFSET_OUT_OF_RANGE
         self.goes_on()
-        if offset < log.high_watermark:
+        if loses:
             self.lost_commits += 1
             if replica.figures is not None:
-                replica.figures.lost_records += log.high_watermark - max(0, offset)
+                replica.figures.lost_records += log.high_watermark - max(log.log_start_offset, offset)
             logger.error(
                 "%s: truncating to offset %d, below the high watermark %d: committed records are lost (%s)",
                 replica.tp, offset, log.high_watermark, why,

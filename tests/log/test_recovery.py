@@ -449,6 +449,9 @@ def test_a_log_shorter_than_its_start_begins_anew(tmp_path):
     log.close()
     again = open_log(path, log_start_offset=10)
     assert (again.log_start_offset, again.log_end_offset) == (10, 10)
+    assert again.epochs.entries == [], (
+        "of records that are gone: no leader that began an epoch before 10 contradicts it"
+    )
     assert append(again, batch(1)).first_offset == 10
 
 

@@ -146,6 +146,19 @@ def test_without_one_a_follower_keeps_what_is_committed_and_says_so(
     assert committed.replicas.faults() == []
 
 
+def test_a_follower_with_nothing_follows_a_leader_that_ends_before(trio: Trio) -> None:
+    """It lost its log with the power, and began anew at the start that it remembered: nothing committed is there."""
+    trio.append("t")
+    trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
+    role = trio.p.follower_role
+    for way in (lambda: role.diverged(1, 0, 3), lambda: role.out_of_range(1, 0, 3)):
+        assert role.out_of_range(1, 7, 9) is E.NONE
+        assert (trio.p.log.log_start_offset, trio.p.log.high_watermark) == (7, 7)
+        assert way() is E.NONE
+        assert role.fetch_position()[0] == 3
+        assert role.lost_commits == 0
+
+
 def test_off_the_leaders_log_a_follower_starts_over(trio: Trio) -> None:
     trio.append("t")
     trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
