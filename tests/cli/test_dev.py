@@ -312,6 +312,8 @@ def test_replicas_by_the_number_of_brokers(count: int, factor: str, minimum: str
     assert dev_fleet.replication_settings(count) == {
         "default.replication.factor": factor,
         "offsets.topic.replication.factor": factor,
+        "share.coordinator.state.topic.replication.factor": factor,
+        "share.coordinator.state.topic.min.isr": minimum,
         "transaction.state.log.replication.factor": factor,
         "transaction.state.log.min.isr": minimum,
     }

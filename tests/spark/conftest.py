@@ -5,6 +5,7 @@ The tests run on our fleet; ``FLEETLOG_TEST_BOOTSTRAP=host:port`` runs them on a
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import uuid
@@ -126,6 +127,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def spark(warehouse: Path) -> Any:
+    gc.collect()  # what other tests let go keeps descriptors: one above 1,023 ends py4j's server, which selects
     return SPARKS.session(warehouse)
 
 
