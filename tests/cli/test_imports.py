@@ -44,7 +44,8 @@ USAGE = 2
 MODULES = 315
 """The most that a command has loaded when it has asked the fleet, those of a bare Python included."""
 LOADS_MORE = {
-    "apply": 355, "consume": 345, "debug": 350, "produce": 330, "records": 330, "schemas": 350, "topics analyze": 330,
+    "apply": 355, "consume": 345, "debug": 350, "produce": 330, "records": 330, "schemas": 350,
+    "schemas from-model": 400, "topics analyze": 330,
 }  # fmt: skip
 HELP_MODULES = 325
 HELP_OF = {"": 150, "topics": 312, "dev": 190, "broker": 230, "console": 380, "registry": 450}
@@ -64,7 +65,8 @@ USES = {
     "cluster rebalance": {"fleetlog.brokers.controller.balance"},
     "consume": {"kafka.consumer", "kafka.protocol.consumer.fetch"}, "debug": {"email"},
     "records": {"kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce"},
-    "schemas": {"email", "fleetlog.brokers.tls"}, "topics analyze": {"kafka.protocol.consumer.fetch"},
+    "schemas": {"email", "fleetlog.brokers.tls"}, "schemas from-model": {"email", "fleetlog.brokers.tls", "pydantic"},
+    "topics analyze": {"kafka.protocol.consumer.fetch"},
     "users": {"kafka.protocol.admin.users"},
 }  # fmt: skip
 PLAIN = {"cluster config get", "groups describe", "groups list", "topics alter", "topics list", "topics trim"}
