@@ -30,6 +30,7 @@ SETTINGS = {
     "group_share_min_record_lock_duration_ms": 1_000,
     "group_share_heartbeat_interval_ms": 500,
     "offsets_topic_num_partitions": 3,
+    "share_coordinator_state_topic_num_partitions": 4,
 }
 
 
