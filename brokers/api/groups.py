@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import (
@@ -17,8 +18,10 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
     GROUP,
+    NOT_ASKED,
     READ_GROUP,
     bits,
+    mask,
 )
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, InSlices, Outcome, Paced, in_slices, unfit
@@ -452,3 +455,30 @@ def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], deleted: Iterabl
 
 def _forget(group_id: str, topics: Mapping[str, Container[bytes]]) -> Command:
     return lambda shard, now, ticket: shard.forget_topics(group_id, topics, now, ticket)
+
+
+def described_each(
+    request: Any,
+    context: Context,
+    are_served: bool,
+    groups_of: Callable[[GroupShard], Mapping[str, Any]],
+    described: Callable[[str, ErrorCode, Any, int, Context], Generator[None, None, Any]],
+) -> Generator[None, None, list[Any]]:
+    """What is described of each group once, found in its shard among those of one protocol."""
+    groups = []
+    for group_id in dict.fromkeys(request.group_ids):
+        yield
+        error = context.refusal(*DESCRIBE_GROUP, group_id)
+        if error is ErrorCode.NONE and not are_served:
+            error = ErrorCode.UNSUPPORTED_VERSION
+        group = None
+        if error is ErrorCode.NONE:
+            error, shard = context.services.groups.shard_for(group_id)
+            group = None if shard is None else groups_of(shard).get(group_id)
+            if shard is not None and group is None:
+                error = ErrorCode.GROUP_ID_NOT_FOUND
+        operations = NOT_ASKED
+        if request.include_authorized_operations and group is not None:
+            operations = mask(context.operations(GROUP, group_id))
+        groups.append((yield from described(group_id, error, group, operations, context)))
+    return groups

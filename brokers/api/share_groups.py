@@ -12,9 +12,9 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 import fleetlog.wire.messages as m
-from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, GROUP, NOT_ASKED, READ_GROUP, mask
+from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, NOT_ASKED, READ_GROUP
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
-from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, topics_of
+from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, described_each, topics_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.audit.events import EventType
@@ -126,22 +126,7 @@ def _response(answer: BeatAnswer, rows: list[Any], version: int) -> m.ShareGroup
 @in_slices
 def handle_share_group_describe(request: ShareGroupDescribeRequest, context: Context) -> Paced:
     """ShareGroupDescribe v1: each group once; GROUP_ID_NOT_FOUND for those of other protocols."""
-    groups = []
-    for group_id in dict.fromkeys(request.group_ids):
-        yield
-        error = context.refusal(*DESCRIBE_GROUP, group_id)
-        if error is ErrorCode.NONE and not shares_served(context):
-            error = ErrorCode.UNSUPPORTED_VERSION
-        group = None
-        if error is ErrorCode.NONE:
-            error, shard = context.services.groups.shard_for(group_id)
-            group = None if shard is None else shard.shares.get(group_id)
-            if shard is not None and group is None:
-                error = ErrorCode.GROUP_ID_NOT_FOUND
-        operations = NOT_ASKED
-        if request.include_authorized_operations and group is not None:
-            operations = mask(context.operations(GROUP, group_id))
-        groups.append((yield from _described(group_id, error, group, operations, context)))
+    groups = yield from described_each(request, context, shares_served(context), lambda shard: shard.shares, _described)
     return Done(m.ShareGroupDescribeResponse(version=context.api_version, groups=groups))
 
 
