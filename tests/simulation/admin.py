@@ -90,6 +90,7 @@ class Admin(Client):
             elif roll < 0.75:
                 minimum = self.rng.choice("1223")
                 self.world.note(f"operator sets min.insync.replicas of {topic} to {minimum}")
+                self.world.least_minimum = min(self.world.least_minimum, int(minimum))
                 await self.configure(topic, "min.insync.replicas", minimum)
             elif roll < 0.87:
                 extra += 1

@@ -14,6 +14,7 @@ from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import Auditor
 from tests.simulation.directories import Directories
 from tests.simulation.fleet import SESSION_MS
+from tests.simulation.invariants import MIN_IN_SYNC
 from tests.simulation.zookeeper import DOWN, UP
 
 if TYPE_CHECKING:
@@ -319,14 +320,17 @@ class Faults:
             self._later(0.1, 0.3, changed)
 
         def changed() -> None:
-            if broker.running:
+            if broker.running and broker.stopping:
                 self._later(0.1, 0.3, changed)
                 return
-            self._away[broker.id] = Directories(broker, way, self._rng)
+            away = not (broker.running or self._alone_by_permission(broker))  # one that was killed may have started
+            if away:
+                self._away[broker.id] = Directories(broker, way, self._rng)
             broker.start()
             for other in first:
                 self._later(0.5, 4.0, other.start)
-            self._later(3.0, 6.0, back)
+            if away:
+                self._later(3.0, 6.0, back)
 
         def back() -> None:
             if broker.id not in self._away:
@@ -344,6 +348,10 @@ class Faults:
 
         self._later(0.0, 0.2, stop_last)
         return True
+
+    def _alone_by_permission(self, broker: SimBroker) -> bool:
+        """Whether it alone may have what it acknowledged: an operator asked for no second replica (INVARIANTS R12)."""
+        return self._world.least_minimum < MIN_IN_SYNC and broker.id in self._world.oracle.alone()
 
     def _directories_back(self, broker: SimBroker) -> None:
         away = self._away.pop(broker.id, None)

@@ -182,6 +182,8 @@ class World:
             settings |= RIGHTS_SETTINGS
         self.minimum = 2
         """``min.insync.replicas`` of the topic."""
+        self.least_minimum = self.minimum
+        """The least that an operator asked for since."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
         self.duration_s = rng.uniform(1.5, 4.5)
 
