@@ -716,7 +716,7 @@ class Server:
     def _transport(self, sock: socket.socket, peer: ClientConnection, tls: TlsListener, opened: Opened) -> TlsTransport:
         assert self._handshakes is not None, "it has one less now"
         return TlsTransport(
-            self.loop, sock, opened.engine, self._tls_blocks, opened.unsent, self.held,
+            self.loop, sock, opened.engine, self._tls_blocks, opened.unread, opened.unsent, self.held,
             functools.partial(self._handshakes.refused, tls, peer.peer_host),
         )  # fmt: skip
 

@@ -42,6 +42,7 @@ from fleetlog.brokers.tls.machine import (
     begins_tls,
     first_record_bytes,
     not_tls,
+    whole_records,
 )
 
 if TYPE_CHECKING:
@@ -86,13 +87,14 @@ class TlsBlocks:
 class TlsTransport:
     """See the module. Loop thread only; the handshake is done.
 
-    ``unsent`` is what the handshake has left to send. ``on_held`` is called with each difference of ``held``,
-    ``on_failure`` with what ended TLS.
+    ``unread`` is what was received behind the handshake's last record, ``unsent`` what it has left to send. ``on_held``
+    is called with each difference of ``held``, ``on_failure`` with what ended TLS.
     """
 
     __slots__ = (
         "_again_queued", "_barren", "_blocks", "_engine", "_fd", "_left_over", "_loop", "_on_failure", "_on_held",
-        "_on_lost", "_peeked", "_reader", "_sock", "_unread", "_unsent", "_watching", "_writer", "held",
+        "_on_lost", "_peeked", "_reader", "_record_waits", "_sock", "_unread", "_unsent", "_watching", "_writer",
+        "held",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +103,7 @@ class TlsTransport:
         sock: socket.socket,
         engine: TlsEngine,
         blocks: TlsBlocks,
+        unread: bytes,
         unsent: bytes,
         on_held: Callable[[int], None],
         on_failure: Callable[[TlsFailure], None],
@@ -111,7 +114,8 @@ class TlsTransport:
         self._engine = engine
         self._blocks = blocks
         self._peeked = b""  # decrypted, and looked at
-        self._unread = b""  # received, not yet with the engine
+        self._unread = unread  # received, not yet with the engine
+        self._record_waits = whole_records(unread) > 0  # at its begin
         self._barren = 0  # bytes that the engine was fed since the last plaintext
         self._unsent = unsent
         self._left_over = True  # requests may have come with the end of the handshake
@@ -159,7 +163,7 @@ class TlsTransport:
 
     def _look_again(self) -> None:
         """The loop does not tell of bytes that are here already."""
-        if (self._left_over or self._unread) and self._reader is not None and not self._again_queued:
+        if (self._left_over or self._record_waits) and self._reader is not None and not self._again_queued:
             self._again_queued = True
             self._loop.call_soon(self._again)
 
@@ -223,22 +227,21 @@ class TlsTransport:
         return self._peeked
 
     def _decrypt_into(self, buffer: memoryview, filled: int) -> int:
-        """Receive, unless something waits, and decrypt as far as there is room; how much of the buffer is filled.
+        """Receive, unless a whole record waits, and decrypt as far as there is room; how much of the buffer is filled.
 
-        A piece has the end of a record, and of the longest ones that is plaintext for the most part. One with little
-        plaintext costs far more (new keys come in 27 bytes): what is behind it waits for the others' turn.
+        The engine is fed whole records alone: one that lacks its rest says so at the cost of a record. A piece with
+        little plaintext costs far more (new keys come in 27 bytes): what is behind it waits for the others' turn.
         """
         engine = self._engine
         received: bytes | memoryview = self._unread
-        if not received:
+        if not self._record_waits:
             if filled == len(buffer) or engine.state is not TlsState.OPEN:
                 return filled
             received = self._receive(max(len(buffer), RECORD_BYTES))
-        at = 0
-        while at < len(received) and filled < len(buffer) and engine.state is TlsState.OPEN:
-            piece = received[at : at + RECORD_BYTES_MAX]
-            engine.feed(piece)
-            at += len(piece)
+        at, size = 0, whole_records(received)
+        while size and filled < len(buffer) and engine.state is TlsState.OPEN:
+            engine.feed(received[at : at + size])
+            at += size
             try:
                 count = engine.read_into(buffer[filled:])
             except TlsFailure:
@@ -246,25 +249,30 @@ class TlsTransport:
                     raise
                 break  # the next call raises it
             filled += count
-            self._barren = 0 if filled else self._barren + len(piece)
-            if 4 * count < len(piece):
+            self._barren = 0 if filled else self._barren + size
+            barren, size = 4 * count < size, whole_records(received, at)
+            if barren:
                 break
         if self._barren > BARREN_BYTES_MAX:
             text = f"the peer has sent more than {BARREN_BYTES_MAX} bytes without any data in them"
             raise TlsFailure(TlsProblem.OTHER, text)
-        self._unread = bytes(received[at:])
+        self._unread, self._record_waits = bytes(received[at:]), size > 0
         return filled
 
     def _receive(self, limit: int) -> memoryview:
-        block = self._blocks.received
+        """What is here, behind what was here of a record."""
+        block, begun = self._blocks.received, len(self._unread)
+        block[:begun] = self._unread
         try:
-            count = self._sock.recv_into(block[:limit])
+            count = self._sock.recv_into(block[begun : begun + limit])
         except (BlockingIOError, InterruptedError):
-            return block[:0]
+            return block[:begun]
         if not count:
+            self._engine.feed(self._unread)
             self._engine.feed_eof()
             self._engine.read_into(block[:1])  # it sees the end only when it is read
-        return block[:count]
+            return block[:0]
+        return block[: begun + count]
 
     def _answer(self) -> None:
         """Reading has made bytes for the peer: new keys, or that there are none to be negotiated."""
@@ -299,6 +307,7 @@ class TlsTransport:
             pass  # the socket takes nothing, or the peer has gone
         self._sock.close()
         self._unread = self._unsent = self._peeked = b""
+        self._record_waits = False
         self._account()
 
     # ---- instead of the sending kernel
@@ -325,11 +334,8 @@ class TlsTransport:
 
     def _send(self, plain: memoryview) -> None:
         engine = self._engine
-        runs = []
         try:
-            for at in range(0, len(plain), RECORD_BYTES):
-                engine.write(plain[at : at + RECORD_BYTES])
-                runs.append(engine.take())
+            runs = [engine.sealed(plain[at : at + RECORD_BYTES]) for at in range(0, len(plain), RECORD_BYTES)]
         except TlsFailure as failure:
             raise ConnectionAbortedError(f"TLS: {failure}") from None
         try:
@@ -408,11 +414,12 @@ _REFUSED_LOGINS: Final = frozenset({TlsProblem.CERTIFICATE, TlsProblem.NO_CERTIF
 class Opened(NamedTuple):
     """The result of a handshake. ``principal`` is the one of the client's certificate, as ``Type:name``, if it has one.
 
-    ``unsent`` is what the socket has not taken yet.
+    ``unread`` is what was received of the record behind the last one, ``unsent`` what the socket has not taken yet.
     """
 
     engine: TlsEngine
     principal: str | None
+    unread: bytes
     unsent: bytes
 
 
@@ -602,7 +609,8 @@ class Handshakes:
             handshake.engine = TlsEngine(handshake.listener.context, server_side=True)
         in_worker = handshake.made < FLIGHT_BYTES_MIN or handshake.listener.verifies
         handshake.working = True
-        received, handshake.received = bytes(handshake.received), bytearray()
+        end = whole_records(handshake.received)
+        received, handshake.received = bytes(handshake.received[:end]), handshake.received[end:]
         if in_worker:
             self.workers.submit(self._work, handshake, handshake.engine, received)
         else:
@@ -649,7 +657,7 @@ class Handshakes:
                 self._metrics.authenticated(handshake.listener.name, TLS_MECHANISM, well=True)
             self._leave(handshake)
             self._engine_ended()
-            handshake.opened(Opened(engine, principal, handshake.unsent))
+            handshake.opened(Opened(engine, principal, bytes(handshake.received), handshake.unsent))
         else:
             self._idle[handshake] = self._clock.mono_ms()
             self._read_on(handshake)

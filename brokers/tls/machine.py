@@ -132,6 +132,22 @@ def first_record_bytes(data: bytes | bytearray | memoryview) -> int | None:
     return None if len(data) < RECORD_HEAD_BYTES else RECORD_HEAD_BYTES + int.from_bytes(data[3:5], "big")
 
 
+def whole_records(data: bytes | bytearray | memoryview, start: int = 0) -> int:
+    """How many bytes the whole records from there on have, ``RECORD_BYTES_MAX`` at most; 0: none is whole.
+
+    All bytes that are there where a head names a longer record than there may be: the engine refuses it.
+    """
+    end, limit = start, min(len(data), start + RECORD_BYTES_MAX)
+    while limit - end >= RECORD_HEAD_BYTES:
+        size = RECORD_HEAD_BYTES + (data[end + 3] << 8 | data[end + 4])
+        if size > RECORD_BYTES_MAX and end == start:
+            return limit - start
+        if end + size > limit:
+            break
+        end += size
+    return end - start
+
+
 class TlsEngine:
     """One side of a TLS connection.
 
@@ -266,6 +282,8 @@ class TlsEngine:
                 if count == 0:
                     self._end(cut_off=False)
                 filled += count
+                if not self._incoming.pending and not self._object.pending():
+                    break  # to be told by OpenSSL costs more than to decrypt a record
         return filled
 
     def read(self, limit: int) -> bytes:
@@ -293,6 +311,15 @@ class TlsEngine:
                 except ssl.SSLError as error:
                     raise self._failed(_failure(error)) from None
         return written
+
+    def sealed(self, record: memoryview) -> bytes:
+        """Encrypt a record's plaintext, which is to be sent at once. Raises as :meth:`write`."""
+        self._must_have_shaken_hands()
+        try:
+            self._object.write(record)
+        except ssl.SSLError as error:
+            raise self._failed(_failure(error)) from None
+        return self._outgoing.read()
 
     def close_notify(self) -> None:
         """End this direction. The peer's end is not waited for: after the last :meth:`take`, the socket is closed."""

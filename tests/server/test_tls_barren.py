@@ -101,7 +101,7 @@ def test_one_call_reads_one_piece_of_them(certificates: Certificates, tmp_path: 
     for sock in (here, there):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * KIB)
-    transport = TlsTransport(loop, here, server, TlsBlocks(), b"", lambda _: None, lambda _: None)
+    transport = TlsTransport(loop, here, server, TlsBlocks(), b"", b"", lambda _: None, lambda _: None)
     try:
         # one byte of data in each piece: such a peer is served, in turns
         length = RECORD_BYTES_MAX // 27 * 27 - 54

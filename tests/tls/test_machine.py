@@ -19,12 +19,14 @@ from fleetlog.brokers.tls.machine import (
     FED_BYTES_MAX,
     HANDSHAKE_BYTES_MAX,
     OUTGOING_BYTES_MAX,
+    RECORD_BYTES_MAX,
     WRITE_BYTES_MAX,
     TlsEngine,
     TlsFailure,
     TlsProblem,
     TlsState,
     begins_hello,
+    whole_records,
 )
 from fleetlog.brokers.tls.settings import TlsSettings
 from tests.support.certificates import Authority, Pair
@@ -661,3 +663,28 @@ def test_new_connections_get_the_new_certificate_and_old_ones_go_on(side: Side, 
         client.write(b"still here")
         carried(client, server)
         assert server.read(100) == b"still here"
+
+
+def record(length: int) -> bytes:
+    """A record of application data whose payload has that many bytes, or says so."""
+    return b"\x17\x03\x03" + length.to_bytes(2, "big") + bytes(min(length, RECORD_BYTES_MAX))
+
+
+@pytest.mark.parametrize(
+    ("data", "start", "expected"),
+    [
+        pytest.param(b"", 0, 0, id="nothing"),
+        pytest.param(record(100)[:4], 0, 0, id="a part of a head"),
+        pytest.param(record(100)[:-1], 0, 0, id="a record without its last byte"),
+        pytest.param(record(100), 0, 105, id="one record"),
+        pytest.param(record(100) + record(7) + record(9)[:8], 0, 117, id="two records and a part"),
+        pytest.param(record(100) + record(7), 105, 12, id="from the second one on"),
+        pytest.param(record(16_406) * 2, 0, 16_411, id="no more than the longest record has"),
+        pytest.param(record(60_000)[:40], 0, 40, id="too long a record is no reason to wait"),
+        pytest.param(record(100) + record(60_000)[:40], 0, 105, id="what is before it first"),
+        pytest.param(record(0), 0, 5, id="an empty record"),
+    ],
+)
+def test_whole_records(data: bytes, start: int, expected: int) -> None:
+    assert whole_records(data, start) == expected
+    assert whole_records(memoryview(bytearray(data)), start) == expected
