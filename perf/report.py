@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,19 @@ CHARTED = {
     "transactions": (("commits_s", "Transactions", "commits per second, more is better"),),
     "groups": (("rebalance_ms", "Rebalances", "milliseconds, less is better"),),
 }
+_REQUESTS = ("_native", "wire", "brokers/server", "brokers/api", "brokers/log", "brokers/replication")
+_COORDINATED = (*_REQUESTS, "brokers/coordinators", "brokers/groups", "txn")
+DESCRIBED = {
+    TITLES["kernels"]: ("_native",),
+    TITLES["spark"]: ("spark_udfs",),
+    **dict.fromkeys((TITLES[suite] for suite in ("broker", "floor", "peers", "peers-3")), _REQUESTS),
+    **dict.fromkeys(
+        (TITLES[suite] for suite in ("transactions", "transactions-3", "groups", "groups-3")), _COORDINATED
+    ),
+    TITLES["scale"]: ("_native", "wire", "brokers", "coordination"),
+}
+"""The code that a section of the page measures."""
+OLDER = "**Older than its code**"
 HEAD, GOALS, FAILOVER = "## ", "Goals", "Failover"
 GOAL_CELLS = 6
 NOTES = Path(__file__).parent / "notes.md"
@@ -244,6 +258,21 @@ def plan_figures(page: str) -> dict[str, dict[str, Any]] | None:
     return figures
 
 
+def aged(title: str, part: str) -> str:
+    """A section whose code has changed since it was measured says so, below its line about the machine."""
+    kept = [line for line in part.split("\n") if not line.startswith(OLDER)]
+    at = next((at for at, line in enumerate(kept) if line.startswith("`python")), None)
+    day = re.search(r" on (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", kept[at]) if at is not None else None
+    if at is None or day is None or title not in DESCRIBED:
+        return "\n".join(kept)
+    command = ["git", "-C", str(ROOT), "log", f"--since={day[1]}Z", "--format=%cs", "--", *DESCRIBED[title]]
+    days = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    if days:
+        where = ", ".join(DESCRIBED[title])
+        kept[at] += f"\n{OLDER}: commits that have changed {where} since then: {len(days)}, the last one on {days[0]}."
+    return "\n".join(kept)
+
+
 def found_results(suites: Sequence[str] = tuple(TITLES)) -> dict[str, Results]:
     """The last results of each suite that has some."""
     loaded = {suite: Results.load(suite) for suite in suites}
@@ -251,9 +280,9 @@ def found_results(suites: Sequence[str] = tuple(TITLES)) -> dict[str, Results]:
 
 
 def main() -> int:
-    """Write the page; 1 if there is nothing to write."""
+    """Write the page, with which of its figures are older than their code; 1 if there is nothing to write."""
     found = found_results()
-    if not found:
+    if not found and not PAGE.exists():
         print("there are no results yet: python -m perf all --short", file=sys.stderr)
         return 1
     kept = _sections(PAGE.read_text() if PAGE.exists() else "")
@@ -261,9 +290,9 @@ def main() -> int:
     parts = [ABOUT, f"{HEAD}{GOALS}\n\n{lines}\n", NOTES.read_text()]
     for suite, title in TITLES.items():
         if suite not in found:
-            parts += [kept[title]] if title in kept else []
+            parts += [aged(title, kept[title])] if title in kept else []
             continue
-        parts.append(f"{HEAD}{title}\n\n{_about(found[suite])}\n")
+        parts.append(aged(title, f"{HEAD}{title}\n\n{_about(found[suite])}\n"))
         parts.append(section(found[suite]) + "\n")
         parts += [line + "\n" for line in _charts(found[suite])]
     parts += _failover() or ([kept[FAILOVER]] if FAILOVER in kept else [])

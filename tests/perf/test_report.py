@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -184,3 +185,30 @@ def test_a_plan_reckons_with_the_figures_of_the_page(elsewhere: Path) -> None:
     (elsewhere / "results" / "peers-3.json").unlink()
     assert report.main() == 0
     assert json.loads(report.PLANNED.read_text()) == written
+
+
+def test_figures_that_are_older_than_their_code_are_marked(elsewhere: Path) -> None:
+    def git(*arguments: str) -> None:
+        names = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(elsewhere), *names, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    found = peers(50_000, 10_000)
+    found.about["started"] = "2026-01-02 03:04:05"
+    found.save()
+    assert report.main() == 0
+    assert report.OLDER not in report.PAGE.read_text()
+    (elsewhere / "wire").mkdir()
+    (elsewhere / "wire" / "codec.py").write_text("")
+    git("add", "wire")
+    git("commit", "-q", "-m", "wire: a codec")
+    (elsewhere / "results" / "peers.json").unlink()  # the section is kept
+    for _ in range(2):
+        assert report.main() == 0
+        marks = [line for line in report.PAGE.read_text().split("\n") if line.startswith(report.OLDER)]
+        assert len(marks) == 1
+        assert marks[0].startswith(f"{report.OLDER}: commits that have changed _native, wire, ")
+    found.about["started"] = "2098-01-02 03:04:05"
+    found.save()
+    assert report.main() == 0
+    assert report.OLDER not in report.PAGE.read_text()
