@@ -337,6 +337,30 @@ def collect_keys(payload, header, KeyMap keys not None, int64_t start):
         PyBuffer_Release(&view)
 
 
+def record_keys(payload, header, int64_t start, Py_ssize_t most):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef int64_t count = max(0, header.record_count), _n
+    cdef bint sound = True
+    cdef list keys = []
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        for _n in range(count):
+            sound = _next(&w, &s)
+            if not sound:
+                break
+            if s.offset >= start and len(keys) < most:
+                keys.append((s.offset, None if s.key_size < 0 else (<const char *>w.p)[s.key:s.key + s.key_size]))
+        _check_end(&w, sound, payload, header)
+        return keys
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef struct Choice:
     int64_t count
     int64_t largest

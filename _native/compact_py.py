@@ -20,7 +20,8 @@ from fleetlog._native.byte_reader import put_varint, zigzag
 
 __all__ = [
     "PAGE_BITS", "SLOT_BYTES", "Gathered", "Kept", "KeyMap", "PagePositions", "Position", "collect_keys",
-    "gather_positions", "keep_records", "leave_out", "misfits", "page_positions", "read_positions", "siphash128",
+    "gather_positions", "keep_records", "leave_out", "misfits", "page_positions", "read_positions", "record_keys",
+    "siphash128",
 ]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
@@ -155,6 +156,19 @@ def collect_keys(payload: Buffer, header: BatchHeader, keys: KeyMap, start: int)
         if span.offset >= start and span.key is not None and not keys.put(view[span.key[0] : span.key[1]], span.offset):
             return span.offset
     return -1
+
+
+def record_keys(payload: Buffer, header: BatchHeader, start: int, most: int) -> list[tuple[int, bytes | None]]:
+    """Offset and key of the records of a batch from offset ``start`` on, ``most`` at most.
+
+    Raises CorruptBatch. ``payload`` is decompressed.
+    """
+    view = memoryview(payload)
+    keys: list[tuple[int, bytes | None]] = []
+    for span in _spans(view, header):
+        if span.offset >= start and len(keys) < most:
+            keys.append((span.offset, None if span.key is None else bytes(view[span.key[0] : span.key[1]])))
+    return keys
 
 
 class Kept(NamedTuple):

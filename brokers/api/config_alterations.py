@@ -21,6 +21,7 @@ from fleetlog.brokers.config import (
 from fleetlog.brokers.controller.requests import Refused, check_schemas
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER, SCHEMA_SETTINGS
@@ -113,9 +114,17 @@ def check_broker_settings(
         raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
 
 
-def check_group_settings(present: Mapping[str, str], wanted: Mapping[str, str], broker: BrokerConfig) -> None:
-    """Refuse a group's times outside the brokers' bounds, in Kafka's words: INVALID_CONFIG."""
+def check_group_settings(
+    present: Mapping[str, str], wanted: Mapping[str, str], broker: BrokerConfig, features: Mapping[str, int]
+) -> None:
+    """Refuse a group's times outside the brokers' bounds, in Kafka's words, and what older leaders ignore."""
     changed = {name for name, value in wanted.items() if present.get(name) != value}
+    newer = sorted(name for name in changed if name.startswith("fleetlog.share."))
+    if newer and features.get(SHARE_VERSION, 0) < SHARE_ORDER_LEVEL:
+        raise Refused(
+            ErrorCode.INVALID_CONFIG, f"{newer[0]} needs {SHARE_VERSION} {SHARE_ORDER_LEVEL}, which brokers of earlier "
+            f"versions do not know: fleetlog features upgrade {SHARE_VERSION}={SHARE_ORDER_LEVEL}.",
+        )  # fmt: skip
     for time in CONSUMER_TIMES:
         name, (low, high) = f"consumer.{time}", ConsumerSettings.bounds(broker, time)
         if name in changed and not low <= int(wanted[name]) <= high:

@@ -28,6 +28,19 @@ _GROUP_ROWS = (
         SettingType.BOOLEAN, "errors.deadletterqueue.copy.record.enable", False, "Whether a dead letter has the record."
     ),
     _group(SettingType.STRING, "errors.deadletterqueue.topic.name", "", "The topic of a share group's dead letters."),
+    _group(
+        SettingType.STRING, "fleetlog.share.order", "none",
+        "With key no record of a share group overtakes another of its key.", choices=("none", "key"),
+    ),
+    _group(
+        SettingType.INT, "fleetlog.share.retry.backoff.ms", 0,
+        "How long a record that is given back waits before it is tried again; twice as long each time after.",
+        low=0, high=86_400_000,
+    ),
+    _group(
+        SettingType.INT, "fleetlog.share.retry.backoff.max.ms", 60_000, "The longest of these waits.",
+        low=0, high=86_400_000,
+    ),
     _group(SettingType.INT, "share.session.timeout.ms", 45_000, "Session timeout of share consumers.", low=1),
     _group(SettingType.INT, "share.heartbeat.interval.ms", 5_000, "Heartbeats of share consumers.", low=1),
     _group(SettingType.INT, "share.record.lock.duration.ms", 30_000, "How long a record stays acquired.", low=1_000),

@@ -425,7 +425,7 @@ async def _alter_one(
         if resource is Resource.BROKER:
             check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.GROUP:
-            check_group_settings(present, wanted, metadata.effective)
+            check_group_settings(present, wanted, metadata.effective, metadata.features)
         if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
             check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:

@@ -10,25 +10,30 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetlog._native.batch import scan
+from fleetlog._native.batch import CorruptBatch, parse_header, scan
+from fleetlog._native.compact import record_keys
 from fleetlog.brokers.groups.requests import own_number
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone, read_if_cached, read_in
+from fleetlog.brokers.log.validation import records_of
 from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock, TopicInfo
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
+from fleetlog.brokers.shares.keys import MAX_KEYED
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey, ShareState, StateBatch
 from fleetlog.brokers.shares.window import AckType, Acquired, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.wire import messages
+from fleetlog.wire.compression import CodecError
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 
@@ -57,6 +62,8 @@ DELETED_TOGETHER = 50
 MAX_VOID_READS = 16
 """Reads in a row that have no record for the group."""
 ABORT_MARKER = 0
+LONG_KEY_BYTES = 16
+"""A longer key is told by a hash of so many bytes: two that share one wait for each other, and no more."""
 _FENCED = (
     ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNSUPPORTED_VERSION,
@@ -68,6 +75,8 @@ class ShareRules(NamedTuple):
     """What a group may set for its share partitions."""
 
     limits: ShareLimits
+    ordered: bool = False
+    """By key."""
     reset: str = "latest"
     """Where it starts: ``earliest``, ``latest``, or ``by_duration:`` and an ISO 8601 duration."""
     committed_only: bool = False
@@ -80,9 +89,12 @@ class ShareRules(NamedTuple):
             own_number(config, own, "partition.max.record.locks"),
             own_number(config, own, "delivery.count.limit"),
             own_number(config, own, "record.lock.duration.ms"),
+            int(own.get("fleetlog.share.retry.backoff.ms", "0")),
+            int(own.get("fleetlog.share.retry.backoff.max.ms", "60000")),
         )
         return cls(
             limits,
+            own.get("fleetlog.share.order") == "key",
             own.get("share.auto.offset.reset", "latest"),
             own.get("share.isolation.level") == "read_committed",
             own.get("share.renew.acknowledge.enable", "true") != "false",
@@ -254,12 +266,16 @@ class SharePartition:
                 state = state._replace(start=await self._first_start())
             if self.home.get(self.key) is not self:
                 return  # it has closed meanwhile
-            self.window = Window(state, self.rules.limits, fresh=fresh)
+            locks_end_ms = self.home.clock.mono_ms() + self.rules.limits.lock_ms
+            until_ms = 0 if fresh or self.home.left_without_locks(self) else locks_end_ms
+            self.window = Window(state, self.rules.limits, fresh=fresh, predecessors_until_ms=until_ms)
+            self.window.ordered = self.rules.ordered
         except (ValueError, LogOffline, DiskError) as problem:
             logger.error("the share partition %s cannot be opened: %s", coordinator_key(self.key)[:200], problem)
             self.close(ErrorCode.UNKNOWN_SERVER_ERROR)
             return
         self.flush()
+        self.arm()
         self.wake()
 
     async def _first_start(self) -> int:
@@ -294,7 +310,7 @@ class SharePartition:
     def leave(self, member: str | None) -> None:
         """A session has it no more; the records of a member that is named are free."""
         self.sessions -= 1
-        if member is not None and self.window is not None and self.window.release(member):
+        if member is not None and self.window is not None and self.window.release(member, self.home.clock.mono_ms()):
             self.flush()
             self.wake()
         self.close_if_idle()
@@ -303,6 +319,7 @@ class SharePartition:
         """Close if nobody has it and everything is persisted."""
         idle = self.sessions <= 0 and self._writer is None and not self._noted
         if idle and self.window is not None and not self.window.members:
+            self.home.leaves_without_locks(self)
             self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     # --- the partition's watcher ----------------------------------------------------------------------------------
@@ -350,7 +367,11 @@ class SharePartition:
                 if refused is not ErrorCode.NONE:
                     return Taken(refused)
                 now_ms = self.home.clock.mono_ms()
-                got = window.acquire(member, read.span, read.data, most, now_ms, whole_batches=whole_batches)
+                if window.ordered:
+                    keys = read.keys(window.keys_known, log.settings.inflate_limit)
+                    got = window.acquire_in_order(member, read.span, keys, most, now_ms)
+                else:
+                    got = window.acquire(member, read.span, read.data, most, now_ms, whole_batches=whole_batches)
                 self.arm()
                 if got:
                     self.flush()
@@ -360,6 +381,9 @@ class SharePartition:
             pass  # the log's start has moved, or its end: it is looked at again at the next fetch
         except (LogOffline, DiskError):
             return Taken(ErrorCode.KAFKA_STORAGE_ERROR)
+        except (CorruptBatch, CodecError) as wrong:
+            logger.error("the keys of %s cannot be read: %s", coordinator_key(self.key)[:200], wrong)
+            return Taken(ErrorCode.CORRUPT_MESSAGE)
         self.flush()
         return Taken(ErrorCode.NONE)
 
@@ -368,9 +392,13 @@ class SharePartition:
 
         Raises WrongAcknowledgement.
         """
-        if self.window is None:
+        error: ErrorCode = self.error if self.error is not ErrorCode.NONE else ErrorCode.INVALID_RECORD_STATE
+        if self.window is not None:
+            renews = any(kind is AckType.RENEW for _, _, kind in pieces)
+            error = self.partition.may_serve(Serve.LIST_OFFSETS) if renews else ErrorCode.NONE  # as acquire does
+        if self.window is None or error is not ErrorCode.NONE:
             future = asyncio.get_running_loop().create_future()
-            future.set_result(self.error if self.error is not ErrorCode.NONE else ErrorCode.INVALID_RECORD_STATE)
+            future.set_result(error)
             return future
         if not self.window.acknowledge(member, pieces, self.home.clock.mono_ms()):
             return None
@@ -500,6 +528,19 @@ class _Read(NamedTuple):
             return None
         return cls(run, tuple(places), tuple(data), (offset, places[-1][1]))
 
+    def keys(self, start: int, inflate_limit: int) -> Iterator[tuple[int, bytes | None]]:
+        """Offset and key of each record for the group from ``start`` on. Raises CorruptBatch, CodecError."""
+        places = {place[0]: place[2] for place in self.places}
+        for first, last in self.data:
+            if last < start:
+                continue
+            header = parse_header(self.run, places[first])
+            records = records_of(self.run, places[first], header, inflate_limit)
+            for offset, key in record_keys(records, header, start, MAX_KEYED):
+                if key is not None and len(key) > LONG_KEY_BYTES:
+                    key = blake2b(key, digest_size=LONG_KEY_BYTES).digest()
+                yield offset, key
+
     def between(self, first: int, last: int) -> bytes:
         """The batches that have these offsets."""
         wanted = [place for place in self.places if place[1] >= first and place[0] <= last]
@@ -515,6 +556,8 @@ class SharePartitions:
         self.clock = clock
         self._open: dict[ShareKey, SharePartition] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._without_locks: dict[ShareKey, int] = {}
+        """The leader epochs here in which those that are not open were left when nobody had a record."""
         self._disk = ThreadPoolExecutor(1, "share-reads")  # its thread begins with the first use
 
     def __len__(self) -> int:
@@ -541,7 +584,7 @@ class SharePartitions:
             if known.partition is partition and known.leader_epoch == partition.leader_epoch:
                 known.rules = rules
                 if known.window is not None:
-                    known.window.limits = rules.limits
+                    known.window.limits, known.window.ordered = rules.limits, rules.ordered
                 return known
             known.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if len(self._open) >= MAX_SHARE_PARTITIONS:
@@ -580,6 +623,17 @@ class SharePartitions:
                 then(error)
 
         self.run(work(), keys[0] if keys else ShareKey(group_id, b"", 0))
+
+    def leaves_without_locks(self, share: SharePartition) -> None:
+        """It closes, and nobody has a record of it."""
+        if share.rules.ordered:
+            if len(self._without_locks) >= MAX_SHARE_PARTITIONS:
+                del self._without_locks[next(iter(self._without_locks))]
+            self._without_locks[share.key] = share.leader_epoch
+
+    def left_without_locks(self, share: SharePartition) -> bool:
+        """Whether nobody can have a record of it, for it was last left so here, in the same leader epoch."""
+        return self._without_locks.pop(share.key, None) == share.leader_epoch
 
     def forget(self, share: SharePartition) -> None:
         """It has closed."""

@@ -29,9 +29,13 @@ GROUP_VERSION: Final = "group.version"
 SCHEMA_VERSION: Final = "fleetlog.schema.version"
 """Level 1: topics may ask for the ids of schemas, which older leaders do not look at."""
 SHARE_VERSION: Final = "share.version"
-"""Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing."""
+"""Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing.
+
+Level 2: groups may set an order by key and waits between tries, which leaders of level 1 do not keep.
+"""
+SHARE_ORDER_LEVEL: Final = 2
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 1), "transaction.version": (0, 2),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 2), "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""
 NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items() if name != SHARE_VERSION}

@@ -9,22 +9,27 @@ it, :meth:`Window.begin_write` says what to persist, :meth:`Window.end_write` ma
 by time alone (a lock, a member) is so at once, and is persisted with the next write. One write is under way at a time.
 
 Unlike Kafka's, the limit counts records that are not finished; the span between start and end, and the runs, have
-bounds of their own, so that one slow record does not stop the others (:attr:`Window.holds_back` names it).
+bounds of their own, so that one slow record does not stop the others (:attr:`Window.holds_back` names it). What is
+given back may have to wait before it is tried again, ``backoff_ms`` the first time and twice as long each time after
+it: then it counts for none of these. :attr:`Window.ordered` by key, no record overtakes another one of its key.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
+from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, RecordState, ShareState, StateBatch
 from fleetlog.wire.errors import ErrorCode
 
 MAX_SPAN = 100_000
 """The most offsets between start and end."""
+MAX_SUSPECTS = 64
+"""The most records together that have been delivered often."""
 MAX_TYPES = 20_000
 """The most types that are said of a partition's records at a time: nobody has more records than half of it."""
 MAX_RUNS = 8_192
@@ -58,11 +63,15 @@ class Acquired(NamedTuple):
 
 
 class ShareLimits(NamedTuple):
-    """Of a group: records of a partition that are not finished, deliveries of a record, and a lock's length."""
+    """Of a group: records of a partition that are not finished, deliveries of a record, a lock's length, and waits."""
 
     records: int = 2_000
     deliveries: int = 5
     lock_ms: int = 30_000
+    backoff_ms: int = 0
+    """Before the second delivery."""
+    backoff_max_ms: int = 0
+    """Before any."""
 
 
 class StateWrite(NamedTuple):
@@ -85,6 +94,7 @@ class WrongAcknowledgement(Exception):
 class WindowRun:
     """Offsets ``first`` to ``last`` (inclusive) with one history.
 
+    ``until_ms``: when the lock of its member ends; of an available one, until when it waits, 0 if it does not.
     ``becomes``: the state that its member has acknowledged it to, which is not persisted yet; ``writing``: it is in
     the write that is under way. ``dirty``: its state is so, and is not in a write yet.
     """
@@ -105,6 +115,16 @@ class WindowRun:
         return self.last - self.first + 1
 
     @property
+    def free(self) -> bool:
+        """Whether it can be given out now."""
+        return self.state is RecordState.AVAILABLE and not self.until_ms
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is to be given out later."""
+        return self.state is RecordState.AVAILABLE and self.until_ms > 0
+
+    @property
     def finished(self) -> bool:
         """Whether its records have reached their end, as far as this leader knows."""
         return self.state in ENDS
@@ -120,6 +140,16 @@ class WindowRun:
             and self.writing == other.writing
             and self.dirty == other.dirty
         )
+
+
+@dataclass(slots=True)
+class _Giving:
+    """One acquisition: whose, until when, what it got, and whether what it got last goes to the member alone."""
+
+    member: str
+    until_ms: int
+    got: list[Acquired] = field(default_factory=list)
+    over: bool = False
 
 
 def checked(batches: Iterable[AckBatch]) -> list[tuple[int, int, AckType]]:
@@ -150,10 +180,13 @@ def checked(batches: Iterable[AckBatch]) -> list[tuple[int, int, AckType]]:
 class Window:
     """One share partition, as its leader has it since it read ``state``, whose ``start`` is known.
 
-    ``fresh``: that start was chosen just now, and is to be persisted. Raises ValueError for a state that cannot be.
+    ``fresh``: that start was chosen just now, and is to be persisted. ``predecessors_until_ms``: so long members may
+    have locks that this leader does not know. Raises ValueError for a state that cannot be.
     """
 
-    def __init__(self, state: ShareState, limits: ShareLimits, *, fresh: bool = False) -> None:
+    def __init__(
+        self, state: ShareState, limits: ShareLimits, *, fresh: bool = False, predecessors_until_ms: int = 0
+    ) -> None:
         self.limits = limits
         self.state_epoch = state.state_epoch
         self.start = state.start
@@ -162,7 +195,11 @@ class Window:
         self._write_start: int | None = None
         """The start that the write under way persists; None if there is none under way."""
         self._persisted_start = NO_OFFSET if fresh else state.start
+        self._predecessors_until_ms = predecessors_until_ms
         self._room = 0
+        self._locks_left = 0
+        self._end_at_most = 0
+        self._keys: KeyOrder | None = None
         end = state.start
         for first, last, persisted, count in state.batches:
             if first < end or last < first:
@@ -188,21 +225,48 @@ class Window:
         return sum(run.size for run in self._runs if not run.finished)
 
     @property
+    def locked(self) -> int:
+        """Records that members have."""
+        return sum(run.size for run in self._runs if run.state is RecordState.ACQUIRED)
+
+    @property
+    def waiting(self) -> int:
+        """Records that are to be given out later."""
+        return sum(run.size for run in self._runs if run.waits)
+
+    @property
     def next_offset(self) -> int:
-        """Where to read for the next acquisition: the first available record, else the end."""
-        return next((run.first for run in self._runs if run.state is RecordState.AVAILABLE), self.end)
+        """Where to read for the next acquisition: the first record that may be given out, else what is not known."""
+        if self._keys is not None:
+            ready = self._keys.next()
+            return self._keys.end if ready is None else ready
+        return next((run.first for run in self._runs if run.free), self.end)
 
     @property
     def room(self) -> int:
-        """How many records from the end on may be given out."""
+        """How many records from the end on may be given out, or, with keys, get into the window."""
         if len(self._runs) >= MAX_RUNS:
             return 0
-        return max(0, min(self.limits.records - self.unfinished, self.start + MAX_SPAN - self.end))
+        waiting = self.waiting
+        span = self._span_end(waiting) - self.end
+        if self._keys is not None:
+            return max(0, min(MAX_KEYED - len(self._keys), span))
+        return max(0, min(self.limits.records - self.unfinished + waiting, span))
+
+    def _span_end(self, waiting: int) -> int:
+        """The window ends here at the latest: records that wait do not count."""
+        return self.start + MAX_SPAN + min(waiting, MAX_SPAN)
 
     @property
     def may_acquire(self) -> bool:
         """Whether an acquisition could give anything, if the log has it."""
-        return self.room > 0 or any(run.state is RecordState.AVAILABLE for run in self._runs)
+        if self.locked >= self.limits.records:
+            return False
+        if self._keys is not None:
+            if self._predecessors_until_ms or self._persisted_start == NO_OFFSET:
+                return False  # a start that is persisted tells the next leader that there may be locks
+            return self.room > 0 or self._keys.end < self.end or self._keys.next() is not None
+        return self.room > 0 or any(run.free for run in self._runs)
 
     @property
     def holds_back(self) -> WindowRun | None:
@@ -212,7 +276,10 @@ class Window:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When the next lock ends, at the earliest; None if there are no locks."""
+        """When the next lock or wait ends, at the earliest; None if there are none."""
+        held = self._predecessors_until_ms if self._keys is not None else 0
+        if held:
+            return held if self._soonest_ms is None else min(held, self._soonest_ms)
         return self._soonest_ms
 
     @property
@@ -231,6 +298,26 @@ class Window:
 
     # --- acquiring ----------------------------------------------------------------------------------------------
 
+    @property
+    def ordered(self) -> bool:
+        """Whether no record is given out while another of its key is with a member, or waits.
+
+        That holds while a lock is valid and its leader stays; and nothing is given out until the locks of earlier
+        leaders have ended.
+        """
+        return self._keys is not None
+
+    @ordered.setter
+    def ordered(self, ordered: bool) -> None:
+        if ordered is not self.ordered:
+            self._keys = KeyOrder(self.start, self._is_free) if ordered else None
+
+    @property
+    def keys_known(self) -> int:
+        """The keys of all records below are known, as far as they matter; only with ``ordered``."""
+        assert self._keys is not None, "records are ordered by key"
+        return self._keys.end
+
     def acquire(
         self, member: str, read: tuple[int, int], data: Sequence[tuple[int, int]], most: int, now_ms: int, *,
         whole_batches: bool = True,
@@ -242,33 +329,90 @@ class Window:
         ``whole_batches`` the batch that passes ``most`` is given as a whole.
         """
         first, last = max(read[0], self.start), read[1]
-        left, got, until_ms = most, list[Acquired](), now_ms + self.limits.lock_ms
-        at, self._room = first, self.room
+        giving = self._giving(member, now_ms)
+        left, at = most, first
         for begin, end in data:
             begin, end = max(begin, first), min(end, last)
             if end < begin:
                 continue
-            if left <= 0:
+            if left <= 0 or giving.over:
                 last = begin - 1
                 break
             self._archive_gap(at, begin - 1)
-            taken, at = self._take(member, begin, end, end - begin + 1 if whole_batches else left, until_ms, got)
+            taken, at = self._take(giving, begin, end, end - begin + 1 if whole_batches else left)
             left -= taken
             if at <= end:
                 last = at - 1
                 break
         self._archive_gap(at, last)
         self._tidy()
-        return got
+        return giving.got
 
-    def _take(
-        self, member: str, first: int, last: int, most: int, until_ms: int, got: list[Acquired]
-    ) -> tuple[int, int]:
-        """Acquire what is available of a batch; how many were taken, and the first offset that was not looked at."""
+    def acquire_in_order(
+        self, member: str, read: tuple[int, int], keys: Iterable[tuple[int, bytes | None]], most: int, now_ms: int
+    ) -> list[Acquired]:
+        """As :meth:`acquire`, of records that are ``ordered``.
+
+        ``keys``: offset and key of what was read and has a record for this group, from ``keys_known`` on.
+        """
+        order = self._keys
+        assert order is not None, "records are ordered by key"
+        giving = self._giving(member, now_ms)
+        if read[0] <= order.end:
+            self._learn(order, keys, read[1])
+        left, passed = most, list[int]()
+        while left > 0 and self._locks_left > 0 and not giving.over:
+            offset = order.next()
+            if offset is None or offset > read[1]:
+                break
+            if offset < read[0]:  # it has become free since: it is read next time
+                passed.append(order.pop())
+                continue
+            if giving.got and self._together(self._run_at(offset)) is not None:
+                break
+            order.pop()
+            self._give(giving, self._cut(offset, offset))
+            left -= 1
+        for offset in passed:
+            order.freed(offset, offset)
+        self._tidy()
+        return giving.got
+
+    def _learn(self, order: KeyOrder, keys: Iterable[tuple[int, bytes | None]], last: int) -> None:
+        """Take the next records into the window, as far as there is room; what lies between them is archived."""
+        for offset, key in keys:
+            if offset < order.end:
+                continue
+            self._archive_gap(order.end, offset - 1)
+            order.end = max(order.end, min(offset, self.end))
+            if offset > self.end or (offset == self.end and self._room <= 0):
+                return
+            if offset == self.end:
+                self._room -= 1
+                self.end += 1
+                newest = WindowRun(offset, offset)
+                if self._runs and self._runs[-1].alike(newest):
+                    self._runs[-1].last = offset
+                else:
+                    self._runs.append(newest)
+            if self._run_at(offset).finished:
+                order.end = offset + 1
+            else:
+                order.learn(offset, key)
+        self._archive_gap(order.end, last)
+        order.end = max(order.end, min(last + 1, self.end))
+
+    def _giving(self, member: str, now_ms: int) -> _Giving:
+        self._room, self._locks_left = self.room, self.limits.records - self.locked
+        self._end_at_most = self._span_end(self.waiting)
+        return _Giving(member, now_ms + self.limits.lock_ms)
+
+    def _take(self, giving: _Giving, first: int, last: int, most: int) -> tuple[int, int]:
+        """Acquire what is free of a batch; how many were taken, and the first offset that was not looked at."""
         taken, at = 0, first
-        while at <= last:
+        while at <= last and not giving.over:
             if at >= self.end:
-                size = min(last - at + 1, most - taken, self._room)
+                size = min(last - at + 1, most - taken, self._room, self._locks_left)
                 if at > self.end or size <= 0:
                     break
                 run = WindowRun(at, at + size - 1)
@@ -277,21 +421,15 @@ class Window:
                 self._room -= size
             else:
                 run = self._run_at(at)
-                if run.state is not RecordState.AVAILABLE:
+                if not run.free:
                     at = run.last + 1
                     continue
-                size = min(last - at + 1, run.last - at + 1, most - taken)
-                if size <= 0:
+                together = self._together(run)
+                size = min(last - at + 1, run.last - at + 1, most - taken, self._locks_left, together or run.size)
+                if size <= 0 or (together is not None and giving.got):
                     break
                 run = self._cut(at, at + size - 1)
-            run.state, run.member, run.until_ms = RecordState.ACQUIRED, member, until_ms
-            run.count = min(run.count + 1, MAX_DELIVERIES)
-            run.writing = run.dirty = False  # a write that is under way persists what it was before
-            self._soonest_ms = until_ms if self._soonest_ms is None else min(self._soonest_ms, until_ms)
-            if got and (got[-1].last + 1, got[-1].deliveries) == (run.first, run.count):
-                got[-1] = got[-1]._replace(last=run.last)
-            else:
-                got.append(Acquired(run.first, run.last, run.count))
+            self._give(giving, run)
             taken += run.size
             at = run.last + 1
             if len(self._runs) > 1 and self._runs[-1] is run and self._runs[-2].alike(run):
@@ -299,21 +437,46 @@ class Window:
                 self._runs[-1].last = run.last
         return taken, min(at, last + 1)
 
+    def _together(self, run: WindowRun) -> int | None:
+        """How many records of a run go to a member at most, and without others: one may be what kills members.
+
+        From half of the deliveries on ``MAX_SUSPECTS``, then half of them, and so on; at last each by itself. None
+        while all may.
+        """
+        first = max(2, (self.limits.deliveries + 1) // 2)
+        if run.count < first:
+            return None
+        return 1 if run.count + 1 >= self.limits.deliveries else max(1, MAX_SUSPECTS >> (run.count - first))
+
+    def _give(self, giving: _Giving, run: WindowRun) -> None:
+        giving.over = self._together(run) is not None
+        run.state, run.member, run.until_ms = RecordState.ACQUIRED, giving.member, giving.until_ms
+        run.count = min(run.count + 1, MAX_DELIVERIES)
+        run.writing = run.dirty = False  # a write that is under way persists what it was before
+        self._locks_left -= run.size
+        self._soonest_ms = giving.until_ms if self._soonest_ms is None else min(self._soonest_ms, giving.until_ms)
+        got = giving.got
+        if got and (got[-1].last + 1, got[-1].deliveries) == (run.first, run.count):
+            got[-1] = got[-1]._replace(last=run.last)
+        else:
+            got.append(Acquired(run.first, run.last, run.count))
+
     def _archive_gap(self, first: int, last: int) -> None:
         """There are no records for this group from ``first`` to ``last``: archive what is available of it."""
         while first <= last:
             if first >= self.end:
-                size = min(last - first + 1, self.start + MAX_SPAN - self.end)
+                size = min(last - first + 1, self._end_at_most - self.end)
                 if first > self.end or size <= 0 or len(self._runs) >= MAX_RUNS:
                     return
-                self._room = min(self._room, self.start + MAX_SPAN - self.end - size)
+                self._room = min(self._room, self._end_at_most - self.end - size)
                 self._runs.append(WindowRun(first, first + size - 1, RecordState.ARCHIVED, dirty=True))
                 self.end = first + size
                 return
             run = self._run_at(first)
             if run.state is RecordState.AVAILABLE:
                 run = self._cut(first, min(last, run.last))
-                run.state, run.dirty = RecordState.ARCHIVED, True
+                run.until_ms = 0
+                self._end_run(run, RecordState.ARCHIVED)
             first = run.last + 1
 
     # --- acknowledging ------------------------------------------------------------------------------------------
@@ -357,29 +520,60 @@ class Window:
         return RecordState.ARCHIVED if run.count >= self.limits.deliveries else RecordState.AVAILABLE
 
     def expire(self, now_ms: int) -> bool:
-        """End the locks whose time is over; whether there were any. What is being persisted decides for itself."""
-        if self._soonest_ms is None or now_ms < self._soonest_ms:
+        """End the locks and waits whose time is over; whether any was. What is being persisted decides for itself."""
+        if self.next_deadline_ms is None or now_ms < self.next_deadline_ms:
             return False
-        ended = False
+        ended = self._predecessors_until_ms > 0
+        if now_ms >= self._predecessors_until_ms:
+            self._predecessors_until_ms = 0
         for run in self._runs:
             if run.state is RecordState.ACQUIRED and run.becomes is None and run.until_ms <= now_ms:
-                self._free(run)
+                self._free(run, now_ms)
+                ended = True
+            elif run.waits and run.until_ms <= now_ms:
+                run.until_ms = 0
+                self._is_back(run)
                 ended = True
         self._tidy()
         return ended
 
-    def release(self, member: str) -> bool:
+    def release(self, member: str, now_ms: int) -> bool:
         """The member is gone: free what it has; whether there was anything. What it has acknowledged counts."""
         freed = False
         for run in self._runs:
             if run.member == member and run.becomes is None:
-                self._free(run)
+                self._free(run, now_ms)
                 freed = True
         self._tidy()
         return freed
 
-    def _free(self, run: WindowRun) -> None:
-        run.state, run.member, run.until_ms, run.dirty = self._freed(run), None, 0, True
+    def _free(self, run: WindowRun, now_ms: int) -> None:
+        self._end_lock(run, self._freed(run), now_ms)
+        run.dirty = True
+
+    def _end_lock(self, run: WindowRun, state: RecordState, now_ms: int) -> None:
+        """Nobody has the run any more: it is available, now or after a wait, or finished."""
+        run.state, run.member, run.until_ms = state, None, 0
+        if state in ENDS:
+            self._end_run(run, state)
+            return
+        if self.limits.backoff_ms:
+            wait_ms = min(self.limits.backoff_ms << min(run.count - 1, 32), self.limits.backoff_max_ms)
+            step_ms = max(1, wait_ms // 16)  # neighbours that are given back one by one are one run
+            run.until_ms = (now_ms + wait_ms + step_ms - 1) // step_ms * step_ms
+        self._is_back(run)
+
+    def _is_back(self, run: WindowRun) -> None:
+        if self._keys is not None and run.free:
+            self._keys.freed(run.first, run.last)
+
+    def _end_run(self, run: WindowRun, state: RecordState) -> None:
+        run.state, run.dirty = state, True
+        if self._keys is not None:
+            self._keys.finished(run.first, run.last)
+
+    def _is_free(self, offset: int) -> bool:
+        return self.start <= offset < self.end and self._run_at(offset).free
 
     def log_starts(self, offset: int) -> bool:
         """The log has nothing below this offset any more; whether that finishes records."""
@@ -388,11 +582,14 @@ class Window:
         if offset > self.end:
             self._runs.append(WindowRun(self.end, offset - 1))
             self.end = offset
+        if self._keys is not None:
+            self._keys.begin(offset)
         changed = False
         for run in list(self._between(self.start, offset - 1)):
             if not run.finished and run.becomes is None:
                 run = self._cut(run.first, min(run.last, offset - 1))
-                run.state, run.member, run.until_ms, run.dirty = RecordState.ARCHIVED, None, 0, True
+                run.member, run.until_ms = None, 0
+                self._end_run(run, RecordState.ARCHIVED)
                 changed = True
         self._tidy()
         return changed
@@ -433,13 +630,15 @@ class Window:
             if run.becomes is None:
                 run.dirty = run.dirty or (not persisted and run.state is not RecordState.ACQUIRED)
             elif persisted:
-                run.state, run.becomes, run.member, run.until_ms = run.becomes, None, None, 0
+                becomes, run.becomes = run.becomes, None
+                self._end_lock(run, becomes, now_ms)
+                run.dirty = False
             else:
                 run.becomes = None  # its lock goes on; a late answer of the coordinator's does no harm
         if persisted:
             self._persisted_start = start
             self._move_start(start)
-        self._soonest_ms = min((run.until_ms for run in self._runs if run.member is not None), default=None)
+        self._soonest_ms = min((run.until_ms for run in self._runs if run.until_ms), default=None)
         self.expire(now_ms)
         self._tidy()
 
@@ -461,6 +660,8 @@ class Window:
             self._runs[0].first = start
         self.start = start
         self.end = max(self.end, start)
+        if self._keys is not None:
+            self._keys.begin(start)
 
     # --- runs ---------------------------------------------------------------------------------------------------
 
@@ -501,8 +702,8 @@ class Window:
             else:
                 joined.append(run)
         self._runs = joined
-        locks = (run.until_ms for run in joined if run.member is not None and run.becomes is None)
-        self._soonest_ms = min(locks, default=None)
+        ends = (run.until_ms for run in joined if run.until_ms and run.becomes is None)
+        self._soonest_ms = min(ends, default=None)
 
 
 def _first(run: WindowRun) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ SETTINGS = {
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path_factory.mktemp("shares"), **SETTINGS).start()
     assert SHARE_VERSION not in Shell(fleet).json("features", "describe")["features"], "an operator finalizes it"
-    Shell(fleet).run("features", "upgrade", f"{SHARE_VERSION}=1")
+    Shell(fleet).run("features", "upgrade", f"{SHARE_VERSION}=2")
     yield fleet
     fleet.close()
 
@@ -49,12 +50,15 @@ def names(fleet: Fleet) -> tuple[str, str]:
     return made(fleet, PARTITIONS)
 
 
-def made(fleet: Fleet, partitions: int) -> tuple[str, str]:
+def made(fleet: Fleet, partitions: int, **settings: str) -> tuple[str, str]:
     topic, group = f"t-{uuid.uuid4()}", f"g-{uuid.uuid4()}"
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 3)])[topic].result(WAIT_S)
-    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=[entry])
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in {"share.auto.offset.reset": "earliest", **settings}.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(WAIT_S)
     return topic, group
@@ -137,6 +141,40 @@ def test_what_is_given_back_comes_again_and_what_is_rejected_does_not(fleet: Fle
     reader.end()
     assert {tries[value] for value in released} == {5}, "group.share.delivery.count.limit"
     assert {tries[value] for value in values - released} == {1}
+
+
+def test_no_record_overtakes_another_of_its_key_while_that_waits_to_be_tried_again(fleet: Fleet) -> None:
+    """Two workers fail the first record of each key twice; the other keys, and records without one, go on."""
+    names = made(fleet, 1, **{"fleetlog.share.order": "key", "fleetlog.share.retry.backoff.ms": "400"})
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20, "compression.type": "zstd"})
+    keys = [None if number % 5 == 4 else b"key %d " % (number % 5) * 4 for number in range(60)]
+    for number, key in enumerate(keys):
+        producer.produce(names[0], b"%d" % number, key=key, partition=0)
+    assert producer.flush(WAIT_S) == 0
+    tries: list[tuple[float, int]] = []
+    lock = threading.Lock()
+
+    def answer(message: Message) -> AcknowledgeType:
+        number = int(message.value())
+        with lock:
+            tries.append((time.monotonic(), number))
+            count = sum(other == number for _, other in tries)
+        return AcknowledgeType.RELEASE if number < 4 and count < 3 else AcknowledgeType.ACCEPT
+
+    readers = [Reader(fleet, names, answer) for _ in range(2)]
+    wanted = Counter({**dict.fromkeys(range(60), 1), **dict.fromkeys(range(4), 3)})
+    eventually(lambda: len(tries), "all are done", WAIT_S, good=lambda count: count >= wanted.total())
+    for reader in readers:
+        reader.end()
+    assert Counter(number for _, number in tries) == wanted
+    for key in range(4):
+        mine = [number for _, number in tries if number % 5 == key]
+        assert mine == sorted(mine), f"the records of a key in their order: {mine}"
+        times = [at for at, number in tries if number == key]
+        assert times[1] - times[0] >= 0.4
+        assert times[2] - times[1] >= 0.8
+    last_without_key = max(at for at, number in tries if number % 5 == 4)
+    assert last_without_key < min(at for at, number in tries if number >= 5 and number % 5 < 4), "they wait for nobody"
 
 
 def test_what_a_member_did_not_acknowledge_comes_again(fleet: Fleet) -> None:

@@ -171,20 +171,31 @@ def test_an_alteration_that_cannot_be_made_is_refused(name: str) -> None:
 def test_a_groups_own_times_are_within_the_brokers_bounds(wanted: dict[str, str], why: str | None) -> None:
     named = {f"consumer.{name}": value for name, value in wanted.items()}
     if why is None:
-        check_group_settings({}, named, BrokerConfig())
+        check_group_settings({}, named, BrokerConfig(), {})
         return
     with pytest.raises(Refused, match=why) as refused:
-        check_group_settings({}, named, BrokerConfig())
+        check_group_settings({}, named, BrokerConfig(), {})
     assert refused.value.error is ErrorCode.INVALID_CONFIG
-    check_group_settings(named, named, BrokerConfig())  # what was stored before is no reason to refuse another setting
+    check_group_settings(
+        named, named, BrokerConfig(), {}
+    )  # what was stored before is no reason to refuse another setting
+
+
+def test_order_by_key_needs_leaders_that_know_it() -> None:
+    wanted = {"fleetlog.share.order": "key"}
+    for level in ({}, {"share.version": 1}):
+        with pytest.raises(Refused, match=r"fleetlog\.share\.order needs share\.version 2"):
+            check_group_settings({}, wanted, BrokerConfig(), level)
+    check_group_settings({}, wanted, BrokerConfig(), {"share.version": 2})
+    check_group_settings(wanted, wanted, BrokerConfig(), {})
 
 
 def test_a_groups_session_is_longer_than_its_heartbeats() -> None:
     broker = BrokerConfig(group_consumer_max_heartbeat_interval_ms=60_000)
     wanted = {"consumer.heartbeat.interval.ms": "50000"}
     with pytest.raises(Refused, match="must be greater than"):
-        check_group_settings({}, wanted, broker)
-    check_group_settings({}, {**wanted, "consumer.session.timeout.ms": "50001"}, broker)
+        check_group_settings({}, wanted, broker, {})
+    check_group_settings({}, {**wanted, "consumer.session.timeout.ms": "50001"}, broker, {})
 
 
 async def alter_without_zookeeper(key: int, resources: Sequence[tuple[int, str, Sequence[str]]]) -> list[ErrorCode]:

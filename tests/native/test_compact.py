@@ -116,6 +116,13 @@ def test_a_full_map_says_where_it_was_full(compact: ModuleType) -> None:
     assert compact.collect_keys(payload, header, compact.KeyMap(9, 8, SECRET), 0) == -1
 
 
+def test_the_keys_of_records(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b""), row(8, None), row(9, b"c" * 300)])
+    assert compact.record_keys(payload, header, 6, 9) == [(6, b""), (8, None), (9, b"c" * 300)]
+    assert compact.record_keys(memoryview(payload), header, 0, 2) == [(5, b"a"), (6, b"")]
+    assert compact.record_keys(payload, header, 10, 9) == []
+
+
 def test_what_is_superseded_goes(compact: ModuleType) -> None:
     payload, header = batch_of([row(5, b"a"), row(6, b"b"), row(7, None), row(8, b"a"), row(9, b"c"), row(10, b"b")])
     kept = compact.keep_records(payload, header, filled(compact, {b"a": 8, b"b": 99}), 10, False, NOW)
@@ -209,6 +216,8 @@ def test_records_stay_as_they_are_decoded_and_encoded(
         assert kept.max_timestamp == max(r.timestamp for r in wanted)
     maps = [filled(twin, {}) for twin in TWINS]
     assert [twin.collect_keys(payload, header, keys, end) for twin, keys in zip(TWINS, maps, strict=True)] == [-1, -1]
+    keyed = [twin.record_keys(payload, header, end, 3) for twin in TWINS]
+    assert keyed == [[(r.offset, r.key) for r in records if r.offset >= end][:3]] * 2
     latest = {r.key: r.offset for r in records if r.key is not None and r.offset >= end}
     for key in (b"", b"a", b"b", b"key", b"x" * 40):
         assert [keys.get(key) for keys in maps] == [latest.get(key, -1)] * 2
@@ -217,6 +226,13 @@ def test_records_stay_as_they_are_decoded_and_encoded(
 def _collected(twin: Any, payload: bytes, header: BatchHeader) -> Any:
     try:
         return twin.collect_keys(payload, header, filled(twin, {}), 0)
+    except CorruptBatch as wrong:
+        return str(wrong), wrong.position
+
+
+def _keys_of(twin: Any, payload: bytes, header: BatchHeader) -> Any:
+    try:
+        return twin.record_keys(payload, header, 2, 4)
     except CorruptBatch as wrong:
         return str(wrong), wrong.position
 
@@ -268,6 +284,8 @@ def test_hostile_bytes(seed: int) -> None:
         assert all(one == other for one, other in strange), (data, lying)
         assert gathered[0] == gathered[1], (data, lying)
         assert collected[0] == collected[1], (data, lying)
+        keys = [_keys_of(twin, data, lying) for twin in TWINS]
+        assert keys[0] == keys[1], (data, lying)
         assert kept[0] == kept[1], (data, lying)
         refused += isinstance(collected[0], tuple)
     assert refused > 50

@@ -53,6 +53,7 @@ class Leader:
     held: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The oracle's view: who has an offset, until when."""
     counts: dict[int, int] = field(default_factory=dict)
+    given_ms: dict[int, int] = field(default_factory=dict)
 
 
 class World:
@@ -64,6 +65,11 @@ class World:
         self.limits = ShareLimits(
             self.random.choice((5, 40, 200)), self.random.choice((2, 3, 5)), self.random.choice((1_000, 30_000))
         )
+        draw = random.Random(f"{seed}/order")
+        self.ordered = draw.random() < 0.4
+        if draw.random() < 0.4:
+            self.limits = self.limits._replace(backoff_ms=draw.choice((50, 2_000)), backoff_max_ms=5_000)
+        self.keys = [None, *(bytes([number]) for number in range(draw.choice((1, 3, 20))))]
         self.updates = self.random.choice((0, 1, 5))
         self.log: list[CoordinatorRecord] = []
         self.shard = ShareShard(0, self.updates)
@@ -123,7 +129,10 @@ class World:
         state, fresh = answer.state, answer.state.start == NO_OFFSET
         if fresh:
             state = state._replace(start=self.log_start)
-        self.leaders.append(Leader(epoch, Window(state, self.limits, fresh=fresh)))
+        until_ms = 0 if fresh else self.now_ms + self.limits.lock_ms
+        window = Window(state, self.limits, fresh=fresh, predecessors_until_ms=until_ms)
+        window.ordered = self.ordered
+        self.leaders.append(Leader(epoch, window))
         if len(self.leaders) > 2:
             del self.leaders[0]
 
@@ -136,9 +145,13 @@ class World:
             at = run.last + 1
         if at != window.end or window.end - window.start > MAX_SPAN:
             raise Violation(f"the window ends at {window.end}, its runs at {at}")
-        unfinished = sum(run.size for run in window.runs if not run.finished)
-        if unfinished > self.limits.records:
-            raise Violation(f"{unfinished} records are not finished")
+        plain = not self.ordered and not self.limits.backoff_ms
+        if (window.unfinished if plain else window.locked) > self.limits.records:
+            raise Violation(f"{window.locked} records are locked, {window.unfinished} are not finished")
+
+    def key_of(self, offset: int) -> bytes | None:
+        """The key of the record there."""
+        return self.keys[hash((offset, 7)) % len(self.keys)]
 
     def acquire(self, leader: Leader) -> None:
         window, member = leader.window, self.random.choice(self.members)
@@ -149,7 +162,15 @@ class World:
             return
         data = [(first, last) for first, last, has in readable if has]
         most, whole = self.random.randint(1, 30), self.random.random() < 0.5
-        got = window.acquire(member, (begin, readable[-1][1]), data, most, self.now_ms, whole_batches=whole)
+        if not window.may_acquire:
+            return
+        read = (begin, readable[-1][1])
+        if self.ordered:
+            offsets = (offset for first, last in data for offset in range(first, last + 1))
+            keys = [(offset, self.key_of(offset)) for offset in offsets if offset >= window.keys_known]
+            got, whole = window.acquire_in_order(member, read, keys, most, self.now_ms), False
+        else:
+            got = window.acquire(member, read, data, most, self.now_ms, whole_batches=whole)
         if not whole and sum(g.last - g.first + 1 for g in got) > most:
             raise Violation("more than asked for")
         for first, last, count in got:
@@ -166,9 +187,27 @@ class World:
             raise Violation(f"{holder[0]} has offset {offset}, which {member} gets")
         if count <= leader.counts.get(offset, 0) or count > self.limits.deliveries:
             raise Violation(f"offset {offset} is given with count {count} after {leader.counts.get(offset)}")
+        wait_ms = min(self.limits.backoff_ms << (count - 2), self.limits.backoff_max_ms) if count > 1 else 0
+        if offset in leader.given_ms and self.now_ms < leader.given_ms[offset] + wait_ms:
+            raise Violation(f"offset {offset} is tried again too soon")
+        leader.given_ms[offset] = self.now_ms
+        if self.ordered and self.key_of(offset) is not None:
+            self.in_turn(offset)
         leader.counts[offset] = count
         leader.held[offset] = (member, self.now_ms + self.limits.lock_ms)
         self.delivered[offset] = self.delivered.get(offset, 0) + 1
+
+    def in_turn(self, offset: int) -> None:
+        """No record of the same key is before it and unfinished, or with a member of any leader's."""
+        for first, last, has in self.batches:
+            for other in range(first, last + 1) if has else ():
+                if other == offset or self.key_of(other) != self.key_of(offset):
+                    continue
+                given_up = self.delivered.get(other, 0) >= self.limits.deliveries
+                if other < offset and other not in self.said and not given_up:
+                    raise Violation(f"offset {offset} overtakes {other} of its key")
+                if any(one.held.get(other, ("", 0))[1] > self.now_ms for one in self.leaders):
+                    raise Violation(f"offset {offset} is given out beside {other} of its key")
 
     def acknowledge(self, leader: Leader) -> None:
         member = self.random.choice(self.members)
@@ -186,6 +225,8 @@ class World:
         if self.random.random() < 0.6:
             types = types[:1]
         pieces = checked([AckBatch(first, last, types)])
+        if leader is not self.leader and any(kind is AckType.RENEW for _, _, kind in pieces):
+            return  # it has no lease to renew locks by, either
         offsets = {at: kind for begin, end, kind in pieces for at in range(begin, end + 1)}
         above = [offset for offset in offsets if offset >= leader.window.start]
         has = all(leader.held.get(o, ("", 0))[0] == member and leader.held[o][1] > self.now_ms for o in above)
@@ -251,7 +292,7 @@ class World:
 
     def release(self, leader: Leader) -> None:
         member = self.random.choice(self.members)
-        leader.window.release(member)
+        leader.window.release(member, self.now_ms)
         waiting = {offset for ack in (*leader.noted, *leader.under_way) for offset in ack.offsets}
         for offset in [o for o, (who, _) in leader.held.items() if who == member and o not in waiting]:
             del leader.held[offset]
@@ -304,6 +345,7 @@ class World:
         self.all_die()
         self.elect()
         leader = self.leader
+        self.pass_time(self.limits.lock_ms)
         for _ in range(20 * (len(self.batches) + self.log_end + 5)):
             self.acquire(leader)
             for offset, (member, _) in sorted(leader.held.items()):

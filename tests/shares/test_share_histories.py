@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from fleetlog.brokers.shares import coordinator
 from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
+from fleetlog.brokers.shares.keys import KeyOrder
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
 from fleetlog.brokers.shares.window import AckType, ShareLimits, Window, WindowRun
 from fleetlog.txn.commands import Result
@@ -52,14 +54,28 @@ def unfenced(self: ShareShard, *asked: object) -> Result:
     return result if known is None else Result(response=StateAnswer(result.response.error, known))
 
 
-def skips_gaps(self: Window, state: ShareState, limits: ShareLimits, *, fresh: bool = False) -> None:
+def skips_gaps(self: Window, state: ShareState, limits: ShareLimits, **options: Any) -> None:
     batches, end = list[StateBatch](), state.start
     for batch in state.batches:
         if batch.first > end:
             batches.append(StateBatch(end, batch.first - 1, RecordState.ARCHIVED, 0))
         batches.append(batch)
         end = batch.last + 1
-    opened(self, state._replace(batches=tuple(batches)), limits, fresh=fresh)
+    opened(self, state._replace(batches=tuple(batches)), limits, **options)
+
+
+def knows_of_no_locks(self: Window, state: ShareState, limits: ShareLimits, **options: Any) -> None:
+    opened(self, state, limits, **{**options, "predecessors_until_ms": 0})
+
+
+def at_once(self: Window, run: WindowRun, state: RecordState, now_ms: int) -> None:
+    end_lock(self, run, state, now_ms)
+    if run.waits:
+        run.until_ms = 0
+
+
+def without_its_key(self: KeyOrder, offset: int, key: bytes | None) -> None:
+    learn(self, offset, None)
 
 
 def still_in_the_write(self: Window, *asked: object) -> tuple[int, int]:
@@ -88,6 +104,7 @@ def never_enough(self: Window, each: WindowRun) -> RecordState:
 
 
 acknowledge, updated, read, opened = Window.acknowledge, coordinator.updated, ShareShard.read, Window.__init__
+end_lock, learn = vars(Window)["_end_lock"], KeyOrder.learn
 take, archive_gap, end_write = vars(Window)["_take"], vars(Window)["_archive_gap"], Window.end_write
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "an acknowledgement is answered before it is persisted": (Window, "acknowledge", answered_at_once),
@@ -101,6 +118,10 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a write that failed counts": (Window, "end_write", always_persisted),
     "locks do not end": (Window, "expire", lambda self, now_ms: False),
     "a record is delivered for ever": (Window, "_freed", never_enough),
+    "a record overtakes another of its key": (KeyOrder, "learn", without_its_key),
+    "a new leader knows of no locks": (Window, "__init__", knows_of_no_locks),
+    "what is given back is tried at once": (Window, "_end_lock", at_once),
+    "a key is held for ever": (KeyOrder, "finished", lambda self, first, last: None),
 }
 
 

@@ -110,17 +110,17 @@ def test_a_member_that_is_gone() -> None:
     take(window, 3, "a", most=2)
     say(window, 0, 0, 1)
     assert window.members == {"a"}
-    assert window.release("a")
+    assert window.release("a", 0)
     assert persist(window).start == 1, "what it has said counts"
     assert take(window, 3, "b") == [Acquired(1, 3, 2)]
 
 
 def test_gaps_of_a_restart_are_given_out() -> None:
-    window = opened(5, StateBatch(7, 8, ACK, 1), StateBatch(10, 10, FREE, 2))
+    window = opened(5, StateBatch(7, 8, ACK, 1), StateBatch(10, 10, FREE, 1))
     assert [(run.first, run.last, run.state) for run in window.runs] == [
         (5, 6, FREE), (7, 8, ACK), (9, 9, FREE), (10, 10, FREE),
     ]  # fmt: skip
-    assert take(window, 12) == [Acquired(5, 6, 1), Acquired(9, 9, 1), Acquired(10, 10, 3), Acquired(11, 12, 1)]
+    assert take(window, 12) == [Acquired(5, 6, 1), Acquired(9, 9, 1), Acquired(10, 10, 2), Acquired(11, 12, 1)]
     for batches in ([StateBatch(3, 6, ACK, 1)], [StateBatch(9, 8, ACK, 1)]):
         with pytest.raises(ValueError, match="below"):
             opened(5, *batches)
@@ -176,7 +176,7 @@ def test_runs_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         say(window, offset, offset, 1)
     persist(window)
     assert (window.room, len(window.runs)) == (0, 40)
-    window.release("a")
+    window.release("a", 0)
     assert len(take(window, 99, "b")) == 20, "what is in the window is given out again"
     assert window.end == 40
 
@@ -210,3 +210,47 @@ def test_acknowledgements_that_cannot_be(batches: list[AckBatch]) -> None:
     with pytest.raises(WrongAcknowledgement) as caught:
         checked(batches)
     assert caught.value.error is ErrorCode.INVALID_REQUEST
+
+
+def test_what_is_given_back_waits_longer_each_time() -> None:
+    window = Window(ShareState(start=0), ShareLimits(10, 5, LOCK_MS, backoff_ms=1_000, backoff_max_ms=3_000))
+    now_ms = 0
+    for count, wait_ms in enumerate((1_000, 2_000, 3_000, 3_000), 1):
+        assert take(window, 0, now_ms=now_ms) == [Acquired(0, 0, count)]
+        say(window, 0, 0, 2, now_ms=now_ms)
+        persist(window, now_ms)
+        assert not window.expire(now_ms + wait_ms - 1)
+        assert window.next_offset == 1
+        now_ms += wait_ms + wait_ms // 16
+        assert window.next_deadline_ms is not None
+        assert window.next_deadline_ms <= now_ms
+        assert window.expire(now_ms)
+    assert take(window, 0, now_ms=now_ms) == [Acquired(0, 0, 5)]
+    window.release("a", now_ms)
+    assert (window.waiting, window.unfinished) == (0, 0), "that was the last delivery"
+
+
+def test_records_that_wait_hold_up_no_others() -> None:
+    window = Window(ShareState(start=0), ShareLimits(10, 5, LOCK_MS, backoff_ms=1_000, backoff_max_ms=3_000))
+    take(window, 9)
+    assert not window.may_acquire, "ten are with a member"
+    say(window, 0, 9, 2)
+    persist(window)
+    assert (window.waiting, window.room) == (10, 10)
+    assert take(window, 19, "b") == [Acquired(10, 19, 1)]
+    window.expire(1_200)
+    assert not window.may_acquire, "no more than ten are out, whatever is free"
+
+
+def test_a_record_that_was_delivered_often_comes_with_fewer_others() -> None:
+    window = Window(ShareState(start=0), ShareLimits(100, 6, LOCK_MS))
+    for count in (1, 2, 3):
+        assert take(window, 69) == [Acquired(0, 69, count)]
+        window.release("a", 0)
+    assert take(window, 80) == [Acquired(0, 63, 4)], "from half of the deliveries on so many at most"
+    assert take(window, 80) == [Acquired(64, 69, 4)], "and without others"
+    assert take(window, 80) == [Acquired(70, 80, 1)]
+    window.release("a", 0)
+    assert take(window, 80) == [Acquired(0, 31, 5)]
+    window.release("a", 0)
+    assert [take(window, 3) for _ in range(4)] == [[Acquired(at, at, 6)] for at in range(4)], "at last each alone"
