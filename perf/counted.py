@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetlog._native.batch import scan
+from fleetlog.brokers.metadata.features import GROUP_VERSION
 from fleetlog.brokers.timers import Timers
+from fleetlog.wire import messages
+from fleetlog.wire.api_keys import CONSUMER_GROUP_HEARTBEAT
 from harness.turns import TurnClient, TurnLoop
 from perf.generator.frames import Frame, batch_of, fetch_frame, framed_batch, produce_frame, sourced_batch
 
@@ -47,6 +50,10 @@ it will.
 ACLS = 1000
 QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
+MEMBERS, MOVES_MS = 4, 1000
+"""Members of the group that rests; before that, so much time is between two requests."""
+HEARTBEAT_ERROR_AT = 4 + 1 + 4
+"""Where the answer of a ConsumerGroupHeartbeat has its error: behind correlation id, header tags and throttle."""
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 SOURCED = {"": {}, ", each once": {"fleetlog.dedup": "source"}}
 """Topics for records that say where they come from, by how their work is called: a plain one, and one that drops
@@ -138,6 +145,13 @@ class Fixture:
         """What the crowd has sent is received and executed."""
         for client in self.crowd:
             client.arrive()
+        self.loop.run_soon()
+
+    def coordinate(self) -> None:
+        """Coordinate groups of both protocols."""
+        self.stage.coordinate(self.loop)
+        self.stage.metadata.features[GROUP_VERSION] = 1
+        self.stage.metadata._sequence = 0  # it knows the topics
         self.loop.run_soon()
 
     def close(self) -> None:
@@ -300,6 +314,42 @@ def reading_in_session(fixture: Fixture, max_bytes: int, count: int = FETCHES) -
         yield [_fetch(max_bytes, offset, session_id, epoch)]
 
 
+def resting(fixture: Fixture) -> Iterator[list[Frame]]:
+    """Heartbeats of members of the consumer protocol that have what they shall have, by turns."""
+    key, group_id = CONSUMER_GROUP_HEARTBEAT, "counted"
+    fixture.coordinate()
+    kind = messages.request_class(key)
+    owned = kind.TopicPartitions
+
+    def frame(member_id: str, **said: Any) -> Frame:
+        message = kind(version=1, group_id=group_id, member_id=member_id, **said)
+        return Frame(messages.encode_request(key, 1, 1, "perf", message), HEARTBEAT_ERROR_AT)
+
+    said: dict[str, dict[str, Any]] = {
+        str(uuid.UUID(int=number)): {
+            "member_epoch": 0, "rebalance_timeout_ms": 60_000, "subscribed_topic_names": [TOPIC], "topic_partitions": []
+        }
+        for number in range(MEMBERS)
+    }  # fmt: skip
+    moves = True
+    while moves:
+        moves = False
+        for member_id, before in said.items():
+            fixture.stage.clock.now_ms += MOVES_MS
+            asked = frame(member_id, **before)
+            answered = bytes(fixture.client.exchange(asked.data, 1))
+            _check([asked], memoryview(answered))
+            _, body = messages.split_response(key, 1, answered[LENGTH:])
+            answer = messages.decode_response(key, 1, body)
+            now: dict[str, Any] = {"member_epoch": answer.member_epoch}
+            if answer.assignment is not None:
+                rows = answer.assignment.topic_partitions
+                now["topic_partitions"] = [owned(topic_id=row.topic_id, partitions=row.partitions) for row in rows]
+            moves = moves or now != {"member_epoch": before["member_epoch"]}
+            said[member_id] = now
+    return itertools.cycle([[frame(member_id, **at)] for member_id, at in said.items()])
+
+
 def late_works(fixture: Fixture) -> Iterator[tuple[str, Callable[[list[Frame]], None], list[list[Frame]]]]:
     """What is counted with figures and without, of a broker of its own: name, and what is asked how."""
     kinds = works()
@@ -361,6 +411,14 @@ def main() -> None:
     for name, figures in (("on", True), ("off", False)):
         for work, ask, late in late_works(Fixture(directory / name, figures=figures)):
             count(f"{work}, figures {name}", ask, late)
+    fixture = Fixture(directory / "groups")
+    beats = resting(fixture)
+    for frames in itertools.islice(beats, SPECIALISED):
+        fixture.check(frames)
+    gc.collect()
+    gc.freeze()
+    count("heartbeat at rest", fixture.check, _some(beats))
+    fixture.close()
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())

@@ -8,13 +8,14 @@ once either way.
 
 from __future__ import annotations
 
+import struct
 import uuid
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE_GROUP, DESCRIBE_TOPIC, NOT_ASKED, READ_GROUP
-from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, unfit
+from fleetlog.brokers.api.base import Batching, Context, Done, Outcome, Paced, in_slices, unfit
 from fleetlog.brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, described_each, topics_of
 from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import PAUSE
@@ -30,9 +31,9 @@ from fleetlog.brokers.groups.consumer.group import (
     Member,
 )
 from fleetlog.brokers.groups.consumer.records import Partition, Resolved, indexes_by_topic
+from fleetlog.brokers.groups.members import timer_name
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.features import GROUP_VERSION
-from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
 from fleetlog.txn.commands import CommandFailed
 from fleetlog.txn.patterns import BadPattern, Pattern
 from fleetlog.wire import api_keys
@@ -51,11 +52,20 @@ STEPS_PER_MS, COMPILING_STEPS = 100_000, 1_000_000
 """How many of these steps a millisecond has, and as how many it counts to compile a pattern."""
 REST = 4
 """So many times as long as looking its pattern up took a connection is not read: it has a fifth of a core at most."""
+SIZE_BYTES, RESTING_MAX, SHORT = 4, 1024, 127
+"""Bytes of a frame's size, the longest frame that is looked at, and the longest text with its size in one byte."""
+NOTHING_NEW = {version: b"\0\xff\xff\xff\xff" + b"\0" * (4 + version) for version in (0, 1)}
+"""How a heartbeat ends that says nothing new, behind the instance id: nulls, and a rebalance timeout of -1."""
+NO_ASSIGNMENT = -1
+_I32 = struct.Struct(">i")
+_ANSWER_HEAD, _ANSWER_TAIL = struct.Struct(">ii8xB"), struct.Struct(">iibx")
+"""Size, correlation id, nothing in tags, throttling, error and message, the member id's size; behind that, the epoch,
+the interval, no assignment, no tags."""
+_ANSWER_SIZE = _ANSWER_HEAD.size - SIZE_BYTES + _ANSWER_TAIL.size
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 """Types of members: by the protocol that they use (KIP-1099)."""
 
 
-@Row(api_keys.CONSUMER_GROUP_HEARTBEAT, (READ_GROUP, DESCRIBE_TOPIC), EventType.HEARTBEAT, cost=Cost.CHEAP)
 @in_slices
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
     """ConsumerGroupHeartbeat v0-v1: joins, keeps and ends a membership, and tells the member its partitions."""
@@ -133,8 +143,7 @@ def served(context: Context) -> bool:
 
 def consumer_settings(group_id: str, context: Context) -> ConsumerSettings:
     """The group's own settings (config resource GROUP), else the broker's."""
-    own = context.services.metadata.dynamic_config(CONFIG_GROUPS, group_id)
-    return ConsumerSettings.of(context.services.metadata.effective, own)
+    return context.services.metadata.group_settings(ConsumerSettings.of, group_id)
 
 
 def _wrong(request: ConsumerGroupHeartbeatRequest, context: Context) -> str | None:
@@ -223,6 +232,90 @@ def _heartbeat_response(
         heartbeat_interval_ms=answer.interval_ms,
         assignment=assignment,
     )
+
+
+# --- heartbeats of members at rest: nearly all ------------------------------------------------------------------
+
+
+class RestingBeat(NamedTuple):
+    """A heartbeat by which a member says only that it is still there; ``ends``: where its frame does."""
+
+    version: int
+    correlation_ids: list[int]
+    ends: list[int]
+    client_id: str
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+
+
+def decode_resting_beat(
+    data: memoryview, start: int, end: int, lowest: int, highest: int, _most: int
+) -> RestingBeat | None:  # fmt: skip
+    """The heartbeat with which received frames begin, if it is whole, says nothing new, and its names are short."""
+    stop = start + SIZE_BYTES + int.from_bytes(data[start : start + SIZE_BYTES], "big")
+    if stop > end or stop - start > RESTING_MAX:
+        return None
+    frame = data[start + SIZE_BYTES : stop].tobytes()
+    version = frame[3]  # behind the key; then the correlation id, and the client id, whose length has two bytes
+    nothing_new = NOTHING_NEW.get(version)
+    if nothing_new is None or frame[2] or frame[8] or not lowest <= version <= highest:
+        return None
+    try:
+        at = 11 + frame[9]
+        group_size, group_at = frame[at], at + 1  # sizes are one more than what they are of
+        member_size, member_at = frame[at + group_size], at + group_size + 1
+        epoch_at = member_at + member_size - 1
+        size, client_id, instance_id = frame[epoch_at + 4], frame[10 : at - 1].decode(), None
+        if frame[at - 1] or not (1 < group_size <= SHORT and 1 < member_size <= SHORT and size <= SHORT):
+            return None  # tags of the header, or names that are long or missing
+        tail_at = epoch_at + 5
+        if size:
+            instance_id, tail_at = frame[tail_at : tail_at + size - 1].decode(), tail_at + size - 1
+        group_id, member_id = frame[group_at : member_at - 1].decode(), frame[member_at:epoch_at].decode()
+    except (IndexError, UnicodeDecodeError):
+        return None
+    if frame[tail_at:] != nothing_new:
+        return None
+    correlation_ids, epoch = [_I32.unpack_from(frame, 4)[0]], _I32.unpack_from(frame, epoch_at)[0]
+    return RestingBeat(version, correlation_ids, [stop], client_id, group_id, member_id, epoch, instance_id)
+
+
+def execute_resting_beats(beats: Sequence[RestingBeat], contexts: Sequence[Context]) -> list[Outcome]:
+    """The answers to members that have what they shall have; the others' requests are handled as any."""
+    return [_kept_alive(beat, context) for beat, context in zip(beats, contexts, strict=True)]
+
+
+def _kept_alive(beat: RestingBeat, context: Context) -> Outcome:
+    _, _, _, context.client_id, group_id, member_id, epoch, instance_id = beat
+    host = context.services.groups.idle_host(group_id)
+    client = (context.client_id, f"/{context.connection.peer_host}")
+    if (
+        host is None
+        or not served(context)
+        or not host.shard.consumer_rests(group_id, member_id, epoch, instance_id, client, topics_of(context))
+    ):
+        request = m.ConsumerGroupHeartbeatRequest(
+            version=beat.version, group_id=group_id, member_id=member_id, member_epoch=epoch, instance_id=instance_id
+        )
+        return handle_consumer_group_heartbeat(request, context)
+    if (code := context.refusal(*READ_GROUP, group_id)) is not ErrorCode.NONE:
+        return Done(_heartbeat_response(BeatAnswer(code), {}, beat.version))
+    settings = consumer_settings(group_id, context)
+    host.schedule(timer_name("member", group_id, member_id), settings.session_timeout_ms)
+    name = member_id.encode()
+    head = _ANSWER_HEAD.pack(_ANSWER_SIZE + len(name), beat.correlation_ids[0], len(name) + 1)
+    return Done([head + name + _ANSWER_TAIL.pack(epoch, settings.heartbeat_interval_ms, NO_ASSIGNMENT)])
+
+
+Row(
+    api_keys.CONSUMER_GROUP_HEARTBEAT, (READ_GROUP, DESCRIBE_TOPIC), EventType.HEARTBEAT, cost=Cost.CHEAP,
+    batching=Batching(decode_resting_beat, execute_resting_beats, None, lambda _: True, batchable=False),
+)(handle_consumer_group_heartbeat)  # fmt: skip
+
+
+# --- descriptions -----------------------------------------------------------------------------------------------
 
 
 @Row(api_keys.CONSUMER_GROUP_DESCRIBE, (DESCRIBE_GROUP,))

@@ -23,7 +23,6 @@ from fleetlog.brokers.groups.consumer.records import Partition, indexes_by_topic
 from fleetlog.brokers.groups.requests import ShareSettings
 from fleetlog.brokers.groups.share import ShareGroup
 from fleetlog.brokers.metadata.features import SHARE_VERSION
-from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
 from fleetlog.txn.commands import CommandFailed
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
@@ -77,8 +76,7 @@ def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: C
         client_host=f"/{context.connection.peer_host}",
     )
     services = context.services
-    own = services.metadata.dynamic_config(CONFIG_GROUPS, request.group_id)
-    settings, picture = ShareSettings.of(services.metadata.effective, own), topics_of(context)
+    settings, picture = services.metadata.group_settings(ShareSettings.of, request.group_id), topics_of(context)
     pending = services.groups.submit(
         request.group_id, lambda shard, now, ticket: shard.share_heartbeat(beat, picture, settings, now, ticket)
     )

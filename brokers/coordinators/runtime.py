@@ -181,6 +181,11 @@ class CoordinatorRuntime(Generic[S]):
         refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
         return refused, host.shard if refused is ErrorCode.NONE else None
 
+    def idle_host(self, key: str) -> ShardHost[S] | None:
+        """The host of a key's shard, if a command of the key that writes nothing would be answered at once."""
+        host = self._hosts.get(self.partition_for(key))
+        return host if host is not None and host.answers_now(key) else None
+
     def submit(
         self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
     ) -> PendingAnswer:

@@ -39,6 +39,7 @@ from fleetlog._native.batch import (
 )
 from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
 from fleetlog.brokers.model import Clock
+from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import (
     DEFERRED,
@@ -458,6 +459,16 @@ class ShardHost(Generic[S]):
             case ShardState.CLOSED:
                 return ErrorCode.NOT_COORDINATOR
 
+    def answers_now(self, key: str) -> bool:
+        """Whether a command of the key would be run at once, and what it answers from memory would leave at once."""
+        idle = self.state is ShardState.ACTIVE and key not in self._held
+        return idle and self.partition.may_serve(Serve.COORDINATOR_STATE) is ErrorCode.NONE
+
+    def schedule(self, name: str, delay_ms: int) -> None:
+        """Set or replace a timer of the shard."""
+        self._forget_due(name)
+        self._timers.schedule(name, delay_ms)
+
     def submit(self, key: str, command: Command, guard: object | None = None) -> PendingAnswer:
         """Run the command when its key is free.
 
@@ -558,8 +569,7 @@ class ShardHost(Generic[S]):
                 case Answer(ticket, response):
                     self._answer(ticket, response)
                 case Schedule(name, delay_ms):
-                    self._forget_due(name)
-                    self._timers.schedule(name, delay_ms)
+                    self.schedule(name, delay_ms)
                 case Cancel(name):
                     self._forget_due(name)
                     self._timers.cancel(name)

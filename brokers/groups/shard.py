@@ -170,6 +170,14 @@ class GroupShard:
         result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))
         return result
 
+    def consumer_rests(
+        self, group_id: str, member_id: str, epoch: int, instance_id: str | None, client: tuple[str, str],
+        picture: Picture,
+    ) -> bool:  # fmt: skip
+        """Whether a heartbeat that says no more than this has no effect but to begin the member's session anew."""
+        group = self.consumers.get(group_id)
+        return group is not None and consumers.rests(group, member_id, epoch, instance_id, client, picture)
+
     def _consumer_group(self, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings) -> ConsumerGroup:
         """The group, or a new one: a classic group becomes it with its members, an empty one gives way to it."""
         group = self.consumers.get(beat.group_id)

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetlog.brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
 from fleetlog.brokers.metadata import znodes
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+S = TypeVar("S")
 
 REMEDY = (
     "brokers of two kinds on one ZooKeeper tree destroy each other's logs; stop those of Apache Kafka, or give each"
@@ -131,6 +132,7 @@ class MetadataCache:
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.watcher = ZnodeWatcher(store, "metadata", self._read)
         self._topic_configs: dict[str, TopicConfig] = {}
+        self._group_settings: dict[tuple[Callable[..., Any], str], Any] = {}
         self.cluster_id = ""
         self.controller_id = NO_CONTROLLER
         self.ready = False
@@ -191,6 +193,19 @@ class MetadataCache:
     def config_entities(self, kind: str) -> list[str]:
         """Names of the entities of that kind that have a dynamic configuration, sorted."""
         return sorted(entity for entity_kind, entity in self.image.configs if entity_kind == kind)
+
+    def group_settings(self, of: Callable[[BrokerConfig, Mapping[str, str]], S], group_id: str) -> S:
+        """``of(broker's configuration, group's own)``, made once for all groups without own settings until one changes.
+
+        A group's own settings are those of config resource GROUP.
+        """
+        own = self.dynamic_config(znodes.CONFIG_GROUPS, group_id)
+        key = (of, group_id if own else "")
+        settings = self._group_settings.get(key)
+        if settings is None:
+            settings = self._group_settings[key] = of(self.effective, own)
+        made: S = settings
+        return made
 
     def topic_config(self, name: str) -> TopicConfig:
         """The topic's complete configuration; the broker's (dynamic) defaults for an unknown topic."""
@@ -262,6 +277,7 @@ class MetadataCache:
 
     def _apply_dynamic_configs(self, change: MetadataChange) -> None:
         kinds = {kind for kind, _ in change.configs_changed}
+        self._group_settings.clear()
         if znodes.CONFIG_BROKERS in kinds or change.reloaded:
             own = str(self.static.broker_id)
             self.effective = self.broker_with(own, self.dynamic_config(znodes.CONFIG_BROKERS, own))

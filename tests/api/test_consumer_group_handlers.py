@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DESCRIBE, TOPIC, Access
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
+from fleetlog.brokers.api.base import Context, Done, InSlices, through
+from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.groups.consumer.embedded import decode_assignment
 from fleetlog.brokers.groups.requests import ConsumerSettings
@@ -40,8 +42,8 @@ class Topics:
     def topic_names(self) -> dict[uuid.UUID, str]:
         return {info.id: name for name, info in self.topics.items()}
 
-    def dynamic_config(self, kind: str, name: str) -> Mapping[str, str]:
-        return self.own if (kind, name) == ("groups", "g") else {}
+    def group_settings(self, of: Callable[[BrokerConfig, Mapping[str, str]], Any], group_id: str) -> Any:
+        return of(self.effective, self.own if group_id == "g" else {})
 
     def partition(self, tp: TopicPartition) -> object | None:
         info = self.topics.get(tp.topic)
@@ -82,6 +84,33 @@ class ConsumerApi(Api):
         )
         return self.call(HEARTBEAT, version, request)
 
+    def frame(self, member_id: str, epoch: int, version: int, **said: Any) -> bytes:
+        request = m.ConsumerGroupHeartbeatRequest(
+            version=version, group_id="g", member_id=member_id, member_epoch=epoch, **said
+        )
+        return m.encode_request(HEARTBEAT, version, 7, "client", request)
+
+    def keeps_alive(self, frame: bytes) -> tuple[Any, bool]:
+        """The answer to a frame that is executed where it was received, and whether it was made there."""
+        batching = api_table()[HEARTBEAT].batching
+        assert batching is not None
+        run = batching.decode(memoryview(b"before" + frame + b"behind"), 6, 6 + len(frame), 0, 1, 1)
+        assert run is not None
+        assert (run.correlation_ids, run.ends) == ([7], [6 + len(frame)])
+        context = Context(self.services, self.connection, HEARTBEAT, run.version, 7, "")
+        (outcome,) = batching.execute([run], [context])
+        assert context.client_id == "client"
+        if not (isinstance(outcome, Done) and isinstance(outcome.response, list)):
+            outcome = through(outcome.work) if isinstance(outcome, InSlices) else outcome
+            return self.wire(HEARTBEAT, run.version, outcome), False
+        (chunk,) = outcome.response
+        assert int.from_bytes(chunk[:4], "big") == len(chunk) - 4
+        correlation_id, body = m.split_response(HEARTBEAT, run.version, chunk[4:])
+        assert correlation_id == 7
+        answer = m.decode_response(HEARTBEAT, run.version, body)
+        assert m.encode_response(answer, HEARTBEAT, run.version) == bytes(body)
+        return answer, True
+
     def told(self, answer: Any) -> dict[str, list[int]] | None:
         if answer.assignment is None:
             return None
@@ -118,6 +147,96 @@ def test_a_member_joins_and_is_described(api: ConsumerApi, version: int) -> None
         assert [(row.topic_name, row.partitions) for row in assignment.topic_partitions] == [("t", [0, 1])]
     assert version == 0 or member.member_type == 1
     assert api.describe(version, "none").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("instance_id", [None, "i"])
+def test_a_member_at_rest_is_answered_where_its_request_was_received(
+    api: ConsumerApi, version: int, instance_id: str | None
+) -> None:
+    api.beat("mémber", instance_id=instance_id)
+    frame = api.frame("mémber", 1, version, instance_id=instance_id)
+    api.driver.advance(40_000)
+    assert not api.keeps_alive(frame)[1], "the first heartbeat notes that its topics are as they were"
+    answer, at_once = api.keeps_alive(frame)
+    assert at_once
+    assert answer == api.beat("mémber", 1, version, instance_id=instance_id), "as it is answered otherwise"
+    written = len(api.driver.log)
+    api.driver.advance(44_000)
+    assert api.keeps_alive(frame)[1], "its session began anew"
+    assert len(api.driver.log) == written
+    stale, at_once = api.keeps_alive(api.frame("mémber", 2, version, instance_id=instance_id))
+    assert (stale.error_code, at_once) == (ErrorCode.FENCED_MEMBER_EPOCH, False)
+    api.beat("other")
+    moved, at_once = api.keeps_alive(frame)
+    assert not at_once
+    assert (moved.member_epoch, api.told(moved)) == (1, {"t": [0]}), "it has to give something up"
+    api.driver.advance(60_000)
+    gone, at_once = api.keeps_alive(frame)
+    assert (gone.error_code, at_once) == (ErrorCode.UNKNOWN_MEMBER_ID, False)
+
+
+def test_a_member_at_rest_is_looked_at_when_anything_has_changed(api: ConsumerApi) -> None:
+    api.beat("m")
+    api.beat("r", subscribed_topic_names=None, subscribed_topic_regex="none.*")
+    frame, by_pattern = api.frame("m", 1, 1), api.frame("r", 2, 1)
+    for _ in range(3):
+        api.driver.advance(5_000)
+        epoch = api.keeps_alive(frame)[0].member_epoch
+        frame = api.frame("m", epoch, 1)
+        answer, at_once = api.keeps_alive(by_pattern)
+    assert api.keeps_alive(frame)[1]
+    assert (answer.error_code, at_once) == (0, True)
+    api.metadata.topics["none-1"] = topic("none-1", 1)
+    api.metadata.sequence += 1
+    api.driver.advance(11_000)
+    assert not api.keeps_alive(by_pattern)[1], "its pattern is looked up"
+    answer, at_once = api.keeps_alive(frame)
+    assert (answer.error_code, at_once) == (0, False)
+    api.metadata.features = {}
+    assert api.keeps_alive(frame)[0].error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_member_at_rest_may_lose_its_right(api: ConsumerApi) -> None:
+    class Nothing(Rules):
+        def allows(self, *asked: Any) -> bool:
+            return False
+
+    api.beat("m")
+    frame = api.frame("m", 1, 1)
+    assert [api.keeps_alive(frame)[1] for _ in range(2)] == [False, True]
+    api.services.access = Access(Nothing())  # type: ignore[arg-type]
+    assert api.keeps_alive(frame)[0].error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_only_what_says_nothing_is_executed_where_it_was_received(api: ConsumerApi, version: int) -> None:
+    batching = api_table()[HEARTBEAT].batching
+    assert batching is not None
+
+    def taken(frame: bytes, lowest: int = 0) -> Any:
+        return batching.decode(memoryview(frame), 0, len(frame), lowest, 1, 1)
+
+    frame = api.frame("m", 5, version, instance_id="i")
+    assert taken(frame)[3:] == ("client", "g", "m", 5, "i")
+    assert taken(frame, version + 1) is None
+    assert all(taken(frame[:size]) is None for size in range(12, len(frame)))
+    saying: list[dict[str, Any]] = [
+        {"rack_id": "r"}, {"rebalance_timeout_ms": 1}, {"subscribed_topic_names": []}, {"server_assignor": "range"},
+        {"topic_partitions": []}, {"instance_id": "x" * 127}, {"member_id": "x" * 127}, {"member_id": ""},
+    ]  # fmt: skip
+    for said in saying + [{"subscribed_topic_regex": ""}] * version:
+        assert taken(api.frame(**{"member_id": "m", "epoch": 5, "version": version, **said})) is None, said
+    for at in range(4, len(frame)):  # whatever stands there, it is decoded as it would be otherwise, or not here
+        for value in range(256):
+            changed = frame[:at] + bytes([value]) + frame[at + 1 :]
+            run = taken(changed)
+            if run is not None and changed[4:6] == frame[4:6]:
+                header = m.parse_request_header(memoryview(changed)[4:])
+                said_so = m.decode_request(HEARTBEAT, header.api_version, memoryview(changed)[4 + header.body :])
+                assert run[3:] == (
+                    header.client_id, said_so.group_id, said_so.member_id, said_so.member_epoch, said_so.instance_id
+                )  # fmt: skip
 
 
 def test_before_the_feature_is_finalized_it_is_refused(api: ConsumerApi) -> None:

@@ -361,6 +361,26 @@ def test_without_its_lease_a_broker_answers_what_was_replicated(bench: Bench) ->
     assert bench.partition.unconfirmed == []
 
 
+def test_what_writes_nothing_may_be_answered_at_once_by_a_host_that_is_idle(bench: Bench) -> None:
+    host = bench.runtime.idle_host("a")
+    assert host is not None
+    assert host.shard is bench.shard
+    host.schedule("t/a", 50)
+    bench.submit("a", put("a", "1"))
+    assert bench.runtime.idle_host("a") is None, "what is in flight comes first"
+    assert bench.runtime.idle_host("b") is host
+    bench.loop.settle()
+    bench.partition.commit()
+    assert bench.runtime.idle_host("a") is host
+    bench.loop.advance(60)
+    assert bench.shard.log.count("timer t/a") == 1
+    bench.partition.confirmed = False
+    assert bench.runtime.idle_host("a") is None, "it may have been replaced"
+    bench.partition.confirmed = True
+    bench.runtime.close()
+    assert bench.runtime.idle_host("a") is None
+
+
 def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -> None:
     pending = bench.runtime.submit("a", put("a", "1"))
     pending.cancel()

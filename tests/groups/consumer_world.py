@@ -16,7 +16,7 @@ from fleetlog.brokers.coordinators.pending import PendingAnswer
 from fleetlog.brokers.groups.consumer.embedded import assignment_bytes, decode_assignment, decode_subscription
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, ConsumerGroup, Picture
 from fleetlog.brokers.groups.consumer.records import Partition
-from fleetlog.brokers.groups.members import Group
+from fleetlog.brokers.groups.members import Group, timer_name
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import (
     ConsumerSettings,
@@ -31,8 +31,9 @@ from fleetlog.brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
+from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import PartitionState, TopicInfo
-from fleetlog.txn.commands import CommandFailed
+from fleetlog.txn.commands import CommandFailed, Now, Result, Schedule, Ticket
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Driver
@@ -173,6 +174,8 @@ class World:
     classics: list[ClassicClient] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
     number: int = 0
+    rested: int = 0
+    """Heartbeats of members at rest."""
     revoking: dict[str, tuple[Driver, frozenset[Partition], int]] = field(default_factory=dict)
     """Since when members have to give up what, by the coordinator that knows."""
 
@@ -211,14 +214,33 @@ class World:
 
     def send(self, beat: Beat) -> BeatAnswer:
         picture = self.picture()
-        pending = self.driver.submit(
-            GROUP, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, SETTINGS, now, ticket)
-        )
+
+        def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
+            rests = self.rests(beat)
+            result = shard.consumer_heartbeat(beat, picture, SETTINGS, now, ticket)
+            if rests:
+                self.rested += 1
+                timer = Schedule(timer_name("member", GROUP, beat.member_id), SETTINGS.session_timeout_ms)
+                answer = BeatAnswer(
+                    ErrorCode.NONE, None, beat.member_id, beat.epoch, SETTINGS.heartbeat_interval_ms, None
+                )
+                if (result.response, result.records, result.effects) != (answer, (), (timer,)):
+                    raise Violation(f"{beat.member_id} seemed to be at rest at epoch {beat.epoch}: {result}")
+            return result
+
+        pending = self.driver.submit(GROUP, command)
         answer = pending.response
         if isinstance(answer, CommandFailed):
             return BeatAnswer(answer.error)
         assert isinstance(answer, BeatAnswer)
         return answer
+
+    def rests(self, beat: Beat) -> bool:
+        """Whether the coordinator would take that for the heartbeat of a member at rest, and look no closer."""
+        if beat != Beat(*beat[:4], client_id=beat.client_id, client_host=beat.client_host):
+            return False  # it says something
+        client = beat.client_id, beat.client_host
+        return self.driver.shard.consumer_rests(GROUP, *beat[1:4], client, self.picture())
 
     def heartbeat(self, client: Client, lost: bool = False) -> None:
         beat = client.beat()

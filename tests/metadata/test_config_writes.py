@@ -29,6 +29,7 @@ from fleetlog.brokers.api.config_values import GROUP_SETTINGS
 from fleetlog.brokers.api.configs import MAX_ALTERATIONS, handle_alter_configs, handle_incremental_alter_configs
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from fleetlog.brokers.controller.requests import NewTopic, Refused
+from fleetlog.brokers.groups.requests import ConsumerSettings, ShareSettings
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.config_writes import EntityGone, alter_config
@@ -323,6 +324,30 @@ async def test_alterations_reach_every_broker_without_restart(connect: str) -> N
         late = await nodes.start(3)
         assert late.metadata.topic_config("t").max_message_bytes == 4000
         assert late.metadata.topic_config("t").retention_ms == 77
+
+
+@pytest.mark.zookeeper
+@on_loop
+async def test_a_groups_settings_are_made_anew_when_something_changes(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        node = await nodes.start(1)
+        await nodes.controller()
+
+        def settings(group_id: str) -> ConsumerSettings:
+            return node.metadata.group_settings(ConsumerSettings.of, group_id)
+
+        assert settings("g") is settings("h") == ConsumerSettings()
+        assert node.metadata.group_settings(ShareSettings.of, "g") == ShareSettings()
+        own = {"consumer.session.timeout.ms": "50000"}
+        await alter_config(node.store, node.metadata, "groups", "g", lambda now: own)
+        assert settings("g") is settings("g") == ConsumerSettings(session_timeout_ms=50_000)
+        assert settings("h") == ConsumerSettings()
+        name = "group.consumer.assignment.interval.ms"
+        await alter_config(node.store, node.metadata, "brokers", "1", lambda now: {name: "7"})
+        assert settings("g") == ConsumerSettings(session_timeout_ms=50_000, assignment_interval_ms=7)
+        assert settings("h") == ConsumerSettings(assignment_interval_ms=7)
+        await alter_config(node.store, node.metadata, "groups", "g", lambda now: {})
+        assert settings("g") is settings("h")
 
 
 async def alter_topics(node: Node, names: Sequence[str], key: int = 44) -> dict[str, ErrorCode]:

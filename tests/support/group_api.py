@@ -39,6 +39,7 @@ class Api:
     """Calls a handler as the dispatcher does, with the bytes a client would send."""
 
     source: Any = None
+    connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
 
     def __init__(self) -> None:
         self.driver = Driver()
@@ -49,8 +50,7 @@ class Api:
     def call(self, key: int, version: int, message: Any) -> Any:
         body = memoryview(bytes(message.encode(version=version)))
         decoded = m.decode_request(key, version, body)
-        connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
-        context = Context(self.services, connection, key, version, 1, "client", self.source)
+        context = Context(self.services, self.connection, key, version, 1, "client", self.source)
         outcome = api_table()[key].handler(decoded, context)
         if isinstance(outcome, InSlices):
             outcome = through(outcome.work)

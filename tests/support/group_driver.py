@@ -97,6 +97,12 @@ class Driver:
         self._perform(ticket, command(self.shard, self.now, ticket))
         return pending
 
+    def idle_host(self, key: str) -> Driver:
+        return self
+
+    def schedule(self, name: str, delay_ms: int) -> None:
+        self.timers[name] = self.now.mono_ms + delay_ms
+
     def shard_for(self, key: str) -> tuple[ErrorCode, GroupShard]:
         return ErrorCode.NONE, self.shard
 
@@ -126,7 +132,7 @@ class Driver:
                     if waiting is not None:
                         waiting.complete(response)
                 case Schedule(name, delay_ms):
-                    self.timers[name] = self.now.mono_ms + delay_ms
+                    self.schedule(name, delay_ms)
                 case Cancel(name):
                     self.timers.pop(name, None)
                 case _:

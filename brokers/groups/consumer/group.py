@@ -455,6 +455,31 @@ def consumer_heartbeat(
     )
 
 
+def rests(
+    group: ConsumerGroup, member_id: str, epoch: int, instance_id: str | None, client: tuple[str, str], picture: Picture
+) -> bool:
+    """Whether all that :func:`consumer_heartbeat` would do with a heartbeat that says no more than this is to begin the
+    member's session anew and to answer with its epoch. False also wherever that takes a closer look.
+    """
+    member = group.members.get(member_id)
+    if member is None or member.current is None or member.value is None:
+        return False
+    at, value = member.current, member.value
+    if not JOINS < epoch == at.epoch == group.assignment_epoch >= group.epoch or at.state != r.STABLE:
+        return False
+    if picture.version != group.hashed_version or value.classic is not None:
+        return False
+    if client != (value.client_id, value.client_host):
+        return False
+    if instance_id is not None and (instance_id != value.instance_id or group.statics.get(instance_id) != member_id):
+        return False
+    looked_up = group.looked_up.get(value.regex) if value.regex else None
+    if value.regex and (looked_up is None or looked_up.version != picture.version):
+        return False
+    group.picture = picture
+    return True
+
+
 def step(
     group: ConsumerGroup, beat: Beat, member: Member | None, replaced: Member | None, turn: Turn,
     settings: ConsumerSettings,
