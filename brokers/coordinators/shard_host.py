@@ -182,12 +182,19 @@ class LoadError(Exception):
 
 
 class _Deadline:
-    __slots__ = ("deadline_ms", "timer", "wakes_ms")
+    """A timer; the callback of its own entry in the wheel, for there are as many as members of groups."""
 
-    def __init__(self, deadline_ms: int) -> None:
+    __slots__ = ("deadline_ms", "name", "of", "timer", "wakes_ms")
+
+    def __init__(self, of: ShardTimers, name: str, deadline_ms: int) -> None:
+        self.of = of
+        self.name = name
         self.deadline_ms = deadline_ms
         self.wakes_ms = deadline_ms
         self.timer: Timer | None = None
+
+    def __call__(self) -> None:
+        self.of.wake(self)
 
 
 class ShardTimers:
@@ -207,12 +214,12 @@ class ShardTimers:
         deadline_ms = self._clock.mono_ms() + max(0, delay_ms)
         deadline = self._deadlines.get(name)
         if deadline is None:
-            deadline = self._deadlines[name] = _Deadline(deadline_ms)
-            self._arm(name, deadline, delay_ms)
+            deadline = self._deadlines[name] = _Deadline(self, name, deadline_ms)
+            self._arm(deadline, delay_ms)
             return
         deadline.deadline_ms = deadline_ms
         if deadline_ms < deadline.wakes_ms:
-            self._arm(name, deadline, delay_ms)  # a later deadline uses the wake-up that is already scheduled
+            self._arm(deadline, delay_ms)  # a later deadline uses the wake-up that is already scheduled
 
     def cancel(self, name: str) -> None:
         """Cancel the timer, if any."""
@@ -225,21 +232,23 @@ class ShardTimers:
         for name in list(self._deadlines):
             self.cancel(name)
 
-    def _arm(self, name: str, deadline: _Deadline, delay_ms: int) -> None:
+    def _arm(self, deadline: _Deadline, delay_ms: int) -> None:
         if deadline.timer is not None:
             deadline.timer.cancel()
         deadline.wakes_ms = deadline.deadline_ms
-        deadline.timer = self._timers.later(delay_ms, partial(self._wake, name, deadline))
+        deadline.timer = self._timers.later(delay_ms, deadline)
 
-    def _wake(self, name: str, deadline: _Deadline) -> None:
-        if self._deadlines.get(name) is not deadline:
+    def wake(self, deadline: _Deadline) -> None:
+        """The wheel's callback: the deadline has passed, or was put off."""
+        if self._deadlines.get(deadline.name) is not deadline:
             return
         left_ms = deadline.deadline_ms - self._clock.mono_ms()
         if left_ms > 0:
-            self._arm(name, deadline, left_ms)
+            self._arm(deadline, left_ms)
             return
-        del self._deadlines[name]
-        self._on_due(name)
+        deadline.timer = None
+        del self._deadlines[deadline.name]
+        self._on_due(deadline.name)
 
 
 TRANSACTIONAL = 1 << 4

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,9 +114,9 @@ class Member:
     value: MemberValue | None = None
     current: Current | None = None
     target: tuple[Partition, ...] | None = None
-    reported: frozenset[Partition] | None = None
+    reported: tuple[Partition, ...] | None = None
     """What it said last that it owns."""
-    seen: frozenset[Partition] = frozenset()
+    seen: tuple[Partition, ...] = ()
     """What it ever said that it owns, of what it has."""
     asked: bool = False
     """Whether this member of the classic protocol was told to join again, and has not."""
@@ -125,6 +125,11 @@ class Member:
     def at(self) -> Current:
         """What it has; nothing for a member that the log does not tell of."""
         return self.current if self.current is not None else Current()
+
+    def part(self, wanted: Container[Partition]) -> tuple[Partition, ...]:
+        """What it has of these, or still has to give up. The target itself if that is it: nearly always."""
+        has = tuple(p for p in (*self.at.assigned, *self.at.pending) if p in wanted)
+        return self.target if self.target is not None and has == self.target else has
 
     @property
     def classic(self) -> bool:
@@ -151,6 +156,8 @@ class ConsumerGroup:
     """How each pattern was last looked up, here, with nothing new."""
     picture: Picture = NO_PICTURE
     """The topics that the group's coordinator looked at last."""
+    latest: MemberValue | None = None
+    """What a member last said of itself."""
     hashed_version: int | None = None
     """The version of the picture that ``hash`` is known to be right for."""
     assigned_ms: int | None = None
@@ -277,6 +284,8 @@ class ConsumerGroup:
         elif key.kind is ConsumerKind.MEMBER_TARGET:
             target = None if raw is None else r.decode_member_target(raw)
             known = raw is None or target is not None
+            if target is not None:
+                target = tuple(_same_objects(target, member.at.assigned))
             member.target = target if known else member.target
         else:
             current = None if raw is None else r.decode_current(raw)
@@ -293,6 +302,9 @@ class ConsumerGroup:
         before = member.value.instance_id if member.value is not None else None
         if before is not None and self.statics.get(before) == member.id:
             del self.statics[before]
+        if value is not None:  # members of a group say much the same
+            latest = self.latest or value
+            value = self.latest = MemberValue(*(b if a == b else a for a, b in zip(value, latest, strict=True)))
         member.value = value
         if value is not None and value.instance_id is not None:
             self.statics[value.instance_id] = member.id
@@ -301,10 +313,14 @@ class ConsumerGroup:
         for partition in (*member.at.assigned, *member.at.pending):
             if self.owners.get(partition) == member.id:
                 del self.owners[partition]
+        if current is not None:
+            assigned = _same_objects(current.assigned, member.target or ())
+            current = current._replace(assigned=dict(zip(assigned, current.assigned.values(), strict=True)))
         member.current = current
         for partition in (*member.at.assigned, *member.at.pending):
             self.owners[partition] = member.id
-        member.seen &= member.at.assigned.keys() | member.at.pending.keys()
+        if member.seen:
+            member.seen = member.part(frozenset(member.seen))
 
     def loaded(self, turn: Turn, settings: ConsumerSettings) -> None:
         """Give each member a whole session, and those that give up partitions their time; drop torn members."""
@@ -316,6 +332,12 @@ class ConsumerGroup:
             turn.schedule("member", self.id, session_ms(member.value, settings), member.id)
             if member.at.state == r.UNREVOKED and not member.classic:
                 turn.schedule("revoke", self.id, member.value.rebalance_timeout_ms, member.id)
+
+
+def _same_objects(partitions: Iterable[Partition], known: Iterable[Partition]) -> list[Partition]:
+    """The partitions, by the objects that are known for them: groups have many thousands."""
+    ours = {partition: partition for partition in known}
+    return [ours.get(partition, partition) for partition in partitions]
 
 
 def _key(group: ConsumerGroup, kind: ConsumerKind, name: str = "") -> ConsumerKey:
@@ -565,11 +587,11 @@ def _check_epoch(at: Current, beat: Beat) -> None:
 def _listen(member: Member, beat: Beat) -> None:
     """Note what the member says it owns."""
     if beat.epoch == JOINS or beat.classic is not None:
-        member.reported = member.seen = frozenset()
+        member.reported = member.seen = ()
         member.asked = False
     elif beat.owned is not None and beat.epoch == member.at.epoch:
-        member.reported = frozenset(p for p in beat.owned if p in member.at.assigned or p in member.at.pending)
-        member.seen |= member.reported
+        member.reported = member.part(beat.owned)
+        member.seen = member.part({*member.seen, *member.reported})
 
 
 def _updated(value: MemberValue, beat: Beat) -> MemberValue:
@@ -593,7 +615,8 @@ def _gave_up(member: Member, beat: Beat) -> bool:
     owned = member.reported if beat.owned is None else beat.owned
     if beat.epoch != member.at.epoch or owned is None:
         return False
-    return all(p not in owned and (p in member.seen or not beat.full) for p in member.at.pending)
+    owned, seen = frozenset(owned), frozenset(member.seen)
+    return all(p not in owned and (p in seen or not beat.full) for p in member.at.pending)
 
 
 def _keeps(beat: Beat, partitions: Iterable[Partition]) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fleetlog._native.byte_reader import varint_bytes
@@ -55,14 +57,17 @@ class MemberValue(NamedTuple):
     classic: Classic | None = None
 
 
+NO_PARTITIONS: Mapping[Partition, int] = MappingProxyType({})
+
+
 class Current(NamedTuple):
     """What a member has: the partitions assigned to it and those that it must give up, with assignment epochs."""
 
     epoch: int = 0
     previous_epoch: int = 0
     state: int = STABLE
-    assigned: Mapping[Partition, int] = {}
-    pending: Mapping[Partition, int] = {}
+    assigned: Mapping[Partition, int] = NO_PARTITIONS
+    pending: Mapping[Partition, int] = NO_PARTITIONS
 
 
 class Resolved(NamedTuple):
@@ -189,11 +194,17 @@ def _number_array(reader: RecordReader) -> list[int]:
     return [reader.i32() for _ in range(reader.array_size())]
 
 
+@lru_cache(maxsize=10_000)
+def _same_id(topic_id: bytes) -> bytes:
+    """One object for all members that have partitions of the topic."""
+    return topic_id
+
+
 def _partitions(reader: RecordReader, epoch: int) -> dict[Partition, int]:
     """Partitions with their assignment epochs; ``epoch`` where the writer knew of none."""
     partitions: dict[Partition, int] = {}
     for _ in range(reader.array_size()):
-        topic_id, indexes = reader.take(_ID_BYTES), _number_array(reader)
+        topic_id, indexes = _same_id(reader.take(_ID_BYTES)), _number_array(reader)
         tag = reader.tags().get(0)
         epochs = [epoch] * len(indexes)
         if tag is not None and tag != b"\0":
@@ -254,7 +265,8 @@ def decode_current(raw: bytes) -> Current | None:
         return None
     epoch, previous_epoch = reader.i32(), reader.i32()
     state = reader.take(1)[0]
-    return Current(epoch, previous_epoch, state, _partitions(reader, epoch), _partitions(reader, epoch))
+    assigned, pending = _partitions(reader, epoch), _partitions(reader, epoch)
+    return Current(epoch, previous_epoch, state, assigned, pending or NO_PARTITIONS)
 
 
 def decode_regex(raw: bytes) -> Resolved | None:
