@@ -28,6 +28,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller, hand_over
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
 from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates, drop_topic_states
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom
@@ -259,6 +260,7 @@ class Node:
         )
         for runtime in (groups, transactions, share_states):
             runtime.follow(replicas)
+        states = ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create)
         self._fetchers = ReplicaFetchers(
             config,
             ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
@@ -285,9 +287,8 @@ class Node:
             groups=groups,
             transactions=transactions,
             share_states=share_states,
-            share_partitions=SharePartitions(
-                ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create), timers, clock
-            ),
+            share_partitions=SharePartitions(states, timers, clock),
+            share_offsets=ShareOffsets(config.broker_id, groups, states, metadata, replicas, peers),
             controller=controller,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
@@ -370,8 +371,9 @@ class Node:
         config, metadata, replicas = self.config, services.metadata, services.replicas
         peers = self._ports.connect_peers(metadata, self._timers, f"lag-{config.broker_id}")
         lags = services.lags = LagWatch(
-            config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock
-        )
+            config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock,
+            services.share_offsets,
+        )  # fmt: skip
         serve_lags(config, version("fleetlog"), lags, metadata, replicas, self._metrics)
 
     # ---- registration ----------------------------------------------------------------------------------------------

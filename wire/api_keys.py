@@ -75,6 +75,9 @@ READ_SHARE_GROUP_STATE: Final = 84
 WRITE_SHARE_GROUP_STATE: Final = 85
 DELETE_SHARE_GROUP_STATE: Final = 86
 READ_SHARE_GROUP_STATE_SUMMARY: Final = 87
+DESCRIBE_SHARE_GROUP_OFFSETS: Final = 90
+ALTER_SHARE_GROUP_OFFSETS: Final = 91
+DELETE_SHARE_GROUP_OFFSETS: Final = 92
 REPLICA_ENDS: Final = 12000
 BEGIN_BATCH: Final = 12001
 ENLIST_PRODUCER: Final = 12002
@@ -162,6 +165,9 @@ TABLE: Final = (
     (WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", 0, 1, 0, True, False),
     (DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", 0, 0, 0, True, False),
     (READ_SHARE_GROUP_STATE_SUMMARY, "ReadShareGroupStateSummary", 0, 1, 0, True, False),
+    (DESCRIBE_SHARE_GROUP_OFFSETS, "DescribeShareGroupOffsets", 0, 1, 0, False, False),
+    (ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", 0, 0, 0, False, False),
+    (DELETE_SHARE_GROUP_OFFSETS, "DeleteShareGroupOffsets", 0, 0, 0, False, False),
     (REPLICA_ENDS, "ReplicaEnds", 0, 1, 0, True, False),
     (BEGIN_BATCH, "BeginBatch", 0, 0, 0, False, False),
     (ENLIST_PRODUCER, "EnlistProducer", 0, 0, 0, False, False),

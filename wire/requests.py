@@ -846,6 +846,44 @@ class ReadShareGroupStateSummaryRequest(Protocol):
     topics: list[ReadShareGroupStateSummaryTopics]
 
 
+class DescribeShareGroupOffsetsGroupsTopics(Protocol):
+    topic_name: str
+    partitions: list[int]
+
+
+class DescribeShareGroupOffsetsGroups(Protocol):
+    group_id: str
+    topics: list[DescribeShareGroupOffsetsGroupsTopics] | None
+
+
+class DescribeShareGroupOffsetsRequest(Protocol):
+    groups: list[DescribeShareGroupOffsetsGroups]
+
+
+class AlterShareGroupOffsetsTopicsPartitions(Protocol):
+    partition_index: int
+    start_offset: int
+
+
+class AlterShareGroupOffsetsTopics(Protocol):
+    topic_name: str
+    partitions: list[AlterShareGroupOffsetsTopicsPartitions]
+
+
+class AlterShareGroupOffsetsRequest(Protocol):
+    group_id: str
+    topics: list[AlterShareGroupOffsetsTopics]
+
+
+class DeleteShareGroupOffsetsTopics(Protocol):
+    topic_name: str
+
+
+class DeleteShareGroupOffsetsRequest(Protocol):
+    group_id: str
+    topics: list[DeleteShareGroupOffsetsTopics]
+
+
 class ReplicaEndsTopics(Protocol):
     topic_id: uuid.UUID | None
     partitions: list[int]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.coordinators.lags import LagWatch
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
     from fleetlog.brokers.coordinators.share_partitions import SharePartitions
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
     from fleetlog.brokers.groups.shard import GroupShard
@@ -299,6 +300,7 @@ class Services:
     """The share coordinator."""
     share_partitions: SharePartitions | None = None
     """The share partitions that are led here."""
+    share_offsets: ShareOffsets | None = None
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     new_topics: NewTopics = field(default_factory=NewTopics)
     disconnects: Disconnects = field(default_factory=Disconnects)

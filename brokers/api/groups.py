@@ -46,6 +46,7 @@ from fleetlog.brokers.groups.requests import (
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import TopicInfo
 from fleetlog.brokers.pending import Pending
+from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.txn.commands import Command, CommandFailed
 from fleetlog.wire import api_keys, requests
 from fleetlog.wire.errors import ErrorCode
@@ -418,18 +419,18 @@ def _deleted(group_id: str, context: Context) -> Pending:
     services = context.services
     _, shard = services.groups.shard_for(group_id)
     group = shard.shares.get(group_id) if shard is not None else None
-    if group is None or group.members or not group.states or services.share_partitions is None:
+    if group is None or services.share_partitions is None or services.share_offsets is None:
         return services.groups.submit(group_id, _delete(group_id))
-    pending = Pending()
+    pending, offsets, states = Pending(), services.share_offsets, dict(group.states)
 
-    def then(error: ErrorCode) -> None:
-        if error is not ErrorCode.NONE:
-            pending.complete(CommandFailed(error))
-        else:
-            services.groups.submit(group_id, _delete(group_id)).on_done(pending.complete)
+    async def work() -> None:
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            error = await offsets.delete(group_id, states)
+        finally:
+            pending.complete(error)
 
-    counts = {topic_id: topic.partitions for topic_id, topic in group.states.items()}
-    services.share_partitions.delete_states(group_id, counts, then)
+    services.share_partitions.run(work(), ShareKey(group_id, b"", 0))
     return pending
 
 

@@ -83,7 +83,7 @@ def _described(
     error = context.refusal(*DESCRIBE_GROUP, group_id)
     if error is ErrorCode.NONE:
         error, shard = context.services.groups.shard_for(group_id)
-        if shard is not None and group_id not in shard.groups and group_id not in shard.consumers:
+        if shard is not None and not any(group_id in some for some in (shard.groups, shard.consumers, shard.shares)):
             error = ErrorCode.GROUP_ID_NOT_FOUND
     lag = lags.groups.get(group_id)
     if error is not ErrorCode.NONE or lag is None:

@@ -90,7 +90,7 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
         warn(f"{', '.join(early)}: not computed yet; coordinators do it every group.lag.interval.ms, 5 s by default")
     missing = set(names) - {one["group"] for one in lags}
     if missing:
-        raise CliError(f"no coordinator knows a lag of {', '.join(sorted(missing))}; of share groups none is measured")
+        raise CliError(f"no coordinator knows a lag of {', '.join(sorted(missing))}")
 
 
 # --- describe ---------------------------------------------------------------------------------------------------
@@ -100,7 +100,10 @@ def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @client_options
 def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None:
-    """Show members, committed offsets and lag: what is in the log behind them, so deleted records count no more."""
+    """Show members, committed offsets and lag: what is in the log behind them, so deleted records count no more.
+
+    Of a share group: where it begins in each partition, and how many records from there on are not finished.
+    """
     with admin(target) as client:
         described = [_describe_one(client, name) for name in names]
     if out.as_json:
@@ -110,6 +113,8 @@ def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None
         head = f"{group['group']}  {group['state']}  coordinator {group['coordinator']}  lag {group['lag']}"
         click.echo(visible(head))
         columns = ["topic", "partition", "committed", "end", "lag", "member", "metadata"]
+        if group["type"] == "share":
+            columns = ["topic", "partition", "start", "end", "lag"]
         table(columns, [[row[c] for c in columns] for row in group["offsets"]])
         if group["members"]:
             columns = ["member", "client", "host", "instance", "assigned"]
@@ -157,8 +162,51 @@ def _as_described(member: Any) -> dict[str, Any]:
     }
 
 
+def share_starts(client: Any, name: str) -> dict[Any, tuple[int, int]]:
+    """Where a share group begins in each partition that it has begun in, and its lag there, -1 if that is not known."""
+    from fleetlog.wire import messages
+
+    kind = messages.DescribeShareGroupOffsetsRequest
+    group = kind.DescribeShareGroupOffsetsRequestGroup(version=1, group_id=name, topics=None)
+    answer = _ask_coordinator(client, name, kind(version=1, groups=[group]))
+    (group,) = answer.groups
+    raise_for_code(f"group {name}", group.error_code, group.error_message)
+    starts = {}
+    for topic in group.topics:
+        for row in topic.partitions:
+            raise_for_code(f"group {name}, {topic.topic_name}:{row.partition_index}", row.error_code)
+            if row.start_offset >= 0:
+                starts[TopicPartition(topic.topic_name, row.partition_index)] = row.start_offset, row.lag
+    return starts
+
+
+def _ask_coordinator(client: Any, name: str, request: Any) -> Any:
+    async def send() -> Any:
+        return await client._manager.send(request, node_id=await client._find_coordinator_id(name))
+
+    return client._manager.run(send)
+
+
+def _describe_share(client: Any, name: str, described: dict[str, Any]) -> dict[str, Any]:
+    starts = share_starts(client, name)
+    ends = log_ends(client, sorted(starts))
+    rows = [
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "start": start,
+            "end": ends[tp][1] if tp in ends else None,
+            "lag": lag if lag >= 0 else None,
+        }
+        for tp, (start, lag) in sorted(starts.items())
+    ]
+    return _told(client, name, described, [_member(member) for member in described["members"]], rows)
+
+
 def _describe_one(client: Any, name: str) -> dict[str, Any]:
     described = _described(client, name)
+    if described.get("shares"):
+        return _describe_share(client, name, described)
     committed = client.list_group_offsets({name: None})[name]
     dead = described["group_state"] == "Dead"
     if dead and not committed:
@@ -166,8 +214,7 @@ def _describe_one(client: Any, name: str) -> dict[str, Any]:
     if described.get("error") and not dead:
         raise CliError(f"group {name}: {reworded(described['error'])}")
     members = [_member(member) for member in described["members"]]
-    owned = () if described.get("shares") else members
-    owners = {tp: member["member"] for member in owned for tp in member["partitions"]}
+    owners = {tp: member["member"] for member in members for tp in member["partitions"]}
     partitions = sorted({*committed, *owners})
     ends = log_ends(client, partitions)
     rows = []
@@ -185,10 +232,17 @@ def _describe_one(client: Any, name: str) -> dict[str, Any]:
                 "metadata": committed[tp].metadata if tp in committed else None,
             }
         )
+    return _told(client, name, described, members, rows)
+
+
+def _told(
+    client: Any, name: str, described: dict[str, Any], members: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     for member in members:
         member["assigned"] = _spans(member.pop("partitions"))
     return {
         "group": name,
+        "type": "share" if described.get("shares") else "consumer",
         "state": described["group_state"],
         "protocol": described["protocol_data"],
         "coordinator": client._manager.cluster.get_coordinator(name),
@@ -272,18 +326,22 @@ class OffsetReset(NamedTuple):
 def reset_group_offsets(
     target: Target, out: Output, name: str, wanted: list[PartitionsOf], execute: bool, **how: Any
 ) -> None:
-    """Move a group's committed offsets. Shows the plan; --execute performs it. `seek` is another name of `reset`."""
+    """Move a group's committed offsets, or where a share group begins. Shows the plan; --execute performs it.
+
+    `seek` is another name of `reset`.
+    """
     chosen = [key for key, value in how.items() if value is not None and value is not False]
     if len(chosen) != 1:
         options = ", ".join("--" + key.replace("_", "-") for key in how)
         raise click.UsageError(f"give exactly one of {options}")
     with admin(target, f"group {name}") as client:
-        state = _described(client, name)["group_state"]
-        moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
+        described = _described(client, name)
+        state, shares = described["group_state"], bool(described.get("shares"))
+        moves = _plan(client, name, wanted, chosen[0], how[chosen[0]], shares)
         if execute:
             if state not in MEMBERLESS:
                 raise CliError(f"group {name} has active members (it is {state}); stop them first (NON_EMPTY_GROUP)")
-            _commit(client, name, moves)
+            (_begin_at if shares else _commit)(client, name, moves)
     _show(out, moves, execute)
     if not execute and state not in MEMBERLESS:
         click.echo(f"fleetlog: the group is {state}: its members must stop before --execute", err=True)
@@ -300,8 +358,11 @@ _POINTS: Final[dict[str, Callable[[Any], Point]]] = {
 """What each option means, but --shift-by, which counts from what is committed."""
 
 
-def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[OffsetReset]:
-    committed = {tp: c.offset for tp, c in client.list_group_offsets({name: None})[name].items() if c.offset >= 0}
+def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any, shares: bool) -> list[OffsetReset]:
+    if shares:
+        committed = {tp: start for tp, (start, _) in share_starts(client, name).items()}
+    else:
+        committed = {tp: c.offset for tp, c in client.list_group_offsets({name: None})[name].items() if c.offset >= 0}
     if not wanted and not committed:
         raise CliError(f"group {name} has no committed offsets; name topics with --topic")
     topics = wanted or [PartitionsOf(topic, None) for topic in sorted({tp.topic for tp in committed})]
@@ -322,6 +383,25 @@ def _commit(client: Any, name: str, moves: list[OffsetReset]) -> None:
     for tp, error in client.alter_group_offsets(name, offsets).items():
         code = getattr(error, "errno", 0)
         raise_for_code(f"group {name}, {tp.topic}:{tp.partition}", code)
+
+
+def _begin_at(client: Any, name: str, moves: list[OffsetReset]) -> None:
+    """A share group begins at these offsets."""
+    from fleetlog.wire import messages
+
+    kind, by_topic = messages.AlterShareGroupOffsetsRequest, dict[str, list[Any]]()
+    for move in moves:
+        part = kind.AlterShareGroupOffsetsRequestTopic.AlterShareGroupOffsetsRequestPartition
+        row = part(partition_index=move.partition.partition, start_offset=move.new)
+        by_topic.setdefault(move.partition.topic, []).append(row)
+    topics = [
+        kind.AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=rows) for topic, rows in by_topic.items()
+    ]
+    answer = _ask_coordinator(client, name, kind(version=0, group_id=name, topics=topics))
+    raise_for_code(f"group {name}", answer.error_code, answer.error_message)
+    for topic in answer.responses:
+        for row in topic.partitions:
+            raise_for_code(f"group {name}, {topic.topic_name}:{row.partition_index}", row.error_code)
 
 
 def _show(out: Output, moves: list[OffsetReset], execute: bool) -> None:
@@ -362,7 +442,9 @@ def delete_groups(target: Target, out: Output, names: tuple[str, ...], wanted: l
     confirm(f"Delete {what}{', '.join(names)}?", yes)
     with admin(target) as client:
         for name in names:
-            if wanted:
+            if wanted and _described(client, name).get("shares"):
+                _forget_topics(client, name, wanted)
+            elif wanted:
                 with explained(target, f"group {name}"):
                     answer = client.delete_group_offsets(name, named_partitions(client, wanted))
                 for tp, failure in answer.items():
@@ -372,12 +454,22 @@ def delete_groups(target: Target, out: Output, names: tuple[str, ...], wanted: l
     out.done("\n".join(f"{what}{name}: deleted" for name in names), list(names))
 
 
+def _forget_topics(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
+    """Of a share group whole topics are forgotten."""
+    from fleetlog.wire import messages
+
+    if any(one.partitions is not None for one in wanted):
+        raise CliError(f"group {name} is a share group: its offsets are deleted by topic")
+    kind = messages.DeleteShareGroupOffsetsRequest
+    topics = [kind.DeleteShareGroupOffsetsRequestTopic(topic_name=one.topic) for one in wanted]
+    answer = _ask_coordinator(client, name, kind(version=0, group_id=name, topics=topics))
+    raise_for_code(f"group {name}", answer.error_code, answer.error_message)
+    for row in answer.responses:
+        raise_for_code(f"group {name}, {row.topic_name}", row.error_code)
+
+
 def _delete_group(client: Any, name: str) -> None:
     from fleetlog.wire.messages import DeleteGroupsRequest
 
-    async def send() -> Any:
-        coordinator = await client._find_coordinator_id(name)
-        return await client._manager.send(DeleteGroupsRequest(groups_names=[name]), node_id=coordinator)
-
-    for result in client._manager.run(send).results:
+    for result in _ask_coordinator(client, name, DeleteGroupsRequest(groups_names=[name])).results:
         raise_for_code(f"group {name}", result.error_code)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.shard_host import ShardState
+from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
 from fleetlog.brokers.groups.consumer.group import ConsumerGroup
 from fleetlog.brokers.groups.lag import (
     AssignmentUnreadable,
@@ -41,6 +42,7 @@ from fleetlog.brokers.groups.lag import (
 from fleetlog.brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group, GroupState
 from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.shard import GroupShard
+from fleetlog.brokers.groups.share import ShareGroup
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metrics.exposition import escaped
 from fleetlog.brokers.metrics.registry import Metrics
@@ -51,6 +53,7 @@ from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.positions import NO_OFFSET, Asked, ask_positions, own_position
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ ROWS_PER_TURN = 100
 """Partitions that are worked on in one turn of the loop."""
 ROWS_PER_ROUND = 50_000
 """Partitions of groups that are looked at in one round; the groups behind them come first in the next."""
+SHARE_ROWS_PER_ROUND = 1_000
+"""Share partitions of which the share coordinators are asked in one round."""
 
 
 class GroupLag(NamedTuple):
@@ -84,6 +89,14 @@ class GroupLag(NamedTuple):
 Committed = list[tuple[TopicPartition, tuple[int, CommittedOffset]]]
 
 
+class _ShareCommit(NamedTuple):
+    """How far a share group is: its start, how many records are finished from there on, and when that was seen."""
+
+    start: int
+    complete: int
+    at_ms: int
+
+
 class LagWatch:
     """See the module. :attr:`groups` is the last result, by group id; it is replaced, never changed."""
 
@@ -96,6 +109,7 @@ class LagWatch:
         replicas: ReplicaManager,
         peers: PeersPort,
         clock: Clock,
+        shares: ShareOffsets | None = None,
     ) -> None:
         self.groups: dict[str, GroupLag] = {}
         self.complete = True
@@ -107,6 +121,8 @@ class LagWatch:
         self._replicas = replicas
         self._peers = peers
         self._clock = clock
+        self._shares = shares
+        self._share_commits: dict[tuple[str, TopicPartition], _ShareCommit] = {}
         self._windows: dict[str, dict[TopicPartition, PartitionWindow]] = {}
         self._since: dict[Asked, int] = {}
         self._later: list[str] = []
@@ -134,7 +150,7 @@ class LagWatch:
 
     async def round(self) -> None:
         """Compute once."""
-        committed = await self._committed()
+        committed = await self._committed() | await self._of_shares()
         positions = await self._positions(committed.values())
         judged: dict[str, GroupLag] = {}
         groups = self._present()
@@ -164,8 +180,38 @@ class LagWatch:
             refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
             if host.state is ShardState.ACTIVE and refused is ErrorCode.NONE:
                 groups.update({name: Group(name) for name in host.shard.consumers if name not in host.shard.groups})
+                groups.update({name: Group(name) for name in host.shard.shares})
                 groups.update(host.shard.groups)
         return groups
+
+    async def _of_shares(self) -> dict[str, Committed]:
+        """Where share groups begin, in place of what others commit; those that are left out keep their last figures."""
+        keys: dict[ShareKey, TopicPartition] = {}
+        for host in self._runtime.hosts():
+            refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
+            if host.state is not ShardState.ACTIVE or refused is not ErrorCode.NONE:
+                continue
+            for group in list(host.shard.shares.values()):
+                for topic_id, topic in group.states.items() if len(keys) < SHARE_ROWS_PER_ROUND else ():
+                    await self._turn()
+                    name = self._metadata.topic_names.get(uuid.UUID(bytes=topic_id))
+                    for index in range(topic.partitions) if name is not None else ():
+                        keys[ShareKey(group.id, topic_id, index)] = TopicPartition(name, index)
+        answers = await self._shares.summaries(keys) if self._shares is not None and keys else {}
+        by_group: dict[str, Committed] = {}
+        before, self._share_commits = self._share_commits, {}
+        for key, tp in keys.items():
+            await self._turn()
+            state, known = answers[key].state if key in answers else None, before.get((key.group_id, tp))
+            if state is not None and answers[key].error is ErrorCode.NONE and state.start >= 0:
+                pair = state.start, max(state.complete, 0)
+                if known is None or known[:2] != pair:
+                    known = _ShareCommit(*pair, self._clock.wall_ms())
+            if known is not None:
+                self._share_commits[key.group_id, tp] = known
+                entry = hash(known), CommittedOffset(known.start, commit_timestamp_ms=known.at_ms)
+                by_group.setdefault(key.group_id, []).append((tp, entry))
+        return by_group
 
     async def _committed(self) -> dict[str, Committed]:
         """What the groups have committed, as far as a round goes."""
@@ -249,11 +295,20 @@ class LagWatch:
             position = positions.get((tp, commit.offset))
             if position is not None:
                 now_ms, at_ms = self._clock.wall_ms(), commit.commit_timestamp_ms
-                lags[tp] = window.look(sequence, commit.offset, at_ms, position, now_ms, self._interval_ms)
+                share = self._share_commits.get((group.id, tp))
+                until = commit.offset + share.complete if share is not None else commit.offset
+                lag = window.look(sequence, until, at_ms, position, now_ms, self._interval_ms)
+                lags[tp] = lag._replace(committed=commit.offset)
             elif before is not None and tp in before.partitions and self._metadata.partition(tp) is not None:
                 lags[tp] = before.partitions[tp]
         self._windows[group.id] = kept
         _, shard = self._runtime.shard_for(group.id)
+        shares = shard.shares.get(group.id) if shard is not None else None
+        if shares is not None:
+            return GroupLag(
+                group.id, shares.state, "share", "simple", len(shares.members), await self._counted(shares),
+                sum(window.seen for window in kept.values()), lags, self._clock.mono_ms(), shares.epoch,
+            )  # fmt: skip
         consumer = shard.consumers.get(group.id) if shard is not None else None
         if consumer is not None:
             return GroupLag(
@@ -265,7 +320,7 @@ class LagWatch:
             await self._assignments(group), group.commits, lags, self._clock.mono_ms(), group.rebalances,
         )  # fmt: skip
 
-    async def _counted(self, group: ConsumerGroup) -> list[dict[str, int]]:
+    async def _counted(self, group: ConsumerGroup | ShareGroup) -> list[dict[str, int]]:
         """Of each member, its partitions by topic."""
         every: list[dict[str, int]] = []
         names = self._metadata.topic_names

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from fleetlog.brokers.pending import Pending
 from fleetlog.txn.commands import Ticket
 from fleetlog.wire.errors import ErrorCode
 
-__all__ = ["PendingAnswer", "commit_failure"]
+__all__ = ["PendingAnswer", "answer_of", "commit_failure"]
 
 
 class PendingAnswer(Pending):
@@ -27,6 +29,13 @@ class PendingAnswer(Pending):
             super().cancel()
             if self._forget is not None:
                 self._forget(self.ticket)
+
+
+async def answer_of(pending: Pending) -> Any:
+    """The response, once it is there."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    pending.on_done(lambda answer: None if future.done() else future.set_result(answer))
+    return await future
 
 
 _APPEND_ERRORS = {

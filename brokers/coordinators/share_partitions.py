@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import CorruptBatch, parse_header, scan
 from fleetlog._native.compact import record_keys
+from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.groups.requests import own_number
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone, read_if_cached, read_in
 from fleetlog.brokers.log.validation import records_of
@@ -57,8 +58,6 @@ MAX_SHARE_PARTITIONS = 10_000
 """The most that are open on a broker: whoever may read a topic controls their number by groups."""
 READ_BYTES = 1 << 20
 """What is read of a partition for one acquisition at most, but for a batch that is larger."""
-DELETED_TOGETHER = 50
-"""Share partitions of a group whose states are deleted at a time."""
 MAX_VOID_READS = 16
 """Reads in a row that have no record for the group."""
 ABORT_MARKER = 0
@@ -151,6 +150,28 @@ class ShareStates:
             partial(_request, messages.WriteShareGroupStateRequest, "WriteStateData", write.key, row, 1),
         )
 
+    async def initialize(self, key: ShareKey, state_epoch: int, start: int) -> StateAnswer:
+        """A new state epoch: the share partition begins at this offset, and leaders of the epoch before are fenced."""
+        row = messages.InitializeShareGroupStateRequest.InitializeStateData.PartitionData(
+            partition=key.partition, state_epoch=state_epoch, start_offset=start
+        )
+        return await self._ask(
+            key,
+            lambda shard, now, ticket: shard.initialize(key, state_epoch, start, now, ticket),
+            0,
+            partial(_request, messages.InitializeShareGroupStateRequest, "InitializeStateData", key, row, 0),
+        )
+
+    async def summary(self, key: ShareKey) -> StateAnswer:
+        """How far it is, without its batches."""
+        row = messages.ReadShareGroupStateSummaryRequest.ReadStateSummaryData.PartitionData(partition=key.partition)
+        return await self._ask(
+            key,
+            lambda shard, now, ticket: Result(StateAnswer(ErrorCode.NONE, shard.summary(key))),
+            1,
+            partial(_request, messages.ReadShareGroupStateSummaryRequest, "ReadStateSummaryData", key, row, 1),
+        )
+
     async def delete(self, key: ShareKey) -> StateAnswer:
         """Forget a share partition."""
         row = messages.DeleteShareGroupStateRequest.DeleteStateData.PartitionData(partition=key.partition)
@@ -172,10 +193,7 @@ class ShareStates:
         if state is None or state.leader not in self._metadata.brokers:
             return StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if state.leader == self._broker_id:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            pending = self._runtime.submit(name, command, deadline_ms=CALL_MS)
-            pending.on_done(lambda answer: None if future.done() else future.set_result(answer))
-            answer = await future
+            answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS))
             return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
         try:
             message = request()
@@ -198,13 +216,14 @@ def _told(response: Any, key: ShareKey) -> StateAnswer:
             if topic.topic_id is None or (topic.topic_id.bytes, row.partition) != key[1:]:
                 continue
             error = ErrorCode(row.error_code)
-            if error is not ErrorCode.NONE or not hasattr(row, "state_batches"):
+            if error is not ErrorCode.NONE or not hasattr(row, "state_epoch"):
                 return StateAnswer(error, message=row.error_message)
             batches = tuple(
                 StateBatch(b.first_offset, b.last_offset, RecordState(b.delivery_state), b.delivery_count)
-                for b in row.state_batches
+                for b in getattr(row, "state_batches", ())
             )
-            return StateAnswer(error, ShareState(0, row.state_epoch, -1, row.start_offset, -1, batches))
+            complete, leader_epoch = getattr(row, "delivery_complete_count", -1), getattr(row, "leader_epoch", -1)
+            return StateAnswer(error, ShareState(0, row.state_epoch, leader_epoch, row.start_offset, complete, batches))
     return StateAnswer(ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
@@ -600,29 +619,6 @@ class SharePartitions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def delete_states(self, group_id: str, topics: Mapping[bytes, int], then: Callable[[ErrorCode], None]) -> None:
-        """Forget what is persisted of a group: topics by id, with their partitions. ``then`` gets an error.
-
-        Leaders that have one of its share partitions open hear of it when they write.
-        """
-        keys = [ShareKey(group_id, topic_id, index) for topic_id, count in topics.items() for index in range(count)]
-
-        async def work() -> None:
-            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            try:
-                for first in range(0, len(keys), DELETED_TOGETHER):
-                    some = keys[first : first + DELETED_TOGETHER]
-                    answers = await asyncio.gather(*map(self.states.delete, some))
-                    failed = [answer.error for answer in answers if answer.error is not ErrorCode.NONE]
-                    if failed:
-                        error = failed[0]
-                        return
-                error = ErrorCode.NONE
-            finally:
-                then(error)
-
-        self.run(work(), keys[0] if keys else ShareKey(group_id, b"", 0))
 
     def leaves_without_locks(self, share: SharePartition) -> None:
         """It closes, and nobody has a record of it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 
 from fleetlog.brokers.groups import classic, offsets, records, share
 from fleetlog.brokers.groups.consumer import group as consumers
@@ -48,7 +48,7 @@ from fleetlog.brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from fleetlog.brokers.groups.share import ShareGroup
+from fleetlog.brokers.groups.share import ShareGroup, StateTopic
 from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
 from fleetlog.wire.errors import ErrorCode
@@ -232,6 +232,29 @@ class GroupShard:
             return Result(response=BeatAnswer(refused.error, str(refused)))
         result.failed = lambda error, now: Result(response=BeatAnswer(coordinator_error(error)))
         return result
+
+    def begin_share_change(self, group_id: str, added: Mapping[bytes, StateTopic], now: Now, ticket: Ticket) -> Result:
+        """A change of the offsets of a share group without members begins; answers an error code."""
+        group = self.shares.get(group_id)
+        if group is None:
+            return Result(response=ErrorCode.GROUP_ID_NOT_FOUND)
+        turn = Turn(now, ticket)
+        error = share.begin_change(group, added, turn)
+        result = turn.result(error)
+        if error is ErrorCode.NONE:
+            result.failed = lambda code, now: self._change_failed(group, code)
+        return result
+
+    def _change_failed(self, group: ShareGroup, code: ErrorCode) -> Result:
+        group.changing = False
+        return Result(response=coordinator_error(code))
+
+    def end_share_change(self, group_id: str, forgotten: Collection[bytes], now: Now, ticket: Ticket) -> Result:
+        """It has ended, and of ``forgotten`` topics there are no states any more; answers an error code."""
+        group, turn = self.shares.get(group_id), Turn(now, ticket)
+        if group is not None:
+            share.end_change(group, forgotten, turn)
+        return turn.result(ErrorCode.NONE)
 
     def sync(self, request: SyncRequest, now: Now, ticket: Ticket, picture: Picture) -> Result:
         """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""

@@ -99,6 +99,8 @@ class ShareGroup:
     """The topics that the group's coordinator looked at last."""
     hashed_version: int | None = None
     """The version of the picture that ``hash`` is known to be right for."""
+    changing: bool = False
+    """Whether its offsets are being changed, or it is being deleted: nobody joins until that has ended."""
 
     @property
     def state(self) -> str:
@@ -261,6 +263,8 @@ def share_heartbeat(group: ShareGroup, beat: Beat, picture: Picture, turn: Turn,
         assert member is not None, "it was asked for"
         remove_share_members(group, [member], turn)
         return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, LEAVES))
+    if member is None and group.changing:
+        raise BeatRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The group's offsets are being changed.")
     if member is None and len(group.members) >= settings.max_size:
         raise BeatRefused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has {settings.max_size} members.")
     known = member if member is not None else ShareMember(beat.member_id)
@@ -332,6 +336,33 @@ def _parts(member: ShareMember) -> list[ShareKind]:
         (ShareKind.CURRENT, member.current), (ShareKind.MEMBER_TARGET, member.target), (ShareKind.MEMBER, member.value),
     )  # fmt: skip
     return [kind for kind, part in parts if part is not None]
+
+
+def begin_change(group: ShareGroup, added: Mapping[bytes, StateTopic], turn: Turn) -> ErrorCode:
+    """From now on nobody joins: offsets are changed, also those of ``added`` topics. Only a group without members."""
+    if group.members:
+        return ErrorCode.NON_EMPTY_GROUP
+    if group.changing:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    group.changing = True
+    wider = {
+        topic_id: topic
+        for topic_id, topic in added.items()
+        if topic_id not in group.states or group.states[topic_id].partitions < topic.partitions
+    }
+    if wider:
+        turn.records.append(
+            r.record(_key(group, ShareKind.STATES), states_value(group.states | wider, turn.now.wall_ms))
+        )
+    return ErrorCode.NONE
+
+
+def end_change(group: ShareGroup, forgotten: Collection[bytes], turn: Turn) -> None:
+    """The change has ended; of ``forgotten`` topics there are no states any more."""
+    group.changing = False
+    kept = {topic_id: topic for topic_id, topic in group.states.items() if topic_id not in forgotten}
+    if kept != group.states:
+        turn.records.append(r.record(_key(group, ShareKind.STATES), states_value(kept, turn.now.wall_ms)))
 
 
 def share_tombstones(group: ShareGroup) -> list[CoordinatorRecord]:

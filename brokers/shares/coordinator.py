@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fleetlog.brokers.groups.records import BadRecord
 from fleetlog.brokers.shares.state import (
+    ENDS,
     NO_OFFSET,
     SNAPSHOT_KEY,
     ShareKey,
@@ -148,8 +149,11 @@ class ShareShard:
         return Result(StateAnswer(ErrorCode.NONE), (CoordinatorRecord(state_key(SNAPSHOT_KEY, key), None),))
 
     def summary(self, key: ShareKey) -> ShareState:
-        """The state, for those who do not lead it (ReadShareGroupStateSummary): a plain read."""
-        return self.states.get(key, ShareState())
+        """The state, for those who do not lead it (ReadShareGroupStateSummary): a plain read. ``complete`` is known."""
+        known = self.states.get(key, ShareState())
+        if known.start == NO_OFFSET:
+            return known
+        return known._replace(complete=sum(b.last - b.first + 1 for b in known.batches if b.state in ENDS))
 
     def _record(self, write: ShareWrite, now: Now) -> CoordinatorRecord:
         known = self.states.get(write.key)

@@ -223,8 +223,41 @@ def test_described_and_listed(fleet: Fleet, names: tuple[str, str]) -> None:
     group = eventually(described, "it has its member", WAIT_S, good=lambda one: one is not None and one.members)
     assert (group.group_state, group.assignor_name) == ("Stable", "simple")
     told = Shell(fleet).json("groups", "describe", names[1])[0]
-    assert (told["state"], told["protocol"], told["offsets"]) == ("Stable", "simple", [])
+    assert (told["state"], told["protocol"], told["type"]) == ("Stable", "simple", "share")
     assert [member["assigned"] for member in told["members"]] == [[f"{names[0]}:0,1,2"]]
     reader.end()
     left = eventually(described, "the member has left", WAIT_S, good=lambda one: one is not None and not one.members)
     assert left.group_state == "Empty"
+
+
+def test_offsets_are_described_reset_and_deleted(fleet: Fleet, names: tuple[str, str]) -> None:
+    topic, group = names
+    values, shell = produce(fleet, topic, 0, 30), Shell(fleet)
+    first = Reader(fleet, names)
+    read_all(first, values)
+    lags = lambda: {row["partition"]: row["lag"] for row in shell.json("groups", "describe", group)[0]["offsets"]}  # noqa: E731
+    eventually(lags, "all is acknowledged", WAIT_S, good=lambda lag: lag == {0: 0, 1: 0, 2: 0})
+    assert "active members" in shell.fails("groups", "reset", group, "--to-offset", "4", "--execute")
+    first.end()
+    produce(fleet, topic, 30, 6)
+    assert lags() == {0: 2, 1: 2, 2: 2}
+    plan = shell.json("groups", "reset", group, "--to-offset", "4")
+    assert [(row["committed"], row["new"]) for row in plan] == [(10, 4)] * 3
+    assert lags() == {0: 2, 1: 2, 2: 2}, "a plan changes nothing"
+    shell.run("groups", "reset", group, "--to-offset", "4", "--execute")
+    assert lags() == {0: 8, 1: 8, 2: 8}
+    told = eventually(
+        lambda: shell.json("groups", "lag", group),
+        "lag is computed",
+        WAIT_S,
+        good=lambda one: bool(one[0]["partitions"]),
+    )
+    assert told[0]["lag"] == 24
+    again = Reader(fleet, names)
+    read_all(again, {b"%d" % number for number in range(12, 36)})
+    again.end()
+    assert min(int(value) for value in again.values) == 12, "nothing from before the offset"
+    shell.run("groups", "delete", group, "--topic", topic, "--yes")
+    assert lags() == {}
+    shell.run("groups", "delete", group, "--yes")
+    assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "describe", group)

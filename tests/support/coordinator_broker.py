@@ -17,6 +17,7 @@ from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.api.share_sessions import ShareSessions
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
 from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates
 from fleetlog.brokers.coordinators.transactions import coordinator, verification
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
@@ -72,15 +73,6 @@ class Broker(Stage):
         self.services.groups = groups
         self.services.transactions = self.transactions
         no_peers = SimpleNamespace()
-        self.services.lags = LagWatch(
-            ME,
-            5_000,
-            groups,
-            self.metadata,
-            self.replicas,
-            no_peers,
-            self.clock,  # type: ignore[arg-type]
-        )
         share_states = CoordinatorRuntime(
             "share", SHARE_STATE_TOPIC, ShareShard, loop=loop, timers=self.services.timers, clock=self.clock,
             partition_count=partition_count_of(self.metadata, SHARE_STATE_TOPIC, 2), origin=Origin.COORDINATOR,
@@ -88,6 +80,19 @@ class Broker(Stage):
         states = ShareStates(ME, self.metadata, no_peers, share_states, self._create)  # type: ignore[arg-type]
         self.services.share_states = share_states
         self.services.share_partitions = SharePartitions(states, self.services.timers, self.clock)
+        self.services.share_offsets = ShareOffsets(
+            ME, groups, states, self.metadata, self.replicas, no_peers,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.services.lags = LagWatch(
+            ME,
+            5_000,
+            groups,
+            self.metadata,
+            self.replicas,
+            no_peers,  # type: ignore[arg-type]
+            self.clock,
+            self.services.share_offsets,
+        )
         self.services.share_sessions = ShareSessions()
         for runtime in (groups, self.transactions, share_states):
             self.replicas.on_leader(runtime.partition_elected)
