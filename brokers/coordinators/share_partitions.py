@@ -459,7 +459,7 @@ class SharePartition:
         try:
             while (window := self.window) is not None and (write := window.begin_write()) is not None:
                 noted, self._noted = self._noted, []
-                error = ErrorCode.UNKNOWN_SERVER_ERROR
+                error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER  # if this task ends, with the broker
                 try:
                     error = await self._persist(
                         ShareWrite(
@@ -468,6 +468,7 @@ class SharePartition:
                         )
                     )  # fmt: skip
                 except Exception:
+                    error = ErrorCode.UNKNOWN_SERVER_ERROR
                     logger.exception("the share partition %s is not persisted", coordinator_key(self.key)[:200])
                 finally:
                     for future in noted:

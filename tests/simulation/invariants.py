@@ -35,6 +35,7 @@ from tests.simulation.rebalancing import INVARIANTS as REBALANCED
 from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
+from tests.simulation.sharing import INVARIANTS as SHARED
 from tests.simulation.sinks import Sinks
 from tests.simulation.tables import TABLE
 
@@ -53,7 +54,7 @@ INVARIANTS = (
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
     "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
-    "spread", *LOGINS, *RENEWED, *REBALANCED,
+    "spread", *LOGINS, *RENEWED, *REBALANCED, *SHARED,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"

@@ -213,6 +213,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         future.serial = self._numbers
         return future
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """What a thread would do is done at once."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except OSError as wrong:
+            future.set_exception(wrong)
+        return future
+
     def create_task(  # type: ignore[override]
         self,
         coro: Coroutine[Any, Any, Any],

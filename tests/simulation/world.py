@@ -19,7 +19,7 @@ from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.coordination import changes
 from fleetlog.coordination.store import StoreError
 from fleetlog.txn.states import ENDED
-from tests.simulation import checking, rebalancing, renewing, repeating, spreading
+from tests.simulation import checking, rebalancing, renewing, repeating, sharing, spreading
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -57,12 +57,12 @@ SEEN_S = 5.0
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
 LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS = "logins", "spreads", "renews", "directories", "trims"
-ROLLBACK, REBALANCES, CHECKS = "rollback", "rebalances", "checks"
+ROLLBACK, REBALANCES, CHECKS, SHARES = "rollback", "rebalances", "checks", "shares"
 ASKED_FOR = (
     OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS, SPREADS, RENEWS, DIRECTORIES, TRIMS, ROLLBACK, REBALANCES,
-    CHECKS,
+    CHECKS, SHARES,
 )  # fmt: skip
-NOT_IN_LOGS = (LOGINS, RENEWS, CHECKS)
+NOT_IN_LOGS = (LOGINS, RENEWS, CHECKS, SHARES)
 """Like rights: what an older ZooKeeper does not know of them no repair finds in the logs."""
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
@@ -131,7 +131,8 @@ class World:
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
     "repeats" the writers of ``repeating`` ("trims" with them: their first records are deleted), "logins" the lodgers of
     ``logins``, "spreads" the producers of ``spreading``, "renews" the clients of ``renewing``, "rebalances" the members
-    of ``rebalancing``, "checks" the clients of ``checking``, "directories" log directories that go and come back. With
+    of ``rebalancing``, "checks" the clients of ``checking``, "shares" the workers of ``sharing``, "directories" log
+    directories that go and come back. With
     "rollback" ZooKeeper is put back to an older copy instead of any fault, as in one of fifty seeds from
     :data:`NOTED_SEEDS` on.
     """
@@ -194,6 +195,9 @@ class World:
         logins, rebalances = later(LOGINS), later(REBALANCES)
         if rebalances:
             settings |= rebalancing.SETTINGS
+        shares = later(SHARES)
+        if shares:
+            settings |= sharing.SETTINGS
         self.fleet = Fleet(
             seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins, spread=later(DIRECTORIES)
         )
@@ -220,6 +224,7 @@ class World:
         self.spreading = spreading.clients(self) if later(SPREADS) else []
         self.renewing = renewing.clients(self) if later(RENEWS) else []
         self.rebalancing = rebalancing.clients(self) if rebalances else []
+        self.sharing = sharing.clients(self) if shares else None
 
     # ---- what others ask
 
@@ -374,6 +379,12 @@ class World:
         if self.rebalancing:
             await admin.run(admin.create(rebalancing.DEALT, rebalancing.FIRST, 3))
             clients += self.rebalancing
+        if self.sharing is not None:
+            foreman, queue, workers = self.sharing
+            await foreman.run(foreman.permit(queue.ordered))
+            await admin.run(admin.create(sharing.QUEUE, len(sharing.PARTITIONS), 3, {"min.insync.replicas": "2"}))
+            clients += workers
+            partitions += sharing.PARTITIONS
         return clients, partitions
 
     # ---- the end
