@@ -333,6 +333,9 @@ class BrokerConfig:
     group_share_heartbeat_interval_ms: int = setting(
         INT, 5_000, "How often share consumers are told to send heartbeats, in ms.", low=1
     )
+    errors_deadletterqueue_topic_name_prefix: str = setting(
+        STRING, "dlq.", "How the names of topics begin that share groups may name for their dead letters.", live=True
+    )
     group_share_record_lock_duration_ms: int = setting(
         INT, 30_000, "How long a share consumer has a record before another one may get it, in ms.",
         low=1_000, high=3_600_000,

@@ -166,7 +166,6 @@ remote.log.storage.system.enable boolean false -
 
 _GROUPS = """
 errors.deadletterqueue.auto.create.topics.enable boolean false - live
-errors.deadletterqueue.topic.name.prefix string dlq. - live
 group.coordinator.append.linger.ms int -1 -1..
 group.coordinator.background.threads int 2 1..
 group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live
@@ -301,10 +300,6 @@ remote.log.delete.on.disable boolean false - live
 remote.storage.enable boolean false - live
 """
 
-_TOPICS_GROUPS = """
-errors.deadletterqueue.group.enable boolean false - live
-"""
-
 _TOPICS_RETIRED = """
 message.downconversion.enable boolean true - live
 message.format.version string null - live
@@ -413,6 +408,5 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
 """Those that are not inert are read from what was given: by brokers.tls, brokers.logins and brokers.acls."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {
     **_rows(_TOPICS_TIERING, _TIERING_DOC),
-    **_rows(_TOPICS_GROUPS, _NOT_HERE),
     **_rows(_TOPICS_RETIRED, _RETIRED_DOC, retired=True),
 }

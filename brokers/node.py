@@ -26,6 +26,7 @@ from fleetlog.brokers.audit.recorder import Audit
 from fleetlog.brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.controller.controller import Controller, hand_over
+from fleetlog.brokers.coordinators.dead_letters import DeadLetters
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
@@ -260,7 +261,13 @@ class Node:
         )
         for runtime in (groups, transactions, share_states):
             runtime.follow(replicas)
-        states = ShareStates(config.broker_id, metadata, peers, share_states, controller.auto_create)
+        states = ShareStates(
+            config.broker_id, metadata, peers, share_states, controller.auto_create, transactions.verifier.ask, clock
+        )
+        letters = DeadLetters(
+            config.broker_id, metadata, peers, transactions, replicas, states, controller.auto_create, clock,
+            self._metrics.dead_letters,
+        )  # fmt: skip
         self._fetchers = ReplicaFetchers(
             config,
             ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
@@ -287,7 +294,7 @@ class Node:
             groups=groups,
             transactions=transactions,
             share_states=share_states,
-            share_partitions=SharePartitions(states, timers, clock),
+            share_partitions=SharePartitions(states, timers, clock, letters),
             share_offsets=ShareOffsets(config.broker_id, groups, states, metadata, replicas, peers),
             controller=controller,
             metrics=self._metrics,
@@ -313,6 +320,11 @@ class Node:
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
         watch_rebalances(self.services, rebalances)
+        self._metrics.watch(
+            "fleetlog_dead_letters_waiting",
+            "Records of share partitions led here that wait to become dead letters, as of the last try.",
+            letters.waiting_records,
+        )
         return self.services
 
     def _follow_schemas(self, services: Services, logs: LogStore) -> None:
@@ -363,6 +375,7 @@ class Node:
             "share", SHARE_STATE_TOPIC, ShareShard, partition_count=share_count, loop=ports.loop, timers=timers,
             clock=clock, origin=Origin.COORDINATOR,
         )  # fmt: skip
+        transactions.states_of[SHARE_STATE_TOPIC] = share_states
         metadata.subscribe(lambda change: drop_topic_states(share_states, change.deleted))
         return groups, transactions, share_states
 

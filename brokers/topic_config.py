@@ -68,6 +68,9 @@ class TopicConfig:
         LONG, DAY_MS, "How long compaction keeps a tombstone, in ms.", low=0, live=True,
         synonym="log.cleaner.delete.retention.ms",
     )  # fmt: skip
+    errors_deadletterqueue_group_enable: bool = setting(
+        BOOLEAN, False, "Whether share groups may write dead letters to the topic.", live=True
+    )
     file_delete_delay_ms: int = setting(
         LONG, 60_000, "How long a deleted segment's file stays on disk, in ms.", low=0, live=True,
         synonym="log.segment.delete.delay.ms",

@@ -815,6 +815,9 @@ class WriteShareGroupStateTopics(Protocol):
 class WriteShareGroupStateRequest(Protocol):
     group_id: str
     topics: list[WriteShareGroupStateTopics]
+    transactional_id: str | None
+    producer_id: int
+    producer_epoch: int
 
 
 class DeleteShareGroupStateTopicsPartitions(Protocol):

@@ -5,7 +5,7 @@ Not advertised: brokers know it of each other by ``share.version``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.share_groups import shares_served
 from fleetlog.brokers.api.waiting import JoinedResponse
+from fleetlog.brokers.coordinators.share_partitions import Within
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.state import RecordState, ShareKey, StateBatch
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
@@ -53,10 +54,13 @@ def _asked(request: Any) -> Iterator[Asked]:
 
 
 def _answered(
-    request: Any, context: Context, command: Callable[[ShareKey, Any], Command | None], response: Any, result: Any,
-    render: Rendered,
+    request: Any, context: Context, command: Callable[[ShareKey, Any], Command | ShareWrite | None], response: Any,
+    result: Any, render: Rendered, within: Within | None = None,
 ) -> Outcome:  # fmt: skip
-    """Ask the shards, and answer when all have. ``command`` of a share partition and its row: None if it cannot be."""
+    """Ask the shards, and answer when all have. ``command`` of a share partition and its row: None if it cannot be.
+
+    With ``within`` it is what is to be written in that transaction.
+    """
     services, asked = context.services, list(_asked(request))
     error = context.refusal(*CLUSTER_ACTION_CLUSTER)
     if error is ErrorCode.NONE and (not shares_served(context) or services.share_states is None):
@@ -87,8 +91,23 @@ def _answered(
         if one.key is None or work is None:
             joined.take(index, StateAnswer(ErrorCode.INVALID_REQUEST))
             continue
+        if isinstance(work, ShareWrite):
+            shares = services.share_partitions
+            assert shares is not None, "it was asked for"
+            assert within is not None, "else it is a command"
+            task = shares.run(_taken(shares.states.write_here(work, within), partial(joined.take, index)), one.key)
+            context.services.loop.call_later(ANSWER_MS / 1000, task.cancel)
+            continue
         runtime.submit(coordinator_key(one.key), work).on_done(partial(joined.take, index))
     return joined.outcome()
+
+
+async def _taken(work: Awaitable[StateAnswer], take: Callable[[StateAnswer], None]) -> None:
+    answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    try:
+        answer = await work
+    finally:
+        take(answer)
 
 
 def _nothing(answer: StateAnswer) -> dict[str, Any]:
@@ -133,9 +152,12 @@ def handle_read_share_group_state(request: ReadShareGroupStateRequest, context: 
 
 @Row(api_keys.WRITE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)
 def handle_write_share_group_state(request: WriteShareGroupStateRequest, context: Context) -> Outcome:
-    """WriteShareGroupState v0-v1: what has changed of a share partition."""
+    """WriteShareGroupState v0-v1: what has changed of a share partition; ours: in a transaction, with dead letters."""
+    within: Within | None = None
+    if context.api_version >= 1 and request.transactional_id:
+        within = Within(request.transactional_id, (request.producer_id, request.producer_epoch))
 
-    def command(key: ShareKey, row: Any) -> Command | None:
+    def command(key: ShareKey, row: Any) -> Command | ShareWrite | None:
         states = {int(state): state for state in RecordState}
         if any(batch.delivery_state not in states for batch in row.state_batches):
             return None
@@ -145,10 +167,12 @@ def handle_write_share_group_state(request: WriteShareGroupStateRequest, context
         )
         complete = row.delivery_complete_count if context.api_version >= 1 else -1
         write = ShareWrite(key, row.state_epoch, row.leader_epoch, row.start_offset, complete, batches)
+        if within is not None:
+            return write
         return lambda shard, now, ticket: shard.write(write, now, ticket)
 
     kind = m.WriteShareGroupStateResponse
-    return _answered(request, context, command, kind, kind.WriteStateResult, _nothing)
+    return _answered(request, context, command, kind, kind.WriteStateResult, _nothing, within)
 
 
 @Row(api_keys.DELETE_SHARE_GROUP_STATE, (CLUSTER_ACTION_CLUSTER,), Recorded(changes_of_brokers), brokers_from=0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetlog._native.batch import CorruptBatch, parse_header, scan
 from fleetlog._native.compact import record_keys
 from fleetlog.brokers.coordinators.pending import answer_of
+from fleetlog.brokers.coordinators.transactions.verification import Errors, admit
 from fleetlog.brokers.groups.requests import own_number
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone, read_if_cached, read_in
 from fleetlog.brokers.log.validation import records_of
@@ -30,9 +31,10 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey, ShareState, StateBatch
-from fleetlog.brokers.shares.window import AckType, Acquired, ShareLimits, Window
+from fleetlog.brokers.shares.window import AckType, Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.verification import Question
 from fleetlog.wire import messages
 from fleetlog.wire.compression import CodecError
 from fleetlog.wire.errors import ErrorCode
@@ -40,6 +42,7 @@ from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
+    from fleetlog.brokers.coordinators.dead_letters import DeadLetters
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
     from fleetlog.brokers.log import FileSlice, Log
     from fleetlog.brokers.metadata.cache import MetadataCache
@@ -63,11 +66,35 @@ MAX_VOID_READS = 16
 ABORT_MARKER = 0
 LONG_KEY_BYTES = 16
 """A longer key is told by a hash of so many bytes: two that share one wait for each other, and no more."""
+LETTER_TOPIC, COPIES = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
+LETTERS_TOGETHER = 200
+"""Dead letters of one transaction at most."""
+BURIAL_PAUSES_MS = (1_000, 30_000)
+"""After dead letters that could not be written, before they are tried again: at first, and at most."""
 _FENCED = (
     ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNSUPPORTED_VERSION,
 )  # fmt: skip
 """This leader persists nothing any more; the last one: the fleet has finalized that it serves no share groups."""
+
+
+class OutcomeUnknown(Exception):
+    """Whether a transaction was committed is not known here."""
+
+
+class Within(NamedTuple):
+    """The transaction that a write is part of."""
+
+    transactional_id: str
+    producer: tuple[int, int]
+    """Producer id and epoch."""
+
+
+class Letters(NamedTuple):
+    """Where dead letters of a group go, and whether they have what the record had."""
+
+    topic: str
+    copies: bool
 
 
 class ShareRules(NamedTuple):
@@ -80,6 +107,7 @@ class ShareRules(NamedTuple):
     """Where it starts: ``earliest``, ``latest``, or ``by_duration:`` and an ISO 8601 duration."""
     committed_only: bool = False
     renews: bool = True
+    letters: Letters | None = None
 
     @classmethod
     def of(cls, config: BrokerConfig, own: Mapping[str, str]) -> ShareRules:
@@ -97,6 +125,7 @@ class ShareRules(NamedTuple):
             own.get("share.auto.offset.reset", "latest"),
             own.get("share.isolation.level") == "read_committed",
             own.get("share.renew.acknowledge.enable", "true") != "false",
+            Letters(topic, own.get(COPIES, "false") == "true") if (topic := own.get(LETTER_TOPIC, "")) else None,
         )
 
 
@@ -110,12 +139,17 @@ class ShareStates:
         peers: PeersPort,
         runtime: CoordinatorRuntime[ShareShard],
         create: Callable[[Sequence[str]], Awaitable[object]],
+        ask: Callable[[Question], Awaitable[Errors]],
+        clock: Clock,
     ) -> None:
+        """``ask`` is that of the transactions' verifier."""
         self._broker_id = broker_id
         self._metadata = metadata
         self._peers = peers
         self._runtime = runtime
         self._create = create
+        self._ask_transaction = ask
+        self._clock = clock
 
     async def read(self, key: ShareKey, leader_epoch: int) -> StateAnswer:
         """The state of a share partition, for the leader of that epoch."""
@@ -129,8 +163,8 @@ class ShareStates:
             partial(_request, messages.ReadShareGroupStateRequest, "ReadStateData", key, row, 0),
         )
 
-    async def write(self, write: ShareWrite) -> StateAnswer:
-        """Persist what has changed of a share partition."""
+    async def write(self, write: ShareWrite, within: Within | None = None) -> StateAnswer:
+        """Persist what has changed of a share partition, once the transaction is committed if it is part of one."""
         kind = messages.WriteShareGroupStateRequest.WriteStateData.PartitionData
         row = kind(
             partition=write.key.partition,
@@ -147,8 +181,30 @@ class ShareStates:
             write.key,
             lambda shard, now, ticket: shard.write(write, now, ticket),
             1,
-            partial(_request, messages.WriteShareGroupStateRequest, "WriteStateData", write.key, row, 1),
+            partial(_write_request, write.key, row, within),
+            None if within is None else partial(self.write_here, write, within),
         )
+
+    async def write_here(self, write: ShareWrite, within: Within) -> StateAnswer:
+        """The same by this broker, as the share coordinator: its partition joins the transaction first."""
+        name = coordinator_key(write.key)
+        error, host = self._runtime.host_for(name)
+        if host is None:
+            return StateAnswer(error)
+        place = TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name))
+        places = {place: (host.partition.log.producers, -1)}
+        admitted = await admit(
+            self._ask_transaction, self._clock, within.transactional_id, within.producer, places, add=True
+        )
+        error, guard = admitted[place]
+        if error is not ErrorCode.NONE:
+            return StateAnswer(error)
+
+        def command(shard: ShareShard, now: Now, ticket: Ticket) -> Result:
+            return shard.write(write, now, ticket, within.producer)
+
+        answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS, guard=guard))
+        return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
 
     async def initialize(self, key: ShareKey, state_epoch: int, start: int) -> StateAnswer:
         """A new state epoch: the share partition begins at this offset, and leaders of the epoch before are fenced."""
@@ -184,7 +240,7 @@ class ShareStates:
 
     async def _ask(
         self, key: ShareKey, command: Callable[[ShareShard, Now, Ticket], Result], version: int,
-        request: Callable[[], Any],
+        request: Callable[[], Any], here: Callable[[], Awaitable[StateAnswer]] | None = None,
     ) -> StateAnswer:  # fmt: skip
         name = coordinator_key(key)
         if SHARE_STATE_TOPIC not in self._metadata.topics:
@@ -192,6 +248,8 @@ class ShareStates:
         state = self._metadata.partition(TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name)))
         if state is None or state.leader not in self._metadata.brokers:
             return StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if state.leader == self._broker_id and here is not None:
+            return await here()
         if state.leader == self._broker_id:
             answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS))
             return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
@@ -207,6 +265,13 @@ class ShareStates:
 def _request(kind: Any, topic: str, key: ShareKey, row: Any, version: int) -> Any:
     rows = [getattr(kind, topic)(topic_id=uuid.UUID(bytes=key.topic_id), partitions=[row])]
     return kind(version=version, group_id=key.group_id, topics=rows)
+
+
+def _write_request(key: ShareKey, row: Any, within: Within | None) -> Any:
+    request = _request(messages.WriteShareGroupStateRequest, "WriteStateData", key, row, 1)
+    if within is not None:
+        request.transactional_id, (request.producer_id, request.producer_epoch) = within
+    return request
 
 
 def _told(response: Any, key: ShareKey) -> StateAnswer:
@@ -250,7 +315,13 @@ class SharePartition:
     """How many have it."""
     listeners: dict[Callable[[], None], None] = field(default_factory=dict)
     """Called when there may be something to acquire, or it has closed."""
+    producer: tuple[int, int] | None = None
+    """Id and epoch of the next transaction with dead letters; None before the first one, or if it is not known."""
     _noted: list[asyncio.Future[ErrorCode]] = field(default_factory=list)
+    _rejected: list[tuple[int, int, asyncio.Future[ErrorCode]]] = field(default_factory=list)
+    """Acknowledgements that wait for dead letters, with the first and the last offset of those."""
+    _burial_pause_ms: int = 0
+    _burial_timer: Timer | None = None
     _writer: asyncio.Task[None] | None = None
     _timer: Timer | None = None
     _due_ms: int = 0
@@ -289,6 +360,8 @@ class SharePartition:
             until_ms = 0 if fresh or self.home.left_without_locks(self) else locks_end_ms
             self.window = Window(state, self.rules.limits, fresh=fresh, predecessors_until_ms=until_ms)
             self.window.ordered = self.rules.ordered
+            if self.rules.letters is not None:
+                self.window.bury(True)
         except (ValueError, LogOffline, DiskError) as problem:
             logger.error("the share partition %s cannot be opened: %s", coordinator_key(self.key)[:200], problem)
             self.close(ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -319,10 +392,12 @@ class SharePartition:
         self.error, self.window = error, None
         self.partition.unwatch(self)
         self.home.forget(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._burial_timer):
+            if timer is not None:
+                timer.cancel()
         noted, self._noted = self._noted, []
-        for future in noted:
+        rejected, self._rejected = self._rejected, []
+        for future in (*noted, *(future for _, _, future in rejected)):
             _tell(future, error)
         self.wake()
 
@@ -337,7 +412,7 @@ class SharePartition:
     def close_if_idle(self) -> None:
         """Close if nobody has it and everything is persisted."""
         idle = self.sessions <= 0 and self._writer is None and not self._noted
-        if idle and self.window is not None and not self.window.members:
+        if idle and self.window is not None and not self.window.members and not self.window.doomed:
             self.home.leaves_without_locks(self)
             self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -419,12 +494,20 @@ class SharePartition:
             future = asyncio.get_running_loop().create_future()
             future.set_result(error)
             return future
-        if not self.window.acknowledge(member, pieces, self.home.clock.mono_ms()):
+        noted = self.window.acknowledge(member, pieces, self.home.clock.mono_ms())
+        if not noted:
             return None
-        future = asyncio.get_running_loop().create_future()
-        self._noted.append(future)
+        loop, waits = asyncio.get_running_loop(), list[asyncio.Future[ErrorCode]]()
+        if Noted.WRITE in noted:
+            waits.append(loop.create_future())
+            self._noted.append(waits[-1])
+        if Noted.BURIAL in noted:
+            waits.append(loop.create_future())
+            doomed = [one for one in self.window.doomed if one.first <= pieces[-1][1] and one.last >= pieces[0][0]]
+            first, last = max(doomed[0].first, pieces[0][0]), min(doomed[-1].last, pieces[-1][1])
+            self._rejected.append((first, last, waits[-1]))
         self.flush()
-        return future
+        return waits[0] if len(waits) == 1 else asyncio.ensure_future(_worst(waits))
 
     # --- locks ----------------------------------------------------------------------------------------------------
 
@@ -452,12 +535,20 @@ class SharePartition:
 
     def flush(self) -> None:
         """Persist what is to be persisted, unless that is under way."""
-        if self._writer is None and self.window is not None and self.window.unsaved:
+        if self._writer is None and self.window is not None and (self.window.unsaved or self._may_bury()):
             self._writer = self.home.run(self._write_all(), self.key)
 
     async def _write_all(self) -> None:
         try:
-            while (window := self.window) is not None and (write := window.begin_write()) is not None:
+            while (window := self.window) is not None:
+                if window.buries != (self.rules.letters is not None):
+                    window.bury(self.rules.letters is not None)
+                write = window.begin_write()
+                if write is None and self._may_bury():
+                    await self._bury()
+                    continue
+                if write is None:
+                    break
                 noted, self._noted = self._noted, []
                 error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER  # if this task ends, with the broker
                 try:
@@ -486,6 +577,54 @@ class SharePartition:
             self._writer = None
         self.close_if_idle()
 
+    # --- dead letters ---------------------------------------------------------------------------------------------
+
+    def _may_bury(self) -> bool:
+        return self._burial_timer is None and self.window is not None and bool(self.window.doomed)
+
+    async def _bury(self) -> None:
+        """Write the first of the dead letters that wait, in one transaction with the state."""
+        window, letters = self.window, self.home.letters
+        assert window is not None, "it was asked for"
+        doomed, rejected = window.doomed, list(self._rejected)
+        try:
+            plan = await letters.gather(self, doomed)
+            buried = [(one.first, min(one.last, plan.until)) for one in doomed if one.first <= plan.until]
+            if self.error is not ErrorCode.NONE or (write := window.begin_burial(buried)) is None:
+                return
+            error = plan.error or await letters.write(self, plan, write)
+        except Exception as problem:  # whether they are written the share coordinator knows
+            logger.log(
+                logging.INFO if isinstance(problem, OutcomeUnknown) else logging.ERROR, "dead letters of %s: %r",
+                coordinator_key(self.key)[:200], problem,
+            )  # fmt: skip
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        if self.error is not ErrorCode.NONE:
+            return
+        window.end_write(error is ErrorCode.NONE, self.home.clock.mono_ms())
+        for waits in rejected:
+            first, last, future = waits
+            if last <= plan.until if error is ErrorCode.NONE else first <= plan.until:
+                _tell(future, error)
+                self._rejected.remove(waits)
+        letters.waiting[self.key] = sum(one.last - one.first + 1 for one in window.doomed)
+        self.arm()
+        self.wake()
+        if error in _FENCED:
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif error is ErrorCode.NONE:
+            self._burial_pause_ms = 0
+        else:
+            first_ms, most_ms = BURIAL_PAUSES_MS
+            self._burial_pause_ms = min(2 * self._burial_pause_ms or first_ms, most_ms)
+            self._burial_timer = self.home.timers.later(self._burial_pause_ms, self._bury_again)
+
+    def _bury_again(self) -> None:
+        self._burial_timer = None
+        self.flush()
+        self.close_if_idle()
+
     async def _persist(self, write: ShareWrite) -> ErrorCode:
         answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         for attempt in range(ATTEMPTS):
@@ -501,6 +640,10 @@ class SharePartition:
                 "the share partition %s is not persisted: %s", coordinator_key(self.key)[:200], answer.error.name
             )
         return self.error or answer.error
+
+
+async def _worst(waits: Sequence[asyncio.Future[ErrorCode]]) -> ErrorCode:
+    return max(await asyncio.gather(*waits), key=lambda error: error is not ErrorCode.NONE)
 
 
 def _tell(future: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
@@ -570,8 +713,9 @@ class _Read(NamedTuple):
 class SharePartitions:
     """Those that are open on this broker."""
 
-    def __init__(self, states: ShareStates, timers: Timers, clock: Clock) -> None:
+    def __init__(self, states: ShareStates, timers: Timers, clock: Clock, letters: DeadLetters) -> None:
         self.states = states
+        self.letters = letters
         self.timers = timers
         self.clock = clock
         self._open: dict[ShareKey, SharePartition] = {}
@@ -600,6 +744,8 @@ class SharePartitions:
     def opened(self, key: ShareKey, partition: Partition, rules: ShareRules) -> SharePartition | None:
         """The share partition in the present leader epoch, which may still be read; None if there are too many."""
         known = self._open.get(key)
+        if not self.letters.served:
+            rules = rules._replace(letters=None)
         if known is not None:
             if known.partition is partition and known.leader_epoch == partition.leader_epoch:
                 known.rules = rules
@@ -636,6 +782,7 @@ class SharePartitions:
         """It has closed."""
         if self._open.get(share.key) is share:
             del self._open[share.key]
+            self.letters.waiting.pop(share.key, None)
 
     async def stop(self) -> None:
         """Close all."""

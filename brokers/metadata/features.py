@@ -31,7 +31,8 @@ SCHEMA_VERSION: Final = "fleetlog.schema.version"
 SHARE_VERSION: Final = "share.version"
 """Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing.
 
-Level 2: groups may set an order by key and waits between tries, which leaders of level 1 do not keep.
+Level 2: dead letters (KIP-1191), with which states are written in transactions; groups may set an order by key and
+waits between tries.
 """
 SHARE_ORDER_LEVEL: Final = 2
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {

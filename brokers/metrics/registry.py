@@ -230,6 +230,9 @@ class Metrics:
         )
         self.authentications: dict[tuple[str, str, str], int] = {}
         """By listener, mechanism and result: see :meth:`authenticated`."""
+        self.dead_letters = self._counters(
+            "fleetlog_dead_letters", "Dead letters of share groups that were written, by reason.", "reason"
+        )
         self.refused = self._counters(
             "fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason"
         )

@@ -3,6 +3,9 @@
 Implements :class:`txn.commands.Shard`. A share partition's leader names the partition's leader epoch and the state
 epoch that it read: who comes with an older one is fenced. A leader that reads is known from then on, in the log too,
 so that no earlier one can write after a failover of the coordinator either. The start of a state epoch never goes back.
+
+A write may be part of a transaction, with the dead letters of what it archives. Until that ends, nothing else is done
+to the state, so that what is committed later was made of what is there.
 """
 
 from __future__ import annotations
@@ -59,6 +62,9 @@ class StateAnswer(NamedTuple):
     message: str | None = None
 
 
+_BUSY = Result(response=StateAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
+
+
 def coordinator_key(key: ShareKey) -> str:
     """The name whose hash says which partition coordinates it, and which FindCoordinator is asked for (type 2)."""
     topic = base64.urlsafe_b64encode(key.topic_id).decode().rstrip("=")
@@ -89,12 +95,18 @@ class ShareShard:
         self.skipped: Counter[str] = Counter()
         """Skipped records by kind."""
         self._updates: dict[ShareKey, int] = {}
+        self._open: dict[int, list[CoordinatorRecord]] = {}
+        """Records of transactions that have not ended, by producer id."""
+        self._held: dict[ShareKey, int] = {}
+        """Share partitions that these are of, each with its producer id."""
 
     # --- commands -----------------------------------------------------------------------------------------------
 
     def initialize(self, key: ShareKey, state_epoch: int, start: int, now: Now, ticket: Ticket) -> Result:
         """A new state epoch, with this start and without batches (InitializeShareGroupState)."""
         known = self.states.get(key)
+        if key in self._held:
+            return _BUSY
         if known is not None and state_epoch < known.state_epoch:
             return Result(response=StateAnswer(ErrorCode.FENCED_STATE_EPOCH))
         if known is not None and (state_epoch, start) == (known.state_epoch, known.start):
@@ -111,6 +123,8 @@ class ShareShard:
     def read(self, key: ShareKey, leader_epoch: int, now: Now, ticket: Ticket) -> Result:
         """The state for the leader of that epoch, who is the only one to write from now on (ReadShareGroupState)."""
         known = self.states.get(key)
+        if key in self._held:
+            return _BUSY
         if known is None:
             if len(self.states) >= MAX_STATES:
                 return Result(response=StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -123,9 +137,14 @@ class ShareShard:
         write = ShareWrite(key, known.state_epoch, leader_epoch, NO_OFFSET, known.complete, ())
         return Result(answer, (self._record(write, now),))
 
-    def write(self, write: ShareWrite, now: Now, ticket: Ticket) -> Result:
-        """Merge what a leader has to persist (WriteShareGroupState)."""
-        known = self.states.get(write.key)
+    def write(self, write: ShareWrite, now: Now, ticket: Ticket, producer: tuple[int, int] | None = None) -> Result:
+        """Merge what a leader has to persist (WriteShareGroupState).
+
+        With a ``producer`` (id and epoch) once its transaction is committed.
+        """
+        known, held = self.states.get(write.key), self._held.get(write.key)
+        if held is not None and (producer is None or held != producer[0]):
+            return _BUSY
         if known is None:
             return Result(response=StateAnswer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         if write.leader_epoch < known.leader_epoch:
@@ -140,10 +159,12 @@ class ShareShard:
         start = max(known.start, write.start)
         if len(merged(known.batches, write.batches, start)) > MAX_BATCHES:
             return Result(response=StateAnswer(ErrorCode.INVALID_REQUEST, message="too many batches"))
-        return Result(StateAnswer(ErrorCode.NONE), (self._record(write, now),))
+        return Result(StateAnswer(ErrorCode.NONE), (self._record(write, now),), producer=producer)
 
     def delete(self, key: ShareKey, now: Now, ticket: Ticket) -> Result:
         """Forget a share partition (DeleteShareGroupState)."""
+        if key in self._held:
+            return _BUSY
         if key not in self.states:
             return Result(response=StateAnswer(ErrorCode.NONE))
         return Result(StateAnswer(ErrorCode.NONE), (CoordinatorRecord(state_key(SNAPSHOT_KEY, key), None),))
@@ -178,7 +199,10 @@ class ShareShard:
                 self.skipped["key"] += 1
                 return
             kind, key = decoded
-            if kind == SNAPSHOT_KEY:
+            if producer is not None:
+                self._open.setdefault(producer[0], []).append(record)
+                self._held[key] = producer[0]
+            elif kind == SNAPSHOT_KEY:
                 self._apply_snapshot(key, record.value)
             elif record.value is not None:
                 self._apply_update(key, record.value, now)
@@ -207,7 +231,11 @@ class ShareShard:
             self.skipped["update without its snapshot"] += 1
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
-        """No transaction writes here."""
+        """End the producer's transaction: what it wrote counts, or was never there."""
+        records = self._open.pop(producer_id, ())
+        self._held = {key: held for key, held in self._held.items() if held != producer_id}
+        for record in records if commit else ():
+            self.apply(record, None, now)
         return None
 
     def loaded(self, now: Now) -> Result:

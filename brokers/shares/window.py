@@ -8,6 +8,11 @@ What members acknowledge counts once it is persisted, and only then is it answer
 it, :meth:`Window.begin_write` says what to persist, :meth:`Window.end_write` makes it so, or takes it back. What ends
 by time alone (a lock, a member) is so at once, and is persisted with the next write. One write is under way at a time.
 
+With dead letters (KIP-1191) a record that is rejected or was delivered too often is finished by a letter: it is
+DOOMED until :meth:`Window.begin_burial` takes it into a write of its own, which goes with the letters. Until then it
+counts as not finished, and nobody gets it. A rejection that could not be buried was never said; what was delivered too
+often stays doomed.
+
 Unlike Kafka's, the limit counts records that are not finished; the span between start and end, and the runs, have
 bounds of their own, so that one slow record does not stop the others (:attr:`Window.holds_back` names it). What is
 given back may have to wait before it is tried again, ``backoff_ms`` the first time and twice as long each time after
@@ -19,7 +24,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import Enum, IntEnum, IntFlag
 from typing import NamedTuple
 
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
@@ -44,6 +49,21 @@ class AckType(IntEnum):
     RELEASE = 2
     REJECT = 3
     RENEW = 4
+
+
+class Doom(Enum):
+    """Why a record becomes a dead letter."""
+
+    REJECTED = "rejected"
+    TOO_MANY_DELIVERIES = "too-many-deliveries"
+
+
+class Noted(IntFlag):
+    """What an acknowledgement waits for; 0 for nothing."""
+
+    NOTHING = 0
+    WRITE = 1
+    BURIAL = 2
 
 
 class AckBatch(NamedTuple):
@@ -82,6 +102,15 @@ class StateWrite(NamedTuple):
     batches: tuple[StateBatch, ...]
 
 
+class Doomed(NamedTuple):
+    """Offsets ``first`` to ``last`` (inclusive) that are to become dead letters, and how often they were delivered."""
+
+    first: int
+    last: int
+    deliveries: int
+    why: Doom
+
+
 class WrongAcknowledgement(Exception):
     """An acknowledgement that cannot be: its error code and text. Nothing of its partition's was taken over."""
 
@@ -96,7 +125,8 @@ class WindowRun:
 
     ``until_ms``: when the lock of its member ends; of an available one, until when it waits, 0 if it does not.
     ``becomes``: the state that its member has acknowledged it to, which is not persisted yet; ``writing``: it is in
-    the write that is under way. ``dirty``: its state is so, and is not in a write yet.
+    the write that is under way. ``dirty``: its state is so, and is not in a write yet. ``doom``: its end takes a dead
+    letter; its state is ARCHIVING if its member has it no more.
     """
 
     first: int
@@ -108,6 +138,7 @@ class WindowRun:
     becomes: RecordState | None = None
     writing: bool = False
     dirty: bool = False
+    doom: Doom | None = None
 
     @property
     def size(self) -> int:
@@ -139,6 +170,7 @@ class WindowRun:
             and self.becomes is other.becomes
             and self.writing == other.writing
             and self.dirty == other.dirty
+            and self.doom is other.doom
         )
 
 
@@ -188,10 +220,13 @@ class Window:
         self, state: ShareState, limits: ShareLimits, *, fresh: bool = False, predecessors_until_ms: int = 0
     ) -> None:
         self.limits = limits
+        self.buries = False
+        """Whether records become dead letters."""
         self.state_epoch = state.state_epoch
         self.start = state.start
         """Everything below is finished, and that is persisted."""
         self._runs: list[WindowRun] = []
+        self._burying = False
         self._write_start: int | None = None
         """The start that the write under way persists; None if there is none under way."""
         self._persisted_start = NO_OFFSET if fresh else state.start
@@ -288,8 +323,13 @@ class Window:
         if self._write_start is not None:
             return False
         return self._persisted_start < self._finished_until() or any(
-            r.dirty or r.becomes is not None for r in self._runs
+            r.dirty or (r.becomes is not None and r.doom is None) for r in self._runs
         )
+
+    @property
+    def doomed(self) -> list[Doomed]:
+        """What is to become dead letters, in order."""
+        return [Doomed(r.first, r.last, r.count, r.doom) for r in self._runs if r.doom is not None and not r.writing]
 
     @property
     def members(self) -> set[str]:
@@ -481,8 +521,8 @@ class Window:
 
     # --- acknowledging ------------------------------------------------------------------------------------------
 
-    def acknowledge(self, member: str, pieces: Sequence[tuple[int, int, AckType]], now_ms: int) -> bool:
-        """Note what the member says of its records; whether anything has to be persisted before that is answered.
+    def acknowledge(self, member: str, pieces: Sequence[tuple[int, int, AckType]], now_ms: int) -> Noted:
+        """Note what the member says of its records; what has to be persisted before that is answered.
 
         All or nothing: raises WrongAcknowledgement if it does not have one of them. Offsets below the start are
         finished whatever is said of them.
@@ -495,7 +535,7 @@ class Window:
                 if not mine or run.becomes is not None or run.until_ms <= now_ms:
                     text = f"The member has no lock on offsets {run.first} to {run.last}."
                     raise WrongAcknowledgement(ErrorCode.INVALID_RECORD_STATE, text)
-        noted = False
+        noted = Noted.NOTHING
         for first, last, kind in pieces:
             for run in list(self._between(max(first, self.start), last)):
                 run = self._cut(max(run.first, first), min(run.last, last))
@@ -503,8 +543,14 @@ class Window:
                     run.until_ms = now_ms + self.limits.lock_ms
                 else:
                     run.becomes = self._after(kind, run)
-                    noted = True
+                    run.doom = self._doom(kind, run)
+                    noted |= Noted.WRITE if run.doom is None else Noted.BURIAL
         return noted
+
+    def _doom(self, kind: AckType, run: WindowRun) -> Doom | None:
+        if not self.buries or run.becomes is not RecordState.ARCHIVED or kind is AckType.GAP:
+            return None
+        return Doom.REJECTED if kind is AckType.REJECT else Doom.TOO_MANY_DELIVERIES
 
     def _after(self, kind: AckType, run: WindowRun) -> RecordState:
         match kind:
@@ -548,7 +594,12 @@ class Window:
         return freed
 
     def _free(self, run: WindowRun, now_ms: int) -> None:
-        self._end_lock(run, self._freed(run), now_ms)
+        state = self._freed(run)
+        if self.buries and state is RecordState.ARCHIVED:
+            run.state, run.member, run.until_ms = RecordState.ARCHIVING, None, 0
+            run.doom = Doom.TOO_MANY_DELIVERIES
+        else:
+            self._end_lock(run, state, now_ms)
         run.dirty = True
 
     def _end_lock(self, run: WindowRun, state: RecordState, now_ms: int) -> None:
@@ -575,6 +626,25 @@ class Window:
     def _is_free(self, offset: int) -> bool:
         return self.start <= offset < self.end and self._run_at(offset).free
 
+    def bury(self, letters: bool) -> None:
+        """Whether records become dead letters from now on, also those that a leader before could not bury.
+
+        Without, they are archived as they are. Not while a write is under way.
+        """
+        self.buries = letters
+        for run in self._runs:
+            doomed = run.doom is not None or (run.state is RecordState.AVAILABLE and self._freed(run) in ENDS)
+            if not doomed:
+                continue
+            run.doom = (run.doom or Doom.TOO_MANY_DELIVERIES) if letters else None
+            if run.becomes is None:
+                run.until_ms = 0
+                if letters:
+                    run.state, run.dirty = RecordState.ARCHIVING, True
+                else:
+                    self._end_run(run, RecordState.ARCHIVED)
+        self._tidy()
+
     def log_starts(self, offset: int) -> bool:
         """The log has nothing below this offset any more; whether that finishes records."""
         if offset <= self.start:
@@ -586,7 +656,7 @@ class Window:
             self._keys.begin(offset)
         changed = False
         for run in list(self._between(self.start, offset - 1)):
-            if not run.finished and run.becomes is None:
+            if not run.finished and run.becomes is None and run.doom is None:
                 run = self._cut(run.first, min(run.last, offset - 1))
                 run.member, run.until_ms = None, 0
                 self._end_run(run, RecordState.ARCHIVED)
@@ -601,21 +671,42 @@ class Window:
         if self._write_start is not None:
             return None
         start = self._finished_until()
-        changed = [run for run in self._runs if run.becomes is not None or run.dirty]
+        changed = [run for run in self._runs if run.dirty or (run.becomes is not None and run.doom is None)]
         if not changed and start == self._persisted_start:
             return None
-        complete = 0
-        batches: list[StateBatch] = []
-        for run in self._runs:
-            state = run.state if run.becomes is None else run.becomes
-            if run.last >= start and state in ENDS:
-                complete += run.last - max(run.first, start) + 1
+        return self._written(changed, start, burying=False)
+
+    def begin_burial(self, pieces: Iterable[tuple[int, int]]) -> StateWrite | None:
+        """What is to be persisted together with the dead letters of these offsets (first and last), which are doomed.
+
+        None while a write is under way, or if none of them is doomed any more.
+        """
+        if self._write_start is not None:
+            return None
+        buried: list[WindowRun] = []
+        for first, last in pieces:
+            inside = [run for run in self._between(max(first, self.start), last) if run.doom is not None]
+            buried += [self._cut(max(run.first, first), min(run.last, last)) for run in inside]
+        if not buried:
+            return None
+        return self._written(buried, self._finished_until(buried), burying=True)
+
+    def _written(self, changed: Sequence[WindowRun], start: int, *, burying: bool) -> StateWrite:
         for run in changed:
-            state = run.state if run.becomes is None else run.becomes
             run.writing, run.dirty = True, False
-            if run.last >= start and state is not RecordState.ACQUIRED:
-                batches.append(StateBatch(max(run.first, start), run.last, state, run.count))
-        self._write_start = start
+        complete, batches = 0, list[StateBatch]()
+        for run in self._runs:
+            state = _next(run)
+            if run.doom is not None:
+                state = RecordState.ARCHIVED if burying and run.writing else RecordState.AVAILABLE
+            if run.last < start:
+                continue
+            first = max(run.first, start)
+            if state in ENDS:
+                complete += run.last - first + 1
+            if run.writing and state is not RecordState.ACQUIRED:
+                batches.append(StateBatch(first, run.last, state, run.count))
+        self._write_start, self._burying = start, burying
         return StateWrite(start, complete, tuple(batches))
 
     def end_write(self, persisted: bool, now_ms: int) -> None:
@@ -627,7 +718,13 @@ class Window:
             if not run.writing:
                 continue
             run.writing = False
-            if run.becomes is None:
+            if self._burying and persisted:
+                run.becomes, run.doom, run.member, run.until_ms = None, None, None, 0
+                self._end_run(run, RecordState.ARCHIVED)
+                run.dirty = False
+            elif self._burying and run.becomes is not None:
+                run.becomes = run.doom = None
+            elif run.becomes is None:
                 run.dirty = run.dirty or (not persisted and run.state is not RecordState.ACQUIRED)
             elif persisted:
                 becomes, run.becomes = run.becomes, None
@@ -642,11 +739,14 @@ class Window:
         self.expire(now_ms)
         self._tidy()
 
-    def _finished_until(self) -> int:
-        """The start as it would be if everything that is known was persisted."""
-        at = self.start
+    def _finished_until(self, buried: Sequence[WindowRun] | None = None) -> int:
+        """The start as it would be if everything that is known was persisted; or only these were, which are buried."""
+        at, ending = self.start, {id(run) for run in buried or ()}
         for run in self._runs:
-            if (run.state if run.becomes is None else run.becomes) not in ENDS:
+            ends = run.doom is None and _next(run) in ENDS
+            if buried is not None:
+                ends = id(run) in ending or (run.finished and not run.dirty)
+            if not ends:
                 break
             at = run.last + 1
         return at
@@ -704,6 +804,10 @@ class Window:
         self._runs = joined
         ends = (run.until_ms for run in joined if run.until_ms and run.becomes is None)
         self._soonest_ms = min(ends, default=None)
+
+
+def _next(run: WindowRun) -> RecordState:
+    return run.state if run.becomes is None else run.becomes
 
 
 def _first(run: WindowRun) -> int:

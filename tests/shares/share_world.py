@@ -15,6 +15,8 @@ from fleetlog.brokers.shares.window import (
     MAX_SPAN,
     AckBatch,
     AckType,
+    Doom,
+    Noted,
     ShareLimits,
     StateWrite,
     Window,
@@ -35,10 +37,17 @@ class Violation(AssertionError):
 
 @dataclass
 class Ack:
-    """What a member said of its records, and waits to be answered."""
+    """What a member said of its records, and waits to be answered: for a write, for a burial, or for both."""
 
     member: str
     offsets: dict[int, AckType]
+    waits: Noted = Noted.WRITE
+    buried: frozenset[int] = frozenset()
+    """Of the offsets, those that wait for a burial."""
+    failed: bool = False
+
+    def part(self, kind: Noted) -> list[int]:
+        return [offset for offset in self.offsets if (offset in self.buried) == (kind is Noted.BURIAL)]
 
 
 @dataclass
@@ -50,6 +59,8 @@ class Leader:
     noted: list[Ack] = field(default_factory=list)
     under_way: list[Ack] = field(default_factory=list)
     write: StateWrite | None = None
+    letters: dict[int, Doom] | None = None
+    """Those of the write under way, if it is a burial."""
     held: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The oracle's view: who has an offset, until when."""
     counts: dict[int, int] = field(default_factory=dict)
@@ -71,6 +82,9 @@ class World:
             self.limits = self.limits._replace(backoff_ms=draw.choice((50, 2_000)), backoff_max_ms=5_000)
         self.keys = [None, *(bytes([number]) for number in range(draw.choice((1, 3, 20))))]
         self.updates = self.random.choice((0, 1, 5))
+        self.buries = self.random.random() < 0.5
+        self.letters: dict[int, Doom] = {}
+        """Dead letters, which are written in one transaction with the state."""
         self.log: list[CoordinatorRecord] = []
         self.shard = ShareShard(0, self.updates)
         self.batches: list[tuple[int, int, bool]] = []
@@ -80,6 +94,10 @@ class World:
         self.leaders: list[Leader] = []
         self.acked: set[int] = set()
         """Whose acceptance or rejection was answered."""
+        self.accepted: set[int] = set()
+        """Of which a member that had it said that it accepts it."""
+        self.rejected: set[int] = set()
+        """Of which a member that had it said that it rejects it."""
         self.said: set[int] = set()
         """Of which a member that had it said, in any leader's time, that it is finished."""
         self.delivered: dict[int, int] = {}
@@ -131,6 +149,7 @@ class World:
             state = state._replace(start=self.log_start)
         until_ms = 0 if fresh else self.now_ms + self.limits.lock_ms
         window = Window(state, self.limits, fresh=fresh, predecessors_until_ms=until_ms)
+        window.bury(self.buries)
         window.ordered = self.ordered
         self.leaders.append(Leader(epoch, window))
         if len(self.leaders) > 2:
@@ -241,7 +260,10 @@ class World:
                 leader.held[offset] = (member, self.now_ms + self.limits.lock_ms)
         said = {offset: kind for offset, kind in offsets.items() if offset in above and kind is not AckType.RENEW}
         self.said |= {offset for offset, kind in said.items() if kind in FINAL}
-        ack = Ack(member, said)
+        self.accepted |= {offset for offset, kind in said.items() if kind is AckType.ACCEPT}
+        self.rejected |= {offset for offset, kind in said.items() if kind is AckType.REJECT}
+        doomed = {o for run in leader.window.runs if run.doom is not None for o in range(run.first, run.last + 1)}
+        ack = Ack(member, said, noted, frozenset(doomed & said.keys()))
         if noted:
             leader.noted.append(ack)
         else:
@@ -249,14 +271,37 @@ class World:
 
     def answered(self, leader: Leader, ack: Ack) -> None:
         self.acked |= {offset for offset, kind in ack.offsets.items() if kind in FINAL}
-        for offset in ack.offsets:
-            leader.held.pop(offset, None)
 
     def begin(self, leader: Leader) -> None:
         if leader.write is None:
             leader.write = leader.window.begin_write()
+            leader.letters = None
             if leader.write is not None:
-                leader.under_way, leader.noted = leader.noted, []
+                leader.under_way = [ack for ack in leader.noted if ack.waits & Noted.WRITE]
+
+    def bury(self, leader: Leader) -> None:
+        """A burial begins: of all that is doomed, or of the first of it."""
+        doomed = leader.window.doomed
+        if leader.write is not None or not doomed:
+            return
+        last = doomed[-1].last if self.random.random() < 0.5 else self.random.randint(doomed[0].first, doomed[-1].last)
+        whys = {offset: one.why for one in doomed for offset in range(one.first, one.last + 1) if offset <= last}
+        leader.write = leader.window.begin_burial([(o.first, min(o.last, last)) for o in doomed if o.first <= last])
+        if leader.write is not None:
+            leader.letters = {offset: why for offset, why in whys.items() if offset >= leader.window.start}
+            waiting = [ack for ack in leader.noted if ack.waits & Noted.BURIAL]
+            leader.under_way = [ack for ack in waiting if min(ack.buried) <= last]
+
+    def written(self, leader: Leader) -> None:
+        """The letters of a burial that counts."""
+        for offset, why in (leader.letters or {}).items():
+            if offset in self.letters:
+                raise Violation(f"offset {offset} has two dead letters")
+            if why is Doom.REJECTED and offset not in self.rejected:
+                raise Violation(f"nobody rejected offset {offset}")
+            if why is Doom.TOO_MANY_DELIVERIES and self.delivered.get(offset, 0) < self.limits.deliveries:
+                raise Violation(f"offset {offset} was delivered {self.delivered.get(offset, 0)} times")
+            self.letters[offset] = why
 
     def end(self, leader: Leader) -> None:
         """The coordinator gets the write, or not, and its answer comes, or not."""
@@ -268,14 +313,27 @@ class World:
         if fate > 0.1:
             asked = ShareWrite(KEY, 0, leader.epoch, write.start, write.complete, write.batches)
             error = self.submit(self.shard.write(asked, self.now(), TICKET)).error
-            if fate < 0.2 and error is ErrorCode.NONE:
-                error = ErrorCode.REQUEST_TIMED_OUT
+            if error is ErrorCode.NONE:
+                self.written(leader)
+            if fate < 0.2 and error is ErrorCode.NONE and leader.letters is None:
+                error = ErrorCode.REQUEST_TIMED_OUT  # of a burial the leader waits to know, or it closes
         leader.write = None
         persisted = error is ErrorCode.NONE
         leader.window.end_write(persisted, self.now_ms)
+        kind = Noted.WRITE if leader.letters is None else Noted.BURIAL
+        until = max(leader.letters) if leader.letters else self.log_end
         for ack in leader.under_way:
-            if persisted:
-                self.answered(leader, ack)
+            for offset in ack.part(kind) if persisted else ():
+                if offset <= until:
+                    leader.held.pop(offset, None)
+            if persisted and leader.letters and max(ack.buried) > until:
+                continue  # there is more of it to be buried
+            ack.waits &= ~kind
+            ack.failed = ack.failed or not persisted
+            if not ack.waits:
+                leader.noted.remove(ack)
+                if not ack.failed:
+                    self.answered(leader, ack)
         leader.under_way = []
         if error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH) and leader is not self.leader:
             self.leaders.remove(leader)
@@ -293,7 +351,7 @@ class World:
     def release(self, leader: Leader) -> None:
         member = self.random.choice(self.members)
         leader.window.release(member, self.now_ms)
-        waiting = {offset for ack in (*leader.noted, *leader.under_way) for offset in ack.offsets}
+        waiting = {o for ack in leader.noted for kind in Noted if kind & ack.waits for o in ack.part(kind)}
         for offset in [o for o, (who, _) in leader.held.items() if who == member and o not in waiting]:
             del leader.held[offset]
 
@@ -310,6 +368,7 @@ class World:
             (6, lambda: self.acknowledge(leader)),
             (4, lambda: self.begin(leader)),
             (4, lambda: self.end(leader)),
+            (2, lambda: self.bury(leader)),
             (3, self.produce),
             (3, lambda: self.pass_time(self.random.choice((10, 300, self.limits.lock_ms)))),
             (1, lambda: self.release(leader)),
@@ -354,18 +413,28 @@ class World:
                 except WrongAcknowledgement:
                     continue
                 self.said.add(offset)
+                self.accepted.add(offset)
             leader.held.clear()
             write = leader.window.begin_write()
             if write is not None:
                 asked = ShareWrite(KEY, 0, leader.epoch, write.start, write.complete, write.batches)
                 answer = self.submit(self.shard.write(asked, self.now(), TICKET))
                 leader.window.end_write(answer.error is ErrorCode.NONE, self.now_ms)
+            self.bury(leader)
+            if (write := leader.write) is not None:
+                asked = ShareWrite(KEY, 0, leader.epoch, write.start, write.complete, write.batches)
+                if self.submit(self.shard.write(asked, self.now(), TICKET)).error is ErrorCode.NONE:
+                    self.written(leader)
+                leader.window.end_write(True, self.now_ms)
+                leader.write = None
             if leader.window.start >= self.log_end:
                 break
         if leader.window.start < self.log_end:
             raise Violation(f"the start stays at {leader.window.start} of {self.log_end}: {leader.window.runs[:3]}")
         for first, last, has in self.batches:
             for offset in range(first, last + 1) if has else ():
+                if self.buries and offset >= self.log_start and offset not in self.accepted | self.letters.keys():
+                    raise Violation(f"offset {offset} was not accepted, and has no dead letter")
                 if offset not in self.said and self.delivered.get(offset, 0) < self.limits.deliveries:
                     raise Violation(f"offset {offset} is finished, though nobody said so")
 

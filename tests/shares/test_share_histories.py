@@ -78,13 +78,11 @@ def without_its_key(self: KeyOrder, offset: int, key: bytes | None) -> None:
     learn(self, offset, None)
 
 
-def still_in_the_write(self: Window, *asked: object) -> tuple[int, int]:
+def still_in_the_write(self: Window, giving: object, each: WindowRun) -> None:
     """What is acquired anew is taken for what is being persisted."""
-    writing = [each for each in self.runs if each.writing]
-    result = take(self, *asked)  # type: ignore[arg-type]
-    for each in writing:
-        each.writing = True
-    return result
+    writing = each.writing
+    give(self, giving, each)
+    each.writing = writing
 
 
 def whole_run(self: Window, first: int, last: int) -> WindowRun:
@@ -105,14 +103,14 @@ def never_enough(self: Window, each: WindowRun) -> RecordState:
 
 acknowledge, updated, read, opened = Window.acknowledge, coordinator.updated, ShareShard.read, Window.__init__
 end_lock, learn = vars(Window)["_end_lock"], KeyOrder.learn
-take, archive_gap, end_write = vars(Window)["_take"], vars(Window)["_archive_gap"], Window.end_write
+give, archive_gap, end_write = vars(Window)["_give"], vars(Window)["_archive_gap"], Window.end_write
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "an acknowledgement is answered before it is persisted": (Window, "acknowledge", answered_at_once),
     "whoever asks has the record": (Window, "acknowledge", whoever_asks),
     "the start goes back": (coordinator, "updated", any_start),
     "an earlier leader is not fenced": (ShareShard, "read", unfenced),
     "gaps are finished after a restart": (Window, "__init__", skips_gaps),
-    "a write persists what came after it began": (Window, "_take", still_in_the_write),
+    "a write persists what came after it began": (Window, "_give", still_in_the_write),
     "neighbours are acknowledged, too": (Window, "_cut", whole_run),
     "a gap is archived with the record after it": (Window, "_archive_gap", one_too_many),
     "a write that failed counts": (Window, "end_write", always_persisted),

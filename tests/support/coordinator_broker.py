@@ -15,6 +15,7 @@ import fleetlog.wire.messages as m
 from fleetlog.brokers.api.base import DelayedResponse, Done, InSlices, InTask, through
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.api.share_sessions import ShareSessions
+from fleetlog.brokers.coordinators.dead_letters import DeadLetters
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
@@ -77,9 +78,17 @@ class Broker(Stage):
             "share", SHARE_STATE_TOPIC, ShareShard, loop=loop, timers=self.services.timers, clock=self.clock,
             partition_count=partition_count_of(self.metadata, SHARE_STATE_TOPIC, 2), origin=Origin.COORDINATOR,
         )  # fmt: skip
-        states = ShareStates(ME, self.metadata, no_peers, share_states, self._create)  # type: ignore[arg-type]
+        asks = self.transactions.verifier.ask
+        states = ShareStates(
+            ME, self.metadata, no_peers, share_states, self._create, asks, self.clock,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.transactions.states_of[SHARE_STATE_TOPIC] = share_states
+        letters = DeadLetters(
+            ME, self.metadata, no_peers, self.transactions, self.replicas, states, self._create,  # type: ignore[arg-type]
+            self.clock, self.services.metrics.dead_letters,
+        )  # fmt: skip
         self.services.share_states = share_states
-        self.services.share_partitions = SharePartitions(states, self.services.timers, self.clock)
+        self.services.share_partitions = SharePartitions(states, self.services.timers, self.clock, letters)
         self.services.share_offsets = ShareOffsets(
             ME, groups, states, self.metadata, self.replicas, no_peers,  # type: ignore[arg-type]
         )  # fmt: skip

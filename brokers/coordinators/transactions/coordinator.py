@@ -578,7 +578,8 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             write_markers=self._take_markers,
         )
         self._replicas = replicas
-        self._groups = groups
+        self.states_of: dict[str, CoordinatorRuntime[Any]] = {GROUP_METADATA_TOPIC: groups}
+        """By internal topic, whose records of transactions are applied when these end."""
         broker_id = config.broker_id
         self.producer_ids = ProducerIdAllocator(
             store, broker_id, lambda: f"{broker_id}-{incarnation()}", metadata.guard
@@ -667,9 +668,10 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         for indexes in runs_of(markers):
             tp = markers[indexes[0]][0]
             run = [markers[index][1] for index in indexes]
-            if tp.topic == GROUP_METADATA_TOPIC:
+            applied_by = self.states_of.get(tp.topic)
+            if applied_by is not None:
                 for index, marker in zip(indexes, run, strict=True):
-                    self._groups.append_marker(tp, marker, take([index]))
+                    applied_by.append_marker(tp, marker, take([index]))
             else:
                 self._append_run(tp, run, take(indexes))
 

@@ -1,0 +1,387 @@
+"""Dead letters of share groups (KIP-1191): written in one transaction with the state that they are the end of.
+
+The leader of a share partition is a transactional producer by the name of the share partition, of transactions version
+2: partitions join the transaction with what is written to them, and each transaction has an epoch of its own. A leader
+that was replaced is fenced by its successor's first transaction. What was not committed is aborted, at the latest by
+its time; until then the share coordinator does nothing to the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fleetlog._native.batch import HEADER_SIZE, Record, decode_records, encode_batch, scan
+from fleetlog.brokers.coordinators.pending import answer_of
+from fleetlog.brokers.coordinators.shard_host import TRANSACTIONAL
+from fleetlog.brokers.coordinators.share_partitions import (
+    ATTEMPTS,
+    LETTERS_TOGETHER,
+    READ_BYTES,
+    RETRY_S,
+    OutcomeUnknown,
+    SharePartition,
+    ShareStates,
+    Within,
+)
+from fleetlog.brokers.coordinators.transactions.verification import admit
+from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, Origin, SliceGone
+from fleetlog.brokers.metadata.features import SHARE_VERSION
+from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, Clock, TopicPartition
+from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.shares.coordinator import ShareWrite, coordinator_key
+from fleetlog.brokers.shares.state import ShareKey
+from fleetlog.brokers.shares.window import Doom, Doomed, StateWrite
+from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.txn.coordinator import End, Producer, TransactionShard
+from fleetlog.wire import messages
+from fleetlog.wire.compression import decompress
+from fleetlog.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+    from fleetlog.brokers.metadata.cache import MetadataCache
+    from fleetlog.brokers.metrics.registry import Counter, Labelled
+    from fleetlog.brokers.replication.replicas import ReplicaManager
+
+logger = logging.getLogger(__name__)
+
+TRANSACTION_MS = 20_000
+"""After so long a transaction is aborted whose leader is gone: what it holds back waits no longer."""
+CALL_MS = 10_000
+LARGEST_BATCH = 16 << 20
+"""The most bytes that are unpacked of a batch for a letter; of more, letters have no record."""
+ROOM = 1_024
+"""What a letter's own headers and its frame take at most, less names."""
+REASON: Final = "fleetlog.dlq.reason"
+"""The header that says why: a value of :class:`Doom`."""
+HEADERS: Final = "__dlq.errors."
+INIT_VERSION, PRODUCE_VERSION, END_VERSION = 4, 12, 5
+_NONE = ErrorCode.NONE
+_SAID = {
+    Doom.REJECTED: "A member rejected the record.",
+    Doom.TOO_MANY_DELIVERIES: "The record was delivered as often as the group permits.",
+}
+
+
+class Plan(NamedTuple):
+    """The dead letters of one transaction: of all that is doomed up to ``until``. With an error there are none."""
+
+    error: ErrorCode
+    until: int
+    target: TopicPartition | None = None
+    records: tuple[Record, ...] = ()
+    whys: tuple[Doom, ...] = ()
+
+
+def refusal_of(topic: str, metadata: MetadataCache) -> str | None:
+    """Why a topic cannot have dead letters now; None if it can. Both permits of KIP-1191, and ours."""
+    prefix = metadata.effective.errors_deadletterqueue_topic_name_prefix
+    if topic.startswith("__"):
+        return "its name begins with __"
+    if not topic.startswith(prefix):
+        return f"its name does not begin with {prefix} (errors.deadletterqueue.topic.name.prefix)"
+    info = metadata.topics.get(topic)
+    if info is None:
+        return "there is no such topic"
+    config = metadata.topic_config(topic)
+    if not config.errors_deadletterqueue_group_enable:
+        return "errors.deadletterqueue.group.enable of the topic is false"
+    if config.fleetlog_dedup != "none":
+        return "it drops repeats (fleetlog.dedup)"
+    return None
+
+
+def letter(
+    key: ShareKey, topic: str, offset: int, one: Doomed, now_ms: int, original: Record | None, room: int
+) -> Record:
+    """A dead letter, with what the record had if there is room for it."""
+    text = _SAID[one.why]
+    headers: list[tuple[str, bytes | None]] = [
+        (HEADERS + "topic", topic.encode()),
+        (HEADERS + "partition", str(key.partition).encode()),
+        (HEADERS + "offset", str(offset).encode()),
+        (HEADERS + "group", key.group_id.encode()),
+        (HEADERS + "delivery.count", str(one.deliveries).encode()),
+        (REASON, one.why.value.encode()),
+    ]
+    if original is not None and size_of(original) + ROOM + len(topic) + 4 * len(key.group_id) > room:
+        original, text = None, f"{text} It has no room in the topic of dead letters."
+    headers.append((HEADERS + "message", text.encode()))
+    if original is None:
+        return Record(0, now_ms, None, None, tuple(headers))
+    return Record(0, now_ms, original.key, original.value, (*original.headers, *headers))
+
+
+def size_of(record: Record) -> int:
+    """About the bytes of a record, at most."""
+    headers = sum(2 * 5 + 4 * len(name) + len(value or b"") for name, value in record.headers)
+    return 64 + len(record.key or b"") + len(record.value or b"") + headers
+
+
+class DeadLetters:
+    """Those of the share partitions that are led here."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        peers: PeersPort,
+        transactions: TransactionCoordinator,
+        replicas: ReplicaManager,
+        states: ShareStates,
+        create: Callable[[Sequence[str]], Awaitable[object]],
+        clock: Clock,
+        written: Labelled[Counter],
+    ) -> None:
+        self.waiting: dict[ShareKey, int] = {}
+        """Records that wait to become dead letters, as of the last try."""
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._peers = peers
+        self._transactions = transactions
+        self._replicas = replicas
+        self._states = states
+        self._create = create
+        self._clock = clock
+        self._written = written
+
+    @property
+    def served(self) -> bool:
+        """Whether every broker knows states that are written in transactions."""
+        return self._metadata.features.get(SHARE_VERSION, 0) >= 2
+
+    def waiting_records(self) -> int:
+        """Of all share partitions."""
+        return sum(self.waiting.values())
+
+    # --- gathering ----------------------------------------------------------------------------------------------
+
+    async def gather(self, share: SharePartition, doomed: Sequence[Doomed]) -> Plan:
+        """The letters of the first of what is doomed."""
+        rules, key = share.rules.letters, share.key
+        assert rules is not None, "it was asked for"
+        refused, info = refusal_of(rules.topic, self._metadata), self._metadata.topics.get(rules.topic)
+        if refused is None and info is not None:
+            index = key.partition % len(info.partitions)
+            if info.partitions[index].leader not in self._metadata.brokers:
+                refused = f"partition {index} has no leader"
+        if refused is not None or info is None:
+            logger.warning("dead letters of group %s wait for topic %s: %s", key.group_id[:200], rules.topic, refused)
+            return Plan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
+        room = self._metadata.topic_config(rules.topic).max_message_bytes - HEADER_SIZE
+        target, now_ms = TopicPartition(rules.topic, index), self._clock.wall_ms()
+        records: list[Record] = []
+        whys: list[Doom] = []
+        until, size = doomed[0].first - 1, 0
+        try:
+            async for offset, one, original, last in self._records(share, doomed):
+                if one is not None:
+                    made = letter(key, share.partition.tp.topic, offset, one, now_ms, original, room)
+                    size += size_of(made)
+                    if records and (size > min(room, READ_BYTES) or len(records) >= LETTERS_TOGETHER):
+                        break
+                    records.append(made)
+                    whys.append(one.why)
+                until = last
+        except (OffsetOutOfRange, SliceGone, LogOffline, DiskError) as problem:
+            logger.info("dead letters of %s: %s", coordinator_key(key)[:200], problem)
+            return Plan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
+        numbered = tuple(record._replace(offset=number) for number, record in enumerate(records))
+        return Plan(_NONE, max(until, doomed[0].first), target, numbered, tuple(whys))
+
+    async def _records(self, share: SharePartition, doomed: Sequence[Doomed]) -> Any:
+        """Offsets that are doomed and what is there, from the first on, as far as one read goes.
+
+        Yields the offset with what dooms it and the record (None where the log has it no more, or it is not copied),
+        and up to where everything was looked at. Where compaction left nothing there is nothing to bury.
+        """
+        log, copies = share.partition.log, share.rules.letters is not None and share.rules.letters.copies
+        first, start = doomed[0].first, log.log_start_offset
+        for one in doomed:
+            for offset in range(one.first, min(one.last + 1, start)):
+                yield offset, one, None, offset
+        if doomed[-1].last < start:
+            return
+        result = log.reader.read(max(first, start), READ_BYTES, log.high_watermark)
+        try:
+            run = b"".join([await share.home.read(piece) for piece in result.slices])
+        finally:
+            result.release()
+        reach = max(first, start) - 1
+        for position, header in scan(run):
+            await asyncio.sleep(0)
+            inside = [one for one in doomed if one.last >= header.base_offset and one.first <= header.last_offset]
+            payload: Any = memoryview(run)[position + HEADER_SIZE : position + header.size]
+            if inside and header.codec:
+                payload = decompress(header.codec, payload, LARGEST_BATCH)
+            for record in decode_records(payload, header) if inside and not header.is_control else ():
+                one = next((one for one in inside if one.first <= record.offset <= one.last), None)
+                if one is not None and record.offset >= start:
+                    yield record.offset, one, record if copies else None, record.offset
+            reach = header.last_offset
+            yield reach, None, None, reach
+        if reach < max(first, start):
+            yield doomed[-1].last, None, None, doomed[-1].last  # the log ends before: there is nothing any more
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    async def write(self, share: SharePartition, plan: Plan, write: StateWrite) -> ErrorCode:
+        """Commit the letters and the state together; with an error there is neither. Raises OutcomeUnknown."""
+        window = share.window
+        assert window is not None, "it is what is written"
+        state = ShareWrite(
+            share.key, window.state_epoch, share.leader_epoch, write.start, write.complete, write.batches
+        )
+        if not plan.records:  # compaction has taken them
+            return (await self._states.write(state)).error
+        name = f"__share.{coordinator_key(share.key)}"
+        if share.producer is None:
+            known = await self._first(name)
+            if isinstance(known, ErrorCode):
+                return known
+            share.producer = known
+        within, error = Within(name, share.producer), ErrorCode.UNKNOWN_SERVER_ERROR
+        try:
+            assert plan.target is not None, "there are letters"
+            batch = encode_batch(
+                plan.records, attributes=TRANSACTIONAL, producer_id=within.producer[0],
+                producer_epoch=within.producer[1], base_sequence=0,
+            )  # fmt: skip
+            error = await self._produce(plan.target, within, batch)
+            if error is _NONE:
+                error = await self._persist(share, state, within)
+        finally:
+            if error is not _NONE:
+                share.producer = None  # its next one begins with the end of this transaction
+                await self._end(within, commit=False)
+        if error is not _NONE:
+            return error
+        share.producer = None
+        ended = await self._end(within, commit=True)
+        if isinstance(ended, ErrorCode):
+            raise OutcomeUnknown(f"the end of transaction {name[:200]}: {ended.name}")
+        share.producer = ended
+        for why in plan.whys:
+            self._written.labels(why.value).inc()
+        return _NONE
+
+    async def _persist(self, share: SharePartition, state: ShareWrite, within: Within) -> ErrorCode:
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
+            if share.error is not _NONE:
+                return share.error
+            error = (await self._states.write(state, within)).error
+            if error is _NONE or not error.retriable:
+                break
+        return error
+
+    async def _produce(self, tp: TopicPartition, within: Within, batch: bytes) -> ErrorCode:
+        state = self._metadata.partition(tp)
+        if state is None or state.leader not in self._metadata.brokers:
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        if state.leader == self._broker_id:
+            return await self._append(tp, within, batch)
+        kind, version = messages.ProduceRequest, PRODUCE_VERSION
+        part = kind.TopicProduceData.PartitionProduceData(index=tp.partition, records=batch)
+        request = kind(
+            version=version, transactional_id=within.transactional_id, acks=-1, timeout_ms=CALL_MS,
+            topic_data=[kind.TopicProduceData(name=tp.topic, partition_data=[part])],
+        )  # fmt: skip
+        try:
+            answer = await self._peers.call(state.leader, kind.API_KEY, version, request, 2 * CALL_MS)
+        except PeerUnavailable as problem:
+            logger.info("dead letters for broker %d: %s", state.leader, problem)
+            return ErrorCode.NETWORK_EXCEPTION
+        return ErrorCode(answer.responses[0].partition_responses[0].error_code)
+
+    async def _append(self, tp: TopicPartition, within: Within, batch: bytes) -> ErrorCode:
+        partition, refusal = self._replicas.leader(tp)
+        if partition is None:
+            return refusal
+        admitted = await admit(
+            self._transactions.verifier.ask, self._clock, within.transactional_id, within.producer,
+            {tp: (partition.log.producers, 0)}, add=True,
+        )  # fmt: skip
+        if admitted[tp].error is not _NONE:
+            return admitted[tp].error
+        info = partition.append(bytearray(batch), acks=-1, origin=Origin.CLIENT, verification_guard=admitted[tp].guard)
+        if info.error is not _NONE:
+            return info.error
+        committed: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        partition.wait_for(info.last_offset, lambda error: None if committed.done() else committed.set_result(error))
+        try:
+            async with asyncio.timeout(CALL_MS / 1000):
+                return await committed
+        except TimeoutError:
+            return ErrorCode.REQUEST_TIMED_OUT
+
+    # --- transactions -------------------------------------------------------------------------------------------
+
+    async def _first(self, name: str) -> tuple[int, int] | ErrorCode:
+        """The producer by that name: a transaction of a leader before is aborted, and that leader fenced."""
+        ids = self._transactions.producer_ids
+
+        def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+            return shard.init_producer_id(name, TRANSACTION_MS, None, ids.take, now)
+
+        request = messages.InitProducerIdRequest(
+            version=INIT_VERSION, transactional_id=name, transaction_timeout_ms=TRANSACTION_MS, producer_id=-1,
+            producer_epoch=-1,
+        )  # fmt: skip
+        return await self._told(name, command, INIT_VERSION, request)
+
+    async def _end(self, within: Within, *, commit: bool) -> tuple[int, int] | ErrorCode:
+        """The producer's next id and epoch. An abort that fails is made up for by :meth:`_first`, or by time."""
+        ids = self._transactions.producer_ids
+        name, (producer_id, epoch) = within
+
+        def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+            return shard.end_transaction(name, Producer(producer_id, epoch), End(commit, 2), ids.take, now)
+
+        request = messages.EndTxnRequest(
+            version=END_VERSION, transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commit
+        )
+        return await self._told(name, command, END_VERSION, request)
+
+    async def _told(
+        self, name: str, command: Callable[[TransactionShard, Now, Ticket], Result], version: int, request: Any
+    ) -> tuple[int, int] | ErrorCode:
+        """What the transaction coordinator says, asked again while that may help."""
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
+            try:
+                answer = await self._asked(name, command, version, request)
+            except PeerUnavailable as problem:
+                logger.info("the transaction coordinator of %s: %s", name[:200], problem)
+                error = ErrorCode.NETWORK_EXCEPTION
+                continue
+            error = ErrorCode(getattr(answer, "error_code", None) or getattr(answer, "error", 0))
+            if error is _NONE:
+                return answer.producer_id, answer.producer_epoch
+            if not error.retriable:
+                break
+        return error
+
+    async def _asked(
+        self, name: str, command: Callable[[TransactionShard, Now, Ticket], Result], version: int, request: Any
+    ) -> Any:
+        if TRANSACTION_STATE_TOPIC not in self._metadata.topics:
+            await self._create([TRANSACTION_STATE_TOPIC])
+        place = TopicPartition(TRANSACTION_STATE_TOPIC, self._transactions.partition_for(name))
+        state = self._metadata.partition(place)
+        if state is None or state.leader not in self._metadata.brokers:
+            return CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if state.leader != self._broker_id:
+            return await self._peers.call(state.leader, request.API_KEY, version, request, CALL_MS)
+        filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transactions.producer_ids.when_filled(lambda: None if filled.done() else filled.set_result(None))
+        async with asyncio.timeout(CALL_MS / 1000):
+            await filled
+        return await answer_of(self._transactions.submit_patiently(name, command))
