@@ -431,6 +431,26 @@ def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
             client.close(autocommit=False, timeout_ms=min(target.timeout_ms, CLOSE_TIMEOUT_MS))
 
 
+@contextmanager
+def producer(target: Target, about: str, transactional_id: str) -> Iterator[Any]:
+    """A transactional producer without serializers, whose transactions before are ended."""
+    from kafka.producer import KafkaProducer
+
+    bootstrap = reach(target)
+    with explained(target, about):
+        client = KafkaProducer(
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            transactional_id=transactional_id,
+            **_security(target.properties),
+        )
+        try:
+            client.init_transactions()
+            yield client
+        finally:
+            client.close(timeout=min(target.timeout_s, CLOSE_TIMEOUT_MS / 1000))
+
+
 # --- errors -----------------------------------------------------------------------------------------------------
 
 

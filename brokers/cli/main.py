@@ -20,6 +20,7 @@ _SUBJECTS = {
     "consume": "Read records.",
     "debug": "Help others to help: a bundle of what a fleet shows.",
     "dev": "A local fleet with a ZooKeeper server: up, status, kill, add, down.",
+    "dlq": "Dead letters of share groups: list, show, replay, purge.",
     "doctor": "Say what is wrong with the fleet, why, and what to do.",
     "features": "Finalized features: describe, upgrade.",
     "groups": "Consumer groups: list, lag, describe, reset, delete.",

@@ -32,7 +32,7 @@ class RecordPlace(NamedTuple):
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
-def _place(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:
+def place_argument(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:
     """Callback of an argument like ``TOPIC:PARTITION:OFFSET``."""
     match = re.fullmatch(r"([^:]+):([0-9]{1,9}):([0-9]{1,18})", value)
     if match is None:
@@ -101,7 +101,7 @@ def write_record(
 
 
 @records.command("copy")
-@click.argument("origin", callback=_place, metavar="TOPIC:PARTITION:OFFSET")
+@click.argument("origin", callback=place_argument, metavar="TOPIC:PARTITION:OFFSET")
 @click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
 @partition_option
 @click.option("--keep-time", is_flag=True, help="The copy has the record's time instead of the present one.")

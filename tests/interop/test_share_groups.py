@@ -54,14 +54,16 @@ def made(fleet: Fleet, partitions: int, **settings: str) -> tuple[str, str]:
     topic, group = f"t-{uuid.uuid4()}", f"g-{uuid.uuid4()}"
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 3)])[topic].result(WAIT_S)
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in {"share.auto.offset.reset": "earliest", **settings}.items()
-    ]
+    configure(fleet, group, {"share.auto.offset.reset": "earliest", **settings})
+    return topic, group
+
+
+def configure(fleet: Fleet, group: str, settings: dict[str, str]) -> None:
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    entries = [ConfigEntry(*one, incremental_operation=AlterConfigOpType.SET) for one in settings.items()]
     resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(WAIT_S)
-    return topic, group
 
 
 def produce(fleet: Fleet, topic: str, first: int = 0, count: int = RECORDS, partitions: int = PARTITIONS) -> set[bytes]:
@@ -261,3 +263,55 @@ def test_offsets_are_described_reset_and_deleted(fleet: Fleet, names: tuple[str,
     assert lags() == {}
     shell.run("groups", "delete", group, "--yes")
     assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "describe", group)
+
+
+@pytest.mark.parametrize("copies", ["true", "false"])
+def test_dead_letters_and_their_replay(fleet: Fleet, copies: str) -> None:
+    letters = f"dlq.{uuid.uuid4()}"
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    permitted = {"errors.deadletterqueue.group.enable": "true"}
+    admin.create_topics([NewTopic(letters, 2, 3, config=permitted)])[letters].result(WAIT_S)
+    named = {"errors.deadletterqueue.topic.name": letters, "errors.deadletterqueue.copy.record.enable": copies}
+    names = made(fleet, PARTITIONS, **named)
+    topic, group = names
+    values = produce(fleet, topic, 0, 30)
+    shell, tries = Shell(fleet), Counter[bytes]()
+
+    def answer(message: Message) -> AcknowledgeType:
+        tries[message.value()] += 1
+        number = int(message.value())
+        if number % 3 == 1:
+            return AcknowledgeType.REJECT
+        return AcknowledgeType.RELEASE if number % 3 == 2 else AcknowledgeType.ACCEPT
+
+    reader = Reader(fleet, names, answer)
+    dead = {value for value in values if int(value) % 3}
+    listed = lambda: shell.json("dlq", "list", letters)  # noqa: E731
+    rows = eventually(listed, "all dead letters are written", WAIT_S, good=lambda rows: len(rows) >= len(dead))
+    reader.end()
+    assert Counter(row["reason"] for row in rows) == {"rejected": 10, "too-many-deliveries": 10}
+    assert len({row["record"] for row in rows}) == 20, "each once"
+    assert {row["group"] for row in rows} == {group}
+    assert {row["copied"] for row in rows} == {copies == "true"}
+    assert {row["deliveries"] for row in rows} == {"1", "5"}
+    left = eventually(
+        lambda: [row["lag"] for row in shell.json("groups", "describe", group)[0]["offsets"]], "all has ended", WAIT_S,
+        good=lambda lags: lags == [0, 0, 0],
+    )  # fmt: skip
+    assert left
+    one = rows[0]
+    shown = shell.json("dlq", "show", f"{letters}:{one['partition']}:{one['offset']}")
+    assert shown["value"].encode() in dead
+    assert shown["original"] == ("copy" if copies == "true" else "there")
+    plan = shell.json("dlq", "replay", letters)
+    assert plan == [{"topic": topic, "what": "written", "letters": 20}]
+    assert shell.json("dlq", "replay", letters, "--execute") == plan
+    assert shell.json("dlq", "replay", letters, "--execute") == [], "the position was committed with them"
+    last = Reader(fleet, names)
+    read_all(last, dead)
+    last.end()
+    assert Counter(last.values) == Counter(dead), "each once"
+    place = f"{one['partition']}:{one['offset']}"
+    assert shell.json("dlq", "replay", letters, "--letter", place, "--execute")[0]["letters"] == 1
+    shell.run("dlq", "purge", letters, "--to", "end", "--yes")
+    assert listed() == []

@@ -16,7 +16,7 @@ from fleetlog.txn.commands import Result
 from tests.shares.share_world import Violation, run
 
 SEEDS = 120
-PLANTED_SEEDS = 150
+PLANTED_SEEDS = 300
 """Within so many histories a planted fault is found; most are found in the first."""
 
 
