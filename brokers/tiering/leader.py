@@ -1,0 +1,273 @@
+"""A leader's work on one partition's tier: it takes the manifest over, copies, deletes here and there, and sweeps.
+
+Everything that counts goes through :meth:`TierLeader._commit`, which writes the generation after the one it knows, and
+only if nobody has written it. An answer may be lost though the write was applied: the generation is read again, and
+whatever stands there is taken as what is true. A generation of a later leader ends this one's work.
+
+The bucket and the log are ports, and every step waits for one call at most, so that the simulation decides what comes
+between two calls.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from fleetlog.brokers.tiering.decisions import (
+    Limits,
+    Listed,
+    LocalLog,
+    LocalSegment,
+    counted,
+    fitted,
+    local_start,
+    next_copy,
+    orphans,
+    retained,
+)
+from fleetlog.brokers.tiering.manifest import (
+    BadObject,
+    Manifest,
+    TieredSegment,
+    decode_manifest,
+    encode_manifest,
+    generation_of,
+    manifest_name,
+)
+
+ATTEMPTS = 100
+"""At finding the next generation: each one that is taken is another leader's change."""
+
+
+class BucketError(Exception):
+    """A call to the bucket failed, or its answer is lost: it may have been applied, now or later."""
+
+
+class NoSuchObject(Exception):
+    """There is no object of that name."""
+
+
+class Taken(Exception):
+    """There is an object of that name, and it stays as it is."""
+
+
+class Overtaken(Exception):
+    """A later leader has written a manifest, or this one leads no longer: it must change nothing any more."""
+
+
+class Bucket(Protocol):
+    """Objects by name. All raise BucketError, ``get`` NoSuchObject, ``put_new`` Taken."""
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        """Write an object only if there is none of that name."""
+
+    async def get(self, name: str, start: int = 0, size: int = -1) -> bytes:
+        """Bytes of an object; all of them without a size."""
+
+    async def list(self, prefix: str) -> list[Listed]:
+        """Objects whose names begin so, in any order; one that was written just now may be missing."""
+
+    async def delete(self, names: list[str]) -> None:
+        """Remove objects; absent ones don't matter."""
+
+
+class Uploaded(NamedTuple):
+    """What an upload wrote: sizes in bytes, and the index's checksum."""
+
+    size: int
+    index_size: int
+    index_crc: int
+
+
+class TieredLog(Protocol):
+    """The leader's log, as its tier sees it."""
+
+    def view(self) -> LocalLog:
+        """The log as it is now. Raises Overtaken where this broker leads no longer in the epoch that it had."""
+
+    def limits(self) -> Limits:
+        """The topic's retention."""
+
+    async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
+        """Copy a part of a closed segment. Raises BucketError, Overtaken."""
+
+    def begin_at(self, offset: int) -> None:
+        """The log begins there from now on: what is before it goes. Raises Overtaken."""
+
+
+async def newest_manifest(bucket: Bucket, prefix: str) -> Manifest | None:
+    """The highest generation of a partition; None if it has none. Raises BucketError, BadObject.
+
+    A listing may be late, so the generations after its last one are asked for by their names.
+    """
+    generations = [generation_of(entry.name.removeprefix(prefix)) for entry in await bucket.list(f"{prefix}manifest.")]
+    generation, manifest = max(generations, default=0), None
+    while True:
+        name = prefix + manifest_name(generation)
+        try:
+            manifest = decode_manifest(await bucket.get(name), name)
+        except NoSuchObject:
+            if generation:
+                return manifest
+        else:
+            if manifest.generation != generation:
+                raise BadObject(f"{name}: it says that it is generation {manifest.generation}")
+        generation += 1
+
+
+class TierLeader:
+    """One leader epoch's work. :meth:`step` again and again; it raises BucketError, BadObject, Overtaken."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        prefix: str,
+        log: TieredLog,
+        mine: Manifest,
+        *,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], uuid.UUID],
+        grace_ms: int,
+    ) -> None:
+        """``prefix``: of the partition's objects, with the slash; ``mine``: topic, partition, epoch, broker and
+        incarnation of what is written here."""
+        self.manifest: Manifest | None = None
+        """What is true, once this leader has taken over."""
+        self.deleted_before = -1
+        """The log start that a client has set."""
+        self.copied_bytes = self.copied_segments = self.swept = 0
+        self._bucket = bucket
+        self._prefix = prefix
+        self._log = log
+        self._mine = mine
+        self._now_ms = now_ms
+        self._new_id = new_id
+        self._grace_ms = grace_ms
+
+    @property
+    def start(self) -> int | None:
+        """The first offset that clients may read; None before it is known."""
+        manifest = self.manifest
+        if manifest is None:
+            return None
+        local = self._log.view().start
+        start = min(manifest.segments[0].start, local) if manifest.segments else local
+        return max(start, manifest.log_start, self.deleted_before)
+
+    async def step(self) -> bool:
+        """Do what is due: one segment at most is copied. Returns whether there is more to do at once."""
+        if self.manifest is None:
+            await self._take_over()
+        copied = await self._copy()
+        await self._retain()
+        return copied
+
+    async def _take_over(self) -> None:
+        """Write a generation of this epoch, which a former leader's next one cannot follow."""
+        known = await newest_manifest(self._bucket, self._prefix)
+        if known is None:
+            known = self._mine
+        elif (known.topic_id, known.partition) != (self._mine.topic_id, self._mine.partition):
+            raise BadObject(f"{self._prefix}: a manifest of {known.topic_id} partition {known.partition}")
+        await self._commit(known, lambda manifest: fitted(manifest, self._log.view()), always=True)
+
+    async def _copy(self) -> bool:
+        assert self.manifest is not None, "taken over before"
+        local = self._log.view()
+        part = next_copy(self.manifest, local)
+        if part is None:
+            return False
+        segment = TieredSegment(self._new_id(), part.start, part.end, part.size, 0, 0, part.max_timestamp)
+        done = await self._log.upload(part, self._prefix + segment.log_name, self._prefix + segment.index_name)
+        self._log.view()
+        segment = segment._replace(size=done.size, index_size=done.index_size, index_crc=done.index_crc)
+
+        def change(manifest: Manifest) -> Manifest:
+            return counted(manifest, segment, local) if next_copy(manifest, local) == part else manifest
+
+        await self._commit(self.manifest, change)
+        self.copied_bytes += done.size
+        self.copied_segments += 1
+        return True
+
+    async def _retain(self) -> None:
+        """Manifest first, objects later: what is gone from there is read by nobody who begins after it."""
+        assert self.manifest is not None, "taken over before"
+        before, now_ms, limits = self.manifest, self._now_ms(), self._log.limits()
+        await self._commit(
+            before,
+            lambda manifest: retained(manifest, self._log.view(), limits, self.deleted_before, now_ms),
+        )
+        start = local_start(self.manifest, self._log.view(), limits, now_ms)
+        if start > self._log.view().start:
+            self._log.begin_at(start)
+        gone = set(before.names()).difference(self.manifest.names())
+        if gone:
+            await self._bucket.delete([self._prefix + name for name in sorted(gone)])
+
+    async def sweep(self) -> int:
+        """Remove what no manifest names and is old enough; returns how many objects."""
+        if self.manifest is None:
+            return 0
+        listed = [
+            entry._replace(name=entry.name.removeprefix(self._prefix))
+            for entry in await self._bucket.list(self._prefix)
+        ]
+        manifest = await newest_manifest(self._bucket, self._prefix)  # as it is after the listing
+        if manifest is None:
+            return 0
+        self._refuse_later(manifest)
+        names = orphans(listed, manifest, self._now_ms(), self._grace_ms)
+        if names:
+            self._log.view()
+            await self._bucket.delete([self._prefix + name for name in names])
+            self.swept += len(names)
+        return len(names)
+
+    async def _commit(self, known: Manifest, change: Callable[[Manifest], Manifest], *, always: bool = False) -> None:
+        """Make a change the newest generation, decided anew on whatever generation is found to be there."""
+        for _ in range(ATTEMPTS):
+            self._refuse_later(known)
+            wanted = change(known)
+            if wanted == known and not always:
+                self._settle(known)
+                return
+            wanted = wanted._replace(
+                generation=known.generation + 1, leader_epoch=self._mine.leader_epoch, broker_id=self._mine.broker_id,
+                incarnation=self._mine.incarnation, written_ms=self._now_ms(),
+            )  # fmt: skip
+            name = self._prefix + manifest_name(wanted.generation)
+            try:
+                await self._bucket.put_new(name, encode_manifest(wanted))
+            except (Taken, BucketError) as wrong:
+                standing = await self._stands(name)
+                if standing is None:
+                    raise BucketError(f"{name} is not written: {wrong}") from wrong
+                if standing != wanted:
+                    known = standing  # another leader's, or this one's of a call whose answer was lost
+                    continue
+            self._settle(wanted)
+            return
+        raise BucketError(f"{self._prefix}: {ATTEMPTS} generations were taken one after the other")
+
+    async def _stands(self, name: str) -> Manifest | None:
+        try:
+            return decode_manifest(await self._bucket.get(name), name)
+        except NoSuchObject:
+            return None
+
+    def _refuse_later(self, manifest: Manifest) -> None:
+        if manifest.writer > self._mine.writer:
+            raise Overtaken(f"{self._prefix}: leader epoch {manifest.leader_epoch} has written generation"
+                            f" {manifest.generation}")  # fmt: skip
+
+    def _settle(self, manifest: Manifest) -> None:
+        """That is true; unless this leader was deposed while it wrote, for then a later one may not have seen it."""
+        self._log.view()
+        self.manifest = manifest
+
+
+def prefix_of(topic: str, topic_id: uuid.UUID, partition: int) -> str:
+    """Of a partition's objects."""
+    return f"topics/{topic}.{topic_id.hex}/{partition}/"

@@ -1,0 +1,99 @@
+"""Histories of a tiered partition; and each rule left out, which some history must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from fleetlog.brokers.tiering import decisions, leader
+from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment
+from fleetlog.brokers.tiering.leader import Bucket, NoSuchObject, TierLeader
+from fleetlog.brokers.tiering.manifest import Manifest, decode_manifest, generation_of, manifest_name
+from tests.tiering.tier_world import SimulatedBucket, Violation, run
+
+SEEDS = 150
+PLANTED_SEEDS = 400
+"""Within so many histories a planted fault is found; most are found in the first ones."""
+
+
+def many(seeds: int) -> None:
+    for seed in range(seeds):
+        run(seed)
+
+
+def test_histories() -> None:
+    many(SEEDS)
+
+
+def replaces(self: SimulatedBucket, name: str, data: bytes) -> None:
+    self.objects[name] = data, self.world.now_ms
+
+
+def too_early(listed: Iterable[Listed], manifest: Manifest, now_ms: int, grace_ms: int) -> list[str]:
+    return decisions.orphans(listed, manifest, now_ms, -1)
+
+
+def by_age_alone(listed: Iterable[Listed], manifest: Manifest, now_ms: int, grace_ms: int) -> list[str]:
+    return [entry.name for entry in listed if entry.name.endswith("log") and now_ms - entry.modified_ms > grace_ms]
+
+
+def whatever_is_there(manifest: Manifest, local: LocalLog) -> Manifest:
+    return manifest
+
+
+def uncounted(manifest: Manifest, local: LocalLog, limits: Limits, now_ms: int) -> int:
+    behind = manifest._replace(segments=manifest.segments[:1], log_start=manifest.log_start)
+    if behind.segments:
+        behind = behind._replace(segments=(behind.segments[0]._replace(end=local.end),))
+    return decisions.local_start(behind, local, limits, now_ms)
+
+
+def from_its_segment_on(manifest: Manifest, local: LocalLog) -> LocalSegment | None:
+    """The segment that holds the end counts as copied."""
+    part = decisions.next_copy(manifest, local)
+    if part is None or part.start in {segment.start for segment in local.segments}:
+        return part
+    return next((segment for segment in local.segments if segment.start >= part.end), None)
+
+
+async def as_listed(bucket: Bucket, prefix: str) -> Manifest | None:
+    names = [entry.name for entry in await bucket.list(f"{prefix}manifest.")]
+    generation = max((generation_of(name.removeprefix(prefix)) for name in names), default=0)
+    try:
+        return decode_manifest(await bucket.get(prefix + manifest_name(generation)), "")
+    except NoSuchObject:
+        return None
+
+
+async def as_hoped(self: TierLeader, name: str) -> None:
+    """What stands there is not looked at; the error is all that is known, and it is passed over."""
+
+
+def goes_on(self: TierLeader, manifest: Manifest) -> None:
+    self.manifest = manifest
+
+
+def too_much(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int, now_ms: int) -> Manifest:
+    return decisions.retained(
+        manifest, local, limits._replace(retention_bytes=limits.retention_bytes // 2), log_start, now_ms
+    )
+
+
+PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a generation is taken though it is there": (SimulatedBucket, "write_new", replaces),
+    "an orphan is swept too early": (leader, "orphans", too_early),
+    "what a manifest names is swept": (leader, "orphans", by_age_alone),
+    "lineage is ignored": (leader, "fitted", whatever_is_there),
+    "a local segment goes before its copy counts": (leader, "local_start", uncounted),
+    "the rest of a segment is not copied": (leader, "next_copy", from_its_segment_on),
+    "retention takes more than it may": (leader, "retained", too_much),
+    "the newest manifest is the newest that is listed": (leader, "newest_manifest", as_listed),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[fault])
+    with pytest.raises(Violation):
+        many(PLANTED_SEEDS)
