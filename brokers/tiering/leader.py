@@ -27,6 +27,7 @@ from fleetlog.brokers.tiering.decisions import (
     retained,
 )
 from fleetlog.brokers.tiering.manifest import (
+    MANIFESTS,
     BadObject,
     Manifest,
     TieredSegment,
@@ -66,18 +67,19 @@ class Bucket(Protocol):
         """Bytes of an object; all of them without a size."""
 
     async def list(self, prefix: str) -> list[Listed]:
-        """Objects whose names begin so, in any order; one that was written just now may be missing."""
+        """Objects whose names begin with that folder, in any order; one that was written just now may be missing."""
 
     async def delete(self, names: list[str]) -> None:
         """Remove objects; absent ones don't matter."""
 
 
 class Uploaded(NamedTuple):
-    """What an upload wrote: sizes in bytes, and the index's checksum."""
+    """What an upload wrote: sizes in bytes, the index's checksum, and how many aborted transactions it has."""
 
     size: int
     index_size: int
     index_crc: int
+    aborted: int
 
 
 class TieredLog(Protocol):
@@ -101,7 +103,9 @@ async def newest_manifest(bucket: Bucket, prefix: str) -> Manifest | None:
 
     A listing may be late, so the generations after its last one are asked for by their names.
     """
-    generations = [generation_of(entry.name.removeprefix(prefix)) for entry in await bucket.list(f"{prefix}manifest.")]
+    generations = [
+        generation_of(entry.name.removeprefix(prefix)) for entry in await bucket.list(f"{prefix}{MANIFESTS}")
+    ]
     generation, manifest = max(generations, default=0), None
     while True:
         name = prefix + manifest_name(generation)
@@ -178,10 +182,10 @@ class TierLeader:
         part = next_copy(self.manifest, local)
         if part is None:
             return False
-        segment = TieredSegment(self._new_id(), part.start, part.end, part.size, 0, 0, part.max_timestamp)
+        segment = TieredSegment(self._new_id(), part.start, part.end, part.size, 0, 0, 0, part.max_timestamp)
         done = await self._log.upload(part, self._prefix + segment.log_name, self._prefix + segment.index_name)
         self._log.view()
-        segment = segment._replace(size=done.size, index_size=done.index_size, index_crc=done.index_crc)
+        segment = segment._replace(**done._asdict())
 
         def change(manifest: Manifest) -> Manifest:
             return counted(manifest, segment, local) if next_copy(manifest, local) == part else manifest
@@ -218,9 +222,9 @@ class TierLeader:
         if manifest is None:
             return 0
         self._refuse_later(manifest)
+        self._settle(manifest)  # a change whose answer was lost counts, and readers follow it before objects go
         names = orphans(listed, manifest, self._now_ms(), self._grace_ms)
         if names:
-            self._log.view()
             await self._bucket.delete([self._prefix + name for name in names])
             self.swept += len(names)
         return len(names)

@@ -21,13 +21,15 @@ from typing import NamedTuple
 from fleetlog._native.batch import crc32c
 
 FORMAT = 1
+MANIFESTS = "manifest/"
+"""The folder of a partition's manifests: listing them lists nothing else."""
 MOST_BYTES = 64 * 1024 * 1024
 """Of a manifest or an index: some 900,000 segments, or 2,000,000 chunks."""
 _MANIFEST, _INDEX = b"FLTM", b"FLTI"
 _BEGIN = struct.Struct(">4sH")
 _HEAD = struct.Struct(">16siQiiqqqII")
 _EPOCH = struct.Struct(">iq")
-_SEGMENT = struct.Struct(">16sqqqIIq")
+_SEGMENT = struct.Struct(">16sqqqIIIq")
 _COUNTS = struct.Struct(">II")
 _CHUNK = struct.Struct(">qqIIq")
 _ABORTED = struct.Struct(">qqqq")
@@ -54,6 +56,8 @@ class TieredSegment(NamedTuple):
     size: int
     index_size: int
     index_crc: int
+    aborted: int
+    """Aborted transactions in its index."""
     max_timestamp: int
 
     @property
@@ -115,13 +119,13 @@ class Manifest(NamedTuple):
 
 def manifest_name(generation: int) -> str:
     """Of the object of a generation, below the partition's prefix."""
-    return f"manifest.{generation:020d}"
+    return f"{MANIFESTS}{generation:020d}"
 
 
 def generation_of(name: str) -> int:
     """Of a manifest's name; -1 if it is another object's."""
-    kind, _, digits = name.partition(".")
-    return int(digits) if kind == "manifest" and len(digits) == 20 and digits.isdecimal() else -1
+    digits = name.removeprefix(MANIFESTS)
+    return int(digits) if digits != name and len(digits) == 20 and digits.isdecimal() else -1
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

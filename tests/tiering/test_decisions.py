@@ -30,7 +30,7 @@ HOUR = 3_600_000
 
 def manifest(*bounds: int, epochs: tuple[ManifestEpoch, ...] = (E(0, 0),), log_start: int = 0) -> Manifest:
     pairs = pairwise(bounds)
-    segments = tuple(TieredSegment(uuid.UUID(int=first), first, last, 100, 5, 0, first) for first, last in pairs)
+    segments = tuple(TieredSegment(uuid.UUID(int=first), first, last, 100, 5, 0, 0, first) for first, last in pairs)
     return Manifest(uuid.UUID(int=9), 0, 5, segments=segments, epochs=epochs, log_start=log_start)
 
 

@@ -33,7 +33,7 @@ INT32 = st.integers(0, 2**32 - 1)
 def manifests(draw: st.DrawFn) -> Manifest:
     bounds = sorted(draw(st.sets(INT64, max_size=12)))
     segments = tuple(
-        TieredSegment(draw(st.uuids()), first, last, draw(INT64), draw(INT32), draw(INT32), draw(INT64))
+        TieredSegment(draw(st.uuids()), first, last, draw(INT64), draw(INT32), draw(INT32), draw(INT32), draw(INT64))
         for first, last in zip(bounds[::2], bounds[1::2], strict=False)
     )
     numbers = sorted(draw(st.sets(st.integers(0, 2**31 - 1), max_size=5)))
@@ -76,7 +76,7 @@ def test_a_newer_format_says_what_to_do() -> None:
 
 
 def test_segments_out_of_order_are_refused() -> None:
-    first, second = (TieredSegment(uuid.UUID(int=1), start, start + 10, 5, 5, 0, 0) for start in (0, 5))
+    first, second = (TieredSegment(uuid.UUID(int=1), start, start + 10, 5, 5, 0, 0, 0) for start in (0, 5))
     with pytest.raises(BadObject, match="segment 5 to 15 lies before 10"):
         decode_manifest(encode_manifest(Manifest(uuid.UUID(int=1), 0, segments=(first, second))), "m")
 
@@ -96,4 +96,4 @@ def test_an_index_finds_chunks() -> None:
 
 def test_names() -> None:
     assert generation_of(manifest_name(12)) == 12
-    assert [generation_of(name) for name in ("manifest.12", "manifest." + "x" * 20, "0.log")] == [-1, -1, -1]
+    assert [generation_of(name) for name in ("manifest/12", "manifest/" + "x" * 20, "0.log")] == [-1, -1, -1]

@@ -8,8 +8,8 @@ import pytest
 
 from fleetlog.brokers.tiering import decisions, leader
 from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment
-from fleetlog.brokers.tiering.leader import Bucket, NoSuchObject, TierLeader
-from fleetlog.brokers.tiering.manifest import Manifest, decode_manifest, generation_of, manifest_name
+from fleetlog.brokers.tiering.leader import Bucket, NoSuchObject
+from fleetlog.brokers.tiering.manifest import MANIFESTS, Manifest, decode_manifest, generation_of, manifest_name
 from tests.tiering.tier_world import SimulatedBucket, Violation, run
 
 SEEDS = 150
@@ -58,20 +58,12 @@ def from_its_segment_on(manifest: Manifest, local: LocalLog) -> LocalSegment | N
 
 
 async def as_listed(bucket: Bucket, prefix: str) -> Manifest | None:
-    names = [entry.name for entry in await bucket.list(f"{prefix}manifest.")]
+    names = [entry.name for entry in await bucket.list(f"{prefix}{MANIFESTS}")]
     generation = max((generation_of(name.removeprefix(prefix)) for name in names), default=0)
     try:
         return decode_manifest(await bucket.get(prefix + manifest_name(generation)), "")
     except NoSuchObject:
         return None
-
-
-async def as_hoped(self: TierLeader, name: str) -> None:
-    """What stands there is not looked at; the error is all that is known, and it is passed over."""
-
-
-def goes_on(self: TierLeader, manifest: Manifest) -> None:
-    self.manifest = manifest
 
 
 def too_much(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int, now_ms: int) -> Manifest:

@@ -196,7 +196,7 @@ class Led:
         data = json.dumps(rows).encode()
         await Call(lambda: self.world.bucket.write_new(log_name, data), reads=False)
         await Call(lambda: self.world.bucket.write_new(index_name, b"index"), reads=False)
-        return Uploaded(len(rows), 5, 0)
+        return Uploaded(len(rows), 5, 0, 0)
 
     def begin_at(self, offset: int) -> None:
         self.view()
