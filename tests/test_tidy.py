@@ -34,6 +34,7 @@ RIM = (
     "brokers/log/disk/background.py",
     "brokers/log/disk/files.py",
     "brokers/log/disk/sync_times.py",
+    "brokers/tiering/bucket.py",
     "brokers/tls/contexts.py",
     "brokers/tls/listeners.py",
     "brokers/logins/issuer_keys.py",

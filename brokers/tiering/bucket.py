@@ -1,0 +1,287 @@
+"""The bucket itself, by obstore: ``s3://``, ``gs://``, ``az://`` and ``file://``.
+
+Calls run on daemon threads of their own, some for copying and some for reading, so that neither waits for the other,
+and no thread of the logs waits for a bucket. Each call has a deadline; where it is over, the thread may still be in it,
+and whatever it does then counts as a call whose answer was lost.
+
+Credentials come by the usual ways (environment, files, the instance's role), and are not in the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from fleetlog._native.batch import crc32c, scan, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.tiering.decisions import Listed
+from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject, Taken
+from fleetlog.brokers.tiering.manifest import Chunk
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+COPIERS, READERS = 2, 4
+CALL_S = 30.0
+UPLOAD_BYTES_S = 1024 * 1024
+"""A call's deadline, which is longer by a second for each of these bytes that it writes."""
+CHUNK_BYTES = 4 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
+WINDOW_BYTES = 64 * 1024
+"""Batches that are looked at in one go, without the loop's thread."""
+SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
+
+
+class BadUrl(Exception):
+    """The bucket's URL cannot be one, or what it needs is not installed; the message says what to do."""
+
+
+def open_store(url: str) -> ObjectStore:
+    """The store behind a URL; nothing is asked of it yet. Raises BadUrl."""
+    try:
+        from obstore.store import LocalStore, from_url
+    except ImportError as wrong:
+        raise BadUrl("fleetlog.bucket.url needs obstore: pip install 'fleetlog[bucket]'") from wrong
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise BadUrl(f"{url!r}: a bucket's URL begins with {', '.join(f'{name}://' for name in SCHEMES[:5])}")
+    if parts.username or parts.password or parts.query:
+        raise BadUrl("the bucket's URL must have no credentials: they come from the environment, files or roles")
+    try:
+        if parts.scheme == "file":
+            return LocalStore(parts.path, mkdir=True)
+        retries: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=CALL_S / 2)}
+        return from_url(url, retry_config=retries, client_options={"timeout": f"{CALL_S:.0f}s"})
+    except Exception as wrong:  # obstore has no common base for what a URL may lack
+        raise BadUrl(f"{url}: {_brief(wrong)}") from wrong
+
+
+def _brief(wrong: BaseException) -> str:
+    """The first line: the rest is for who debugs the library."""
+    return (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
+
+
+class BucketThreads:
+    """Daemon threads with one queue, started by the first call. The process ends without waiting for them."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self._threads: list[threading.Thread] = []
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    async def call(self, function: Callable[[], T], deadline_s: float) -> T:
+        """What the function returns or raises; BucketError where the deadline is over before."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(take: Callable[[Any], None], outcome: Any) -> None:
+            if not future.done():
+                take(outcome)
+
+        def work() -> None:
+            try:
+                outcome = function()
+            except BaseException as wrong:
+                take, told = future.set_exception, wrong.with_traceback(None)
+            else:
+                take, told = future.set_result, outcome  # type: ignore[assignment]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, take, told)
+
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._run, name=f"{self._name} {number}", daemon=True)
+                for number in range(self._count)
+            ]
+            for thread in self._threads:
+                thread.start()
+        self._waiting.put(work)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TimeoutError as wrong:
+            raise BucketError(f"no answer from the bucket within {deadline_s:.0f} s") from wrong
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        """The threads end behind what they still have to do."""
+        for _ in self._threads:
+            self._waiting.put(None)
+
+
+class ObjectBucket:
+    """See the module, and :class:`~brokers.tiering.leader.Bucket`. On the loop."""
+
+    def __init__(self, url: str) -> None:
+        """Raises BadUrl."""
+        self.url = url
+        self.requests = dict.fromkeys(("put", "get", "list", "delete"), 0)
+        self.failures = 0
+        self.failure = ""
+        """What the latest call said that failed; '' after one that did not."""
+        self._store = open_store(url)
+        self._copying = BucketThreads("bucket copy", COPIERS)
+        self._reading = BucketThreads("bucket read", READERS)
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        """Write an object only if there is none of that name."""
+        import obstore
+
+        await self._call("put", lambda: obstore.put(self._store, name, data, mode="create"), size=len(data))
+
+    async def put_parts(self, name: str, parts: Iterator[bytes], size: int) -> None:
+        """Write an object of some ``size`` in parts, which are made on the bucket's threads as they are needed."""
+        import obstore
+
+        await self._call(
+            "put",
+            lambda: obstore.put(self._store, name, parts, chunk_size=PART_BYTES, max_concurrency=2),
+            size=size,
+        )
+
+    async def get(self, name: str, start: int = 0, size: int = -1) -> bytes:
+        """Bytes of an object; all of them without a size."""
+        return await self.read(name, bytes, start, size)
+
+    async def read(self, name: str, then: Callable[[Any], T], start: int = 0, size: int = -1) -> T:
+        """What ``then`` makes of an object's bytes, also on the bucket's threads."""
+        import obstore
+
+        def get() -> T:
+            if size < 0:
+                return then(memoryview(obstore.get(self._store, name).bytes()))
+            return then(memoryview(obstore.get_range(self._store, name, start=start, length=size)))
+
+        return await self._call("get", get)
+
+    async def list(self, prefix: str) -> list[Listed]:
+        """Objects whose names begin with that folder."""
+        import obstore
+
+        def listed() -> list[Listed]:
+            return [
+                Listed(row["path"], row["size"], int(row["last_modified"].timestamp() * 1000))
+                for rows in obstore.list(self._store, prefix=prefix)
+                for row in rows
+            ]
+
+        return await self._call("list", listed)
+
+    async def delete(self, names: list[str]) -> None:
+        """Remove objects; absent ones don't matter."""
+        import obstore
+
+        def delete() -> None:
+            for name in names:
+                try:
+                    obstore.delete(self._store, name)
+                except FileNotFoundError:
+                    continue
+
+        await self._call("delete", delete)
+
+    async def _call(self, kind: str, function: Callable[[], T], size: int = 0) -> T:
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        self.requests[kind] += 1
+        threads = self._reading if kind == "get" else self._copying
+        try:
+            outcome = await threads.call(function, CALL_S + size / UPLOAD_BYTES_S)
+        except AlreadyExistsError as wrong:
+            raise Taken(_brief(wrong)) from wrong
+        except FileNotFoundError as wrong:
+            raise NoSuchObject(_brief(wrong)) from wrong
+        except (BucketError, BaseError, OSError) as wrong:
+            self.failures += 1
+            self.failure = _brief(wrong)
+            raise BucketError(f"{self.url}: {self.failure}") from wrong
+        self.failure = ""
+        return outcome
+
+    def close(self) -> None:
+        """Call nothing any more."""
+        self._copying.close()
+        self._reading.close()
+
+
+class Pace:
+    """Bytes per second that are copied, all partitions together. On the bucket's threads."""
+
+    def __init__(self, bytes_s: int) -> None:
+        self.bytes_s = bytes_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def take(self, size: int) -> None:
+        """Wait until so many bytes may go."""
+        with self._lock:
+            now_s = time.monotonic()
+            begin_s = max(now_s, self._free_s)
+            self._free_s = begin_s + size / self.bytes_s
+        if begin_s > now_s:
+            time.sleep(begin_s - now_s)
+
+
+class SegmentParts:
+    """A part of a closed segment's file as chunks of whole batches. Iterated on a thread; then it has the chunks.
+
+    A damaged batch ends it with BucketError: what is copied is sound.
+    """
+
+    def __init__(self, path: str, position: int, size: int, pace: Pace) -> None:
+        self.chunks: list[Chunk] = []
+        self._path = path
+        self._position = position
+        self._end = position + size
+        self._pace = pace
+
+    def __iter__(self) -> Iterator[bytes]:
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at, wanted = self._position, CHUNK_BYTES
+            while at < self._end:
+                data = os.pread(fd, min(wanted, self._end - at), at)
+                chunk = self._chunk(data, at)
+                if chunk is None:
+                    wanted *= 2
+                    if len(data) == self._end - at or wanted > 2**31:
+                        raise BucketError(f"{self._path}: a batch is cut off at {at}")
+                    continue
+                wanted = CHUNK_BYTES
+                self.chunks.append(chunk)
+                self._pace.take(chunk.size)
+                yield data[: chunk.size]
+                at += chunk.size
+        finally:
+            os.close(fd)
+
+    def _chunk(self, data: bytes, at: int) -> Chunk | None:
+        """The whole batches at the beginning of the data; None if not even one is."""
+        size, base, newest = 0, -1, -1
+        try:
+            while size < len(data):
+                batches = scan(data, size, min(len(data), size + WINDOW_BYTES)) or scan(data, size)[:1]
+                if not batches:
+                    break
+                for position, header in batches:
+                    validate_batch(data, position)
+                    newest = max(newest, header.max_timestamp)
+                    base = header.base_offset if base < 0 else base
+                    size = position + header.size
+        except CorruptBatch as wrong:
+            raise BucketError(f"{self._path}: not copied, a batch is damaged: {wrong}") from wrong
+        if not size:
+            return None
+        return Chunk(base, at - self._position, size, crc32c(memoryview(data)[:size]), newest)
