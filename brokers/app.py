@@ -45,6 +45,7 @@ from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.server.login import sasl_listener
 from fleetlog.brokers.server.service_manager import service_manager
 from fleetlog.brokers.server.watchdog import LoopWatch
+from fleetlog.brokers.tiering.bucket import BadUrl, ObjectBucket
 from fleetlog.brokers.tls.contexts import server_context
 from fleetlog.brokers.tls.dynamic_settings import DynamicTls
 from fleetlog.brokers.tls.listener_settings import ignored_client_auth, listener_tls
@@ -105,6 +106,19 @@ def tls_listeners(config: BrokerConfig, clock: SystemClock) -> dict[str, TlsList
         name: TlsListener(name, protocols[name], one, now_s, makers.get(name, server_context))
         for name, one in settings.items()
     }
+
+
+def open_bucket(config: BrokerConfig) -> ObjectBucket | None:
+    """The bucket of tiered storage, where this broker has one. Raises StartError."""
+    if not config.remote_log_storage_system_enable:
+        return None
+    if not config.fleetlog_bucket_url:
+        logger.warning("remote.log.storage.system.enable has no effect without fleetlog.bucket.url")
+        return None
+    try:
+        return ObjectBucket(config.fleetlog_bucket_url)
+    except BadUrl as error:
+        raise StartError(f"{error}; see fleetlog.bucket.url") from error
 
 
 def cannot_listen(setting: str, error: OSError, address: str = "") -> StartError:
@@ -184,6 +198,7 @@ class Broker:
             process_troubles=self._descriptors.troubles,
             process_health=self._health,
             log_tail=kept_log_tail(),
+            bucket=open_bucket(self.config),
             addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)

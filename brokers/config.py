@@ -180,6 +180,8 @@ class BrokerConfig:
     min_insync_replicas: int = default_of("min.insync.replicas")
     log_preallocate: bool = default_of("preallocate")
     log_retention_bytes: int = default_of("retention.bytes")
+    log_local_retention_bytes: int = default_of("local.retention.bytes")
+    log_local_retention_ms: int = default_of("local.retention.ms")
     log_retention_ms: int | None = setting(
         LONG, None, "Default of retention.ms; unset, log.retention.minutes counts, then log.retention.hours.",
         low=-1, live=True,
@@ -217,6 +219,28 @@ class BrokerConfig:
     )
     producer_state_max_per_partition: int = setting(
         INT, 100_000, "Producers remembered per partition; the longest idle one goes first.", low=1
+    )
+
+    # tiered storage
+    remote_log_storage_system_enable: bool = setting(
+        BOOLEAN, False, "Whether this broker copies segments of tiered topics to the bucket, and reads from there."
+    )
+    fleetlog_bucket_url: str = setting(
+        STRING, "", "The bucket, the same for all brokers: s3://name/folder, gs://, az://, or file:///path of a folder "
+        "that all of them have; without credentials, which come from the environment, files or roles.",
+    )  # fmt: skip
+    fleetlog_bucket_cache_bytes: int = setting(
+        LONG, 1024 * MIB, "What was read from the bucket and is kept in the first log directory's tier-cache, in.",
+        low=16 * MIB,
+    )  # fmt: skip
+    fleetlog_bucket_orphan_ms: int = setting(
+        LONG, DAY_MS, "The age at which an object that no manifest names is removed from the bucket, in ms.", low=60_000
+    )
+    remote_log_manager_task_interval_ms: int = setting(
+        LONG, 30_000, "Time between two looks for segments to copy or to delete, in ms.", low=1
+    )
+    remote_log_manager_copy_max_bytes_per_second: int = setting(
+        LONG, FOREVER, "What this broker copies to the bucket at most, in bytes per second.", low=1
     )
 
     # replication

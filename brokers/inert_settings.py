@@ -133,15 +133,12 @@ process.roles list null broker|controller
 
 _TIERING = """
 follower.fetch.last.tiered.offset.enable boolean false - live
-log.local.retention.bytes long -2 -2.. live
-log.local.retention.ms long -2 -2.. live
 log.remote.copy.lag.bytes long -1 -1.. live
 log.remote.copy.lag.ms long 0 -1.. live
 remote.fetch.max.wait.ms int 500 1.. live
 remote.list.offsets.request.timeout.ms long 30000 1.. live
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. live
 remote.log.manager.copier.thread.pool.size int 10 1.. live
-remote.log.manager.copy.max.bytes.per.second long 9223372036854775807 1.. live
 remote.log.manager.copy.quota.window.num int 11 1..
 remote.log.manager.copy.quota.window.size.seconds int 1 1..
 remote.log.manager.expiration.thread.pool.size int 10 1.. live
@@ -149,7 +146,6 @@ remote.log.manager.fetch.max.bytes.per.second long 9223372036854775807 1.. live
 remote.log.manager.fetch.quota.window.num int 11 1..
 remote.log.manager.fetch.quota.window.size.seconds int 1 1..
 remote.log.manager.follower.thread.pool.size int 2 1.. live
-remote.log.manager.task.interval.ms long 30000 1..
 remote.log.manager.thread.pool.size int 2 1..
 remote.log.metadata.custom.metadata.max.bytes int 128 0..
 remote.log.metadata.manager.class.name string org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager -
@@ -161,7 +157,6 @@ remote.log.reader.threads int 10 1.. live
 remote.log.storage.manager.class.name string null -
 remote.log.storage.manager.class.path string null -
 remote.log.storage.manager.impl.prefix string rsm.config. -
-remote.log.storage.system.enable boolean false -
 """  # noqa: E501
 
 _GROUPS = """
@@ -291,13 +286,10 @@ zookeeper.ssl.truststore.type string null -
 """Kafka 3.9's, but for the credentials of a digest, which Kafka has in a JAAS file."""
 
 _TOPICS_TIERING = """
-local.retention.bytes long -2 -2.. live log.local.retention.bytes
-local.retention.ms long -2 -2.. live log.local.retention.ms
 remote.copy.lag.bytes long -1 -1.. live log.remote.copy.lag.bytes
 remote.copy.lag.ms long 0 -1.. live log.remote.copy.lag.ms
 remote.log.copy.disable boolean false - live
 remote.log.delete.on.disable boolean false - live
-remote.storage.enable boolean false - live
 """
 
 _TOPICS_RETIRED = """
@@ -309,7 +301,7 @@ message.timestamp.difference.max.ms long 9223372036854775807 0.. live
 _NOT_HERE = "Accepted; no effect: this broker has no such part."
 _OIDC_DOC = "How tokens of OAUTHBEARER are checked, where it is enabled; listener.name.X.oauthbearer. counts before it."
 _RETIRED_DOC = "Accepted; no effect: Kafka 4 has removed it, too."
-_TIERING_DOC = "Accepted; no effect: tiered storage is not in this release, all data stays in log.dirs."
+_TIERING_DOC = "Accepted; no effect: docs/tiering.md says what tiered storage has here."
 _ZOOKEEPER_DOC = "How the broker connects to ZooKeeper, and whether its znodes are its own; see docs/security.md."
 
 

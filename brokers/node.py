@@ -60,6 +60,8 @@ from fleetlog.brokers.replication.isr_writer import IsrWriter, Proposer
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
 from fleetlog.brokers.shares.coordinator import ShareShard
+from fleetlog.brokers.tiering.bucket import ObjectBucket
+from fleetlog.brokers.tiering.tiers import Tiers
 from fleetlog.brokers.timers import Timers
 from fleetlog.coordination.previous_session import PreviousSession
 from fleetlog.coordination.registration import (
@@ -109,6 +111,7 @@ class Ports:
     process_troubles: Callable[[], list[str]] = list
     process_health: Callable[[], ProcessHealth] = ProcessHealth
     log_tail: LogTail | None = None
+    bucket: ObjectBucket | None = None
     addresses: tuple[str, ...] = ()
     """Those from which the other brokers see this one, as far as that is known."""
 
@@ -132,6 +135,7 @@ class Node:
         self._peers: PeersPort | None = None
         self._audit_writer: AuditWriter | None = None
         self._schemas: SchemaReader | None = None
+        self._cluster_id = ""
         self._registered: Registered | None = None
         self._registrations = 0
         self._stopped: Mapping[str, CleanStop | None] = {}
@@ -156,6 +160,7 @@ class Node:
             registered = await registered_directories(store, self.config.broker_id)
         except (StoreError, ValueError, DiskError) as error:
             raise StartError(str(error)) from error
+        self._cluster_id = cluster_id
         logs = self._open_logs(cluster_id, registered)
         self._keeper = keeper = InventoryKeeper(store, self.config.broker_id, self._ports.disk, logs, self._stopped)
         keeper.guard.on_behind = self._refuse
@@ -186,6 +191,8 @@ class Node:
         services.replicas.reconcile()
         services.controller.start()
         self._upkeep(self._tick(logs), "upkeep")
+        if services.tiers is not None:
+            self._upkeep(services.tiers.run(), "tiers")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")
         if services.lags is not None:
@@ -316,6 +323,12 @@ class Node:
             )
             self._audit_writer = writer
         self._follow_schemas(self.services, logs)
+        logs.tiered = lambda topic: topic.tiers and metadata.features.get(features.TIERING_VERSION, 0) >= 1
+        if ports.bucket is not None:
+            self.services.tiers = Tiers(
+                config, ports.bucket, metadata=metadata, replicas=replicas, disk=ports.disk, clock=clock,
+                cluster_id=self._cluster_id, incarnation=self._incarnation,
+            )  # fmt: skip
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
@@ -426,7 +439,8 @@ class Node:
             return []
         left_ms = self.services.store.lease.remaining_ms()
         cut_off = f"ZooKeeper does not answer this broker: its lease runs out in {left_ms} ms"
-        return [*([cut_off] if self._cut_off else ()), *self.services.replicas.troubles()]
+        tiers = self.services.tiers.troubles() if self.services.tiers is not None else []
+        return [*([cut_off] if self._cut_off else ()), *self.services.replicas.troubles(), *tiers]
 
     def _on_session(self, event: SessionEvent) -> None:
         self._cut_off = event.state is not SessionState.CONNECTED

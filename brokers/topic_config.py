@@ -113,6 +113,14 @@ class TopicConfig:
         LIST, (), "Replicas whose fetching is throttled at the leader: '*', 'none', or partition:broker pairs.",
         live=True, pattern=THROTTLED,
     )  # fmt: skip
+    local_retention_bytes: int = setting(
+        LONG, -2, "Bytes that a partition of a tiered topic keeps in log.dirs at most; -2: as retention.bytes.", low=-2,
+        live=True, synonym="log.local.retention.bytes",
+    )  # fmt: skip
+    local_retention_ms: int = setting(
+        LONG, -2, "How long a tiered topic's record is kept in log.dirs, in ms; -2: as retention.ms.", low=-2,
+        live=True, synonym="log.local.retention.ms",
+    )  # fmt: skip
     max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
         synonym="log.cleaner.max.compaction.lag.ms",
@@ -155,6 +163,9 @@ class TopicConfig:
         live=True,
         inert=True,
         synonym="log.preallocate",
+    )
+    remote_storage_enable: bool = setting(
+        BOOLEAN, False, "Whether closed segments are copied to the bucket; once they are, it stays so.", live=True
     )
     retention_bytes: int = setting(
         LONG, -1, "Bytes a partition keeps at most; -1 for no limit.", low=-1, live=True, synonym="log.retention.bytes"
@@ -217,9 +228,37 @@ class TopicConfig:
                 "the only way, there is no dead-letter topic and no tag",
             )  # fmt: skip
 
+    @property
+    def tiers(self) -> bool:
+        """Whether it asks to be tiered and may be; other flags were stored before there were tiers."""
+        return self.remote_storage_enable and "compact" not in self.cleanup_policy
+
+    @property
+    def kept_here(self) -> tuple[int, int]:
+        """How long and how much a tiered topic keeps in log.dirs, in ms and bytes; -1 for ever."""
+        ms, size = self.local_retention_ms, self.local_retention_bytes
+        return self.retention_ms if ms == -2 else ms, self.retention_bytes if size == -2 else size
+
+    def _check_tiering(self) -> None:
+        """Raises ConfigError, in Kafka's words where it has some."""
+        if not self.remote_storage_enable:
+            return
+        if "compact" in self.cleanup_policy:
+            raise ConfigError(
+                "remote.storage.enable", "true", "is not possible for a compacted topic: set cleanup.policy=delete"
+            )
+        for name, total, here in zip(
+            ("ms", "bytes"), (self.retention_ms, self.retention_bytes), self.kept_here, strict=True
+        ):
+            if total >= 0 and (here > total or here == -1):
+                raise ConfigError(
+                    f"local.retention.{name}", str(here), f"must be at most retention.{name} ({total}): set both"
+                )
+
     def check_together(self) -> None:
         """Raises ConfigError where settings that are right by themselves contradict each other."""
         self._check_schemas()
+        self._check_tiering()
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ConfigError(
                 "min.compaction.lag.ms", str(self.min_compaction_lag_ms), "must be at most max.compaction.lag.ms "
@@ -249,6 +288,12 @@ SCHEMA_SETTINGS = frozenset(
         "confluent.value.subject.name.strategy", "fleetlog.schema.invalid", "fleetlog.schema.validation",
     }
 )  # fmt: skip
-CHECKED_TOGETHER = frozenset({"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS})
+TIERING_SETTINGS = frozenset({"local.retention.bytes", "local.retention.ms", "remote.storage.enable"})
+CHECKED_TOGETHER = frozenset(
+    {
+        "min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS, *TIERING_SETTINGS,
+        "cleanup.policy",
+    }
+)  # fmt: skip
 """What :meth:`TopicConfig.check_together` looks at on a topic that does not drop duplicates."""
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.model import Clock
     from fleetlog.brokers.replication.replicas import ReplicaManager
     from fleetlog.brokers.shares.coordinator import ShareShard
+    from fleetlog.brokers.tiering.tiers import Tiers
     from fleetlog.brokers.timers import Timer, Timers
     from fleetlog.brokers.tls.dynamic_settings import DynamicTls
     from fleetlog.coordination.store import Store
@@ -301,6 +302,8 @@ class Services:
     share_partitions: SharePartitions | None = None
     """The share partitions that are led here."""
     share_offsets: ShareOffsets | None = None
+    tiers: Tiers | None = None
+    """What is in the bucket, where one is configured."""
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     new_topics: NewTopics = field(default_factory=NewTopics)
     disconnects: Disconnects = field(default_factory=Disconnects)

@@ -18,10 +18,10 @@ from fleetlog.brokers.config import (
     TopicConfig,
     check_together,
 )
-from fleetlog.brokers.controller.requests import Refused, check_schemas
+from fleetlog.brokers.controller.requests import Refused, check_schemas, check_tiering
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION
+from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION, TIERING_VERSION
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER, SCHEMA_SETTINGS
@@ -99,6 +99,20 @@ def check_schema_settings(
     """Refuse that the topic begins to check schemas where that is not possible: INVALID_CONFIG."""
     if any(present.get(one) != wanted.get(one) for one in SCHEMA_SETTINGS):
         check_schemas(name, TopicConfig.parse(wanted, base), metadata.topics, metadata.features)
+
+
+def check_tiering_settings(
+    name: str, present: Mapping[str, str], wanted: Mapping[str, str], base: TopicConfig, features: Mapping[str, int]
+) -> None:
+    """Refuse that the topic begins to be tiered where that is not possible, or ends to be: INVALID_CONFIG."""
+    before, after = (TopicConfig.parse(settings, base) for settings in (present, wanted))
+    if after.remote_storage_enable and not before.remote_storage_enable:
+        check_tiering(name, after, features)
+    elif before.tiers and not after.tiers and features.get(TIERING_VERSION, 0) >= 1:
+        raise Refused(
+            ErrorCode.INVALID_CONFIG,
+            "a topic that is tiered stays so in this version: what is in the bucket only would be lost",
+        )
 
 
 def check_broker_settings(

@@ -44,6 +44,7 @@ from fleetlog.brokers.api.config_alterations import (
     check_group_settings,
     check_internal_topic,
     check_schema_settings,
+    check_tiering_settings,
     check_topic,
     setting_of,
 )
@@ -424,6 +425,7 @@ async def _alter_one(
             base = metadata.effective.topic_defaults()
             check_topic(present, wanted, base)
             check_schema_settings(name, present, wanted, base, metadata)
+            check_tiering_settings(name, present, wanted, base, metadata.features)
         if resource is Resource.BROKER:
             check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.GROUP:

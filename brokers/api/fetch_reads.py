@@ -17,6 +17,7 @@ from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.tiering.cold_reads import TierUnavailable
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchOutcome, FetchPart, FetchRequest
 
@@ -143,7 +144,7 @@ class PartitionReader:
             limit = log.log_end_offset if replica is not None else stable if committed_only else watermark
             if not start <= offset < limit:
                 if offset < start or offset > log.log_end_offset:
-                    return FetchOutcome(self._nowhere(partition))
+                    return self._outside(partition, part, left, first)
                 return self.state(partition)
             if (left <= 0 and not first) or (replica is not None and self._held_back(partition)):
                 self.out_of_turn = True
@@ -161,7 +162,7 @@ class PartitionReader:
                 if passed is not None:
                     return FetchOutcome(_NONE, watermark, stable, start, aborted, (passed,), len(passed))
         except OffsetOutOfRange:
-            return FetchOutcome(self._nowhere(partition))
+            return self._outside(partition, part, left, first)
         except (LogOffline, DiskError):
             return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR)
         return _new(FetchOutcome, (_NONE, watermark, stable, start, aborted, slices, size, None, None, -1))
@@ -183,6 +184,39 @@ class PartitionReader:
             if preferred >= 0:
                 return self.state(partition)._replace(preferred_read_replica=preferred)
         return None
+
+    def _outside(self, partition: Partition, part: FetchPart, left: int, first: bool) -> FetchOutcome:
+        """What to answer for an offset that this log does not have: records from the bucket, if they are there."""
+        tiers, log, offset = self.context.services.tiers, partition.log, part.fetch_offset
+        if tiers is None or offset >= log.log_start_offset or not partition.is_leader or not tiers.tiered(partition):
+            return FetchOutcome(self._nowhere(partition))
+        if self.replica is not None:
+            return FetchOutcome(ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE)
+        start = tiers.start_of(partition)
+        if start is not None and offset < start[0]:
+            return FetchOutcome(self._nowhere(partition))
+        if left <= 0 and not first:
+            self.out_of_turn = True
+            return self.state(partition)
+        committed_only = self.request.isolation_level == READ_COMMITTED
+        try:
+            result = tiers.read(partition, offset, max(0, min(left, part.max_bytes)), first)
+            if result is None:  # it is on its way: the partition says so when it is here
+                return self.state(partition)
+            if not result.size:
+                self.out_of_turn = not first
+                return self.state(partition)
+            aborted = tiers.aborted(partition, result) if committed_only else None
+            if committed_only and aborted is None:
+                result.release()
+                return self.state(partition)
+            if log.producers.positions is not None:
+                passed = log.reader.passing(result)
+                if passed is not None:
+                    return self.state(partition)._replace(aborted=aborted, slices=(passed,), size=len(passed))
+        except (TierUnavailable, LogOffline, DiskError):
+            return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR)
+        return self.state(partition)._replace(aborted=aborted, slices=result.slices, size=result.size)
 
     def _nowhere(self, partition: Partition) -> ErrorCode:
         """What is said of an offset that this log does not have: a consumer that hears OFFSET_OUT_OF_RANGE starts anew.

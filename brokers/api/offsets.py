@@ -36,6 +36,7 @@ from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.tiering.tiers import Tiers
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -102,6 +103,8 @@ class _View(NamedTuple):
     """Whether this broker leads, and in which epoch."""
     partition: Partition
     """Whose view it is: another topic of that name has another one."""
+    tiers: Tiers | None
+    """Where the topic is tiered, and no follower asks: those begin where their leader's log does."""
 
 
 class _Listing:
@@ -142,7 +145,7 @@ class _Listing:
         def render(errors: list[ErrorCode]) -> InSlices:
             for (tp, partition), error in zip(partitions.items(), errors, strict=True):
                 if error is ErrorCode.NONE:
-                    self._confirmed[tp] = _view(partition, self._request)
+                    self._confirmed[tp] = _view(partition, self._request, self._context)
                 else:
                     self._refused[tp] = error
             return self.answer()
@@ -196,7 +199,7 @@ class _Listing:
         if view is None:
             if self._request.replica_id == CONSUMER and not partition.lease_valid():
                 return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it had its lease when the request came
-            view = _view(partition, self._request)
+            view = _view(partition, self._request, self._context)
         elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         try:
@@ -230,19 +233,23 @@ def _named_twice(request: ListOffsetsRequest) -> Generator[None, None, set[Topic
     return twice
 
 
-def _view(partition: Partition, request: ListOffsetsRequest) -> _View:
+def _view(partition: Partition, request: ListOffsetsRequest, context: Context) -> _View:
     """A replica, which is no consumer, sees what is not committed."""
-    log = partition.log
+    log, tiers = partition.log, context.services.tiers
     leader = partition.is_leader, partition.leader_epoch
+    if tiers is not None and (request.replica_id >= 0 or not partition.is_leader or not tiers.tiered(partition)):
+        tiers = None
     if request.replica_id != CONSUMER:
-        return _View(log.log_end_offset, False, leader, partition)
+        return _View(log.log_end_offset, False, leader, partition, tiers)
     limit = log.last_stable_offset if request.isolation_level == READ_COMMITTED else log.high_watermark
-    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader, partition)
+    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader, partition, tiers)
 
 
 def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[object, None, Found]:
     """The answer as of the view; a search may take long."""
     partition, log = view.partition, view.partition.log
+    if view.tiers is not None and timestamp in (EARLIEST, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _of_tier(view.tiers, partition, timestamp)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
@@ -258,6 +265,19 @@ def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[obje
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if view.behind else Found()
     offset, stamp, leader_epoch = match
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
+
+
+def _of_tier(tiers: Tiers, partition: Partition, timestamp: int) -> Found:
+    """Of a tiered partition: where it begins, what is in the bucket, what is to be copied next."""
+    start, end = tiers.start_of(partition), tiers.end_of(partition)
+    if start is None or end is None:
+        return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
+    if timestamp == EARLIEST:
+        return Found(offset=start[0], leader_epoch=start[1])
+    if timestamp == LATEST_TIERED:
+        return Found(offset=end[0], leader_epoch=end[1])
+    pending = max(end[0] + 1, start[0])
+    return Found(offset=pending, leader_epoch=partition.log.epochs.epoch_at(pending))
 
 
 def _search(
@@ -303,7 +323,7 @@ def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Pa
             if deleted is None:
                 answer.error_code = error
             else:
-                answer.low_watermark = deleted.log.log_start_offset
+                answer.low_watermark = _start_of(deleted, context.services.tiers)
                 moved.append((answer, deleted))
             result.partitions.append(answer)
         response.topics.append(result)
@@ -311,8 +331,8 @@ def handle_delete_records(request: DeleteRecordsRequest, context: Context) -> Pa
     for one in moved:
         yield
         if _saved(*one):
-            behind += _behind([one])
-    return _followed(behind, response, request.timeout_ms) if behind else Done(response)
+            behind += _behind([one], context.services.tiers)
+    return _followed(behind, response, request.timeout_ms, context.services.tiers) if behind else Done(response)
 
 
 def _saved(
@@ -331,18 +351,31 @@ def _saved(
     return True
 
 
-def _behind(moved: list[_Moved]) -> list[_Moved]:
-    """Those of which a replica that counts begins below the answer's low watermark."""
-    return [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
+def _start_of(partition: Partition, tiers: Tiers | None) -> int:
+    """Where clients may begin."""
+    start = tiers.start_of(partition) if tiers is not None and tiers.tiered(partition) else None
+    return partition.log.log_start_offset if start is None else start[0]
+
+
+def _behind(moved: list[_Moved], tiers: Tiers | None) -> list[_Moved]:
+    """Those of which a replica that counts begins below the answer's low watermark, or whose manifest does."""
+    return [
+        (answer, partition)
+        for answer, partition in moved
+        if partition.lowest_start() < min(answer.low_watermark, partition.log.log_start_offset)
+        or not (tiers is None or tiers.has_deleted(partition))
+    ]
 
 
 @in_task
-async def _followed(behind: list[_Moved], response: DeleteRecordsResponse, timeout_ms: int) -> Done:
+async def _followed(
+    behind: list[_Moved], response: DeleteRecordsResponse, timeout_ms: int, tiers: Tiers | None
+) -> Done:
     """Wait for the followers' logs to begin where the leader's do; an error after the timeout, as in Kafka."""
     deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
     while any(partition.is_leader for _, partition in behind) and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(FOLLOWED_LOOK_S)
-        behind = _behind(behind)
+        behind = _behind(behind, tiers)
     for answer, partition in behind:
         answer.error_code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
         answer.low_watermark = -1
@@ -355,13 +388,13 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> LedPartition:
         return LedPartition(None, ErrorCode.INVALID_TOPIC_EXCEPTION)
     led = context.services.replicas.leader(tp)
     if led.partition is not None:
-        error = _delete_before(led.partition, offset)
+        error = _delete_before(led.partition, offset, context.services.tiers)
         if error is not ErrorCode.NONE:
             return LedPartition(None, error)
     return led
 
 
-def _delete_before(partition: Partition, offset: int) -> ErrorCode:
+def _delete_before(partition: Partition, offset: int, tiers: Tiers | None) -> ErrorCode:
     error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
         return error
@@ -371,6 +404,8 @@ def _delete_before(partition: Partition, offset: int) -> ErrorCode:
     target = log.high_watermark if offset == HIGH_WATERMARK else offset
     if not 0 <= target <= log.high_watermark:
         return ErrorCode.OFFSET_OUT_OF_RANGE
+    if tiers is not None and tiers.tiered(partition) and not tiers.delete_before(partition, target):
+        return ErrorCode.KAFKA_STORAGE_ERROR
     try:
         log.truncation.delete_records_before(target)
     except (LogOffline, DiskError):

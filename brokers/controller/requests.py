@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fleetlog.brokers.config import ConfigError, TopicConfig
 from fleetlog.brokers.controller.placement import PlacementError, assign, check_assignment
-from fleetlog.brokers.metadata.features import SCHEMA_VERSION
+from fleetlog.brokers.metadata.features import SCHEMA_VERSION, TIERING_VERSION
 from fleetlog.brokers.metadata.image import MetadataImage
 from fleetlog.brokers.model import PROTECTED_TOPICS, SCHEMAS_TOPIC, BrokerId, BrokerInfo, TopicInfo
 from fleetlog.wire.errors import ErrorCode
@@ -140,7 +140,9 @@ def plan_topic(
     """The topic's assignment and overrides; raises Refused. ``absent`` brokers are used if the live ones don't do."""
     _check_new_name(new.name, image, deleting)
     overrides = check_configs(new.configs, defaults.config)
-    check_schemas(new.name, TopicConfig.parse(overrides, defaults.config), image.topics, defaults.features)
+    config = TopicConfig.parse(overrides, defaults.config)
+    check_schemas(new.name, config, image.topics, defaults.features)
+    check_tiering(new.name, config, defaults.features)
     if new.assignments:
         if new.partitions != -1 or new.replication_factor != -1:
             raise Refused(
@@ -212,6 +214,19 @@ def check_schemas(name: str, config: TopicConfig, topics: Container[str], featur
     else:
         return
     raise Refused(ErrorCode.INVALID_CONFIG, f"A check of schemas is not possible: {why}")
+
+
+def check_tiering(name: str, config: TopicConfig, features: Mapping[str, int]) -> None:
+    """Refuse a tier that not every broker would heed, or that the topic cannot have: INVALID_CONFIG."""
+    if not config.remote_storage_enable:
+        return
+    if features.get(TIERING_VERSION, 0) < 1:
+        why = f"{TIERING_VERSION} 1 is not finalized: fleetlog features upgrade {TIERING_VERSION}=1."
+    elif name in PROTECTED_TOPICS:
+        why = f"brokers need all of {name} at hand."
+    else:
+        return
+    raise Refused(ErrorCode.INVALID_CONFIG, f"remote.storage.enable is not possible: {why}")
 
 
 def plan_partitions(

@@ -50,17 +50,17 @@ from fleetlog.wire.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 
-def delete_old_segments(log: Log, now_ms: int) -> int:
+def delete_old_segments(log: Log, now_ms: int, *, tiered: bool = False) -> int:
     """Delete segments that ``retention.ms``, ``retention.bytes`` or the log's start offset allow. Returns how many.
 
     Only segments wholly below the high watermark go. If all of them are due, a new empty one is begun first, so that
-    the log keeps its end. Topics that are only compacted lose nothing but what DeleteRecords released. Raises DiskFull,
-    LogOffline.
+    the log keeps its end. Topics that are only compacted, or ``tiered``, lose nothing but what was released by
+    DeleteRecords, or by their tier. Raises DiskFull, LogOffline.
     """
     if log.offline:
         raise LogOffline(log.directory)
     try:
-        due = _due(log, now_ms)
+        due = _due(log, now_ms, tiered)
     except (DiskFailed, CorruptBatch, CodecError) as wrong:
         raise log.failure(wrong) from wrong
     if not due:
@@ -73,10 +73,10 @@ def delete_old_segments(log: Log, now_ms: int) -> int:
     return len(due)
 
 
-def _due(log: Log, now_ms: int) -> list[Segment]:
+def _due(log: Log, now_ms: int, tiered: bool) -> list[Segment]:
     config = log.config
     # The coordinators' topics are their memory: whatever their settings say, age and size delete nothing there.
-    by_policy = "delete" in config.cleanup_policy and not log.is_internal
+    by_policy = "delete" in config.cleanup_policy and not log.is_internal and not tiered
     excess = log.size_bytes - config.retention_bytes if by_policy and config.retention_bytes >= 0 else 0
     due: list[Segment] = []
     for index, segment in enumerate(log.segments):
@@ -120,6 +120,7 @@ class Upkeep:
         verify: BackgroundVerify,
         checkpoints: Checkpoints,
         end_syncs: Callable[[], None],
+        tiered: Callable[[TopicConfig], bool],
     ) -> None:
         self._config = config
         self._disk = disk
@@ -129,6 +130,7 @@ class Upkeep:
         self._verify = verify
         self.checkpoints = checkpoints
         self._end_syncs = end_syncs
+        self._tiered = tiered
         self._retention_queue: deque[Log] = deque()
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
@@ -211,7 +213,7 @@ class Upkeep:
         if log.offline or self._logs.get(tp) is not log or self._cleaner.is_cleaning(tp):
             return 0
         try:
-            return delete_old_segments(log, now_ms)
+            return delete_old_segments(log, now_ms, tiered=self._tiered(log.config))
         except DiskFull as wrong:
             logger.warning("%s: retention postponed: %s", log.topic_partition, wrong)
         except LogOffline as wrong:
@@ -351,6 +353,8 @@ class LogStore:
         """Partitions that a directory's checkpoints name without having them: not all of them were deleted."""
         self.broker_config: Callable[[], BrokerConfig] = lambda: config
         """The broker's settings as they are now."""
+        self.tiered: Callable[[TopicConfig], bool] = lambda config: False
+        """Whether a topic with these settings is tiered: its tier decides what goes by age and size."""
         self.cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
         self.verify = BackgroundVerify(disk, self._logs, lambda: self.broker_config().log_verify_bytes_per_second)
         self._deletions = 0
@@ -359,7 +363,7 @@ class LogStore:
         self.checkpoint_times = self.checkpoints.times
         self._upkeep = Upkeep(
             config, disk, self._logs, self.directories, cleaner=self.cleaner, verify=self.verify,
-            checkpoints=self.checkpoints, end_syncs=self._end_syncs,
+            checkpoints=self.checkpoints, end_syncs=self._end_syncs, tiered=self._is_tiered,
         )  # fmt: skip
 
     # ---- start and stop
@@ -576,6 +580,9 @@ class LogStore:
             config.log_cleaner_dedupe_buffer_size, config.log_cleaner_io_max_bytes_per_second,
             config.log_cleaner_backoff_ms,
         )  # fmt: skip
+
+    def _is_tiered(self, config: TopicConfig) -> bool:
+        return self.tiered(config)
 
     def _note_cleaned(self, tp: TopicPartition) -> PendingSync:
         directory = self._homes[tp]

@@ -35,11 +35,14 @@ Level 2: dead letters (KIP-1191), with which states are written in transactions;
 waits between tries.
 """
 SHARE_ORDER_LEVEL: Final = 2
+TIERING_VERSION: Final = "fleetlog.tiering.version"
+"""Level 1: topics may be tiered; older brokers would delete segments that nobody has copied."""
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 2), "transaction.version": (0, 2),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 1),
+    "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""
-NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items() if name != SHARE_VERSION}
+NEWEST: Final = {name: high for name, (_, high) in SUPPORTED.items() if name not in (SHARE_VERSION, TIERING_VERSION)}
 """The finalized features of a new cluster: transactions version 2 (KIP-890), groups of both protocols (KIP-848),
 and checks of schemas.
 """
@@ -97,7 +100,9 @@ async def update_features(
         levels = znodes.decode_features(data)
         wanted = dict(levels)
         for update in updates:
-            message = _refusal(update, levels.get(update.name, 0), supported)
+            message = _refusal(update, levels.get(update.name, 0), supported) or _flagged_before(
+                update, levels, metadata
+            )
             if message is not None:
                 return FeatureOutcome(ErrorCode.INVALID_UPDATE_VERSION, message)
             wanted[update.name] = update.level
@@ -117,6 +122,20 @@ async def update_features(
         await _shown(metadata, stat.version + 1)
         return FeatureOutcome()
     return FeatureOutcome(ErrorCode.FEATURE_UPDATE_FAILED, "Brokers kept registering. Try again in a moment.")
+
+
+def _flagged_before(update: FeatureUpdate, levels: Mapping[str, int], metadata: MetadataCache) -> str | None:
+    """Topics that got ``remote.storage.enable`` while it had no effect must not begin to be tiered by an upgrade."""
+    if update.name != TIERING_VERSION or not update.level or levels.get(TIERING_VERSION):
+        return None
+    topics = sorted(name for name in metadata.topics if metadata.topic_config(name).remote_storage_enable)
+    if not topics:
+        return None
+    more = f" and {len(topics) - 5} more" if len(topics) > 5 else ""
+    return (
+        f"Topics have remote.storage.enable from when it had no effect: {', '.join(topics[:5])}{more}. Delete that"
+        " setting of theirs, finalize the feature, then set it again where it is meant."
+    )
 
 
 async def _ensure_both(store: Store) -> None:

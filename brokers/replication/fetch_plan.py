@@ -369,7 +369,7 @@ class FetchPlan:
     def _apply(self, key: Key, entry: _Entry, asked: _Asked, part: FetchAnswerPart, now_ms: int, wall_ms: int) -> None:
         if part.error != ErrorCode.NONE:
             error = _code(part.error)
-            if error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if error in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE):
                 self._out_of_range.append(key)
             else:
                 self._refused(key, entry, error, now_ms)

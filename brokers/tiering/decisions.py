@@ -141,6 +141,12 @@ def local_start(manifest: Manifest, local: LocalLog, limits: Limits, now_ms: int
     return start
 
 
+def first_offset(manifest: Manifest, begin: int, log_start: int) -> int:
+    """The first one that clients may read, of a log that begins here at ``begin``; ``log_start`` as of retention."""
+    start = min(manifest.segments[0].start, begin) if manifest.segments else begin
+    return max(start, manifest.log_start, log_start)
+
+
 def retained(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int, now_ms: int) -> Manifest:
     """Without segments that retention takes, or that end before ``log_start``: a client has set it, or it is -1."""
     start = max(manifest.log_start, log_start)

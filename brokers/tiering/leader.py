@@ -149,16 +149,6 @@ class TierLeader:
         self._new_id = new_id
         self._grace_ms = grace_ms
 
-    @property
-    def start(self) -> int | None:
-        """The first offset that clients may read; None before it is known."""
-        manifest = self.manifest
-        if manifest is None:
-            return None
-        local = self._log.view().start
-        start = min(manifest.segments[0].start, local) if manifest.segments else local
-        return max(start, manifest.log_start, self.deleted_before)
-
     async def step(self) -> bool:
         """Do what is due: one segment at most is copied. Returns whether there is more to do at once."""
         if self.manifest is None:

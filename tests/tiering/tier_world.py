@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment
+from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment, first_offset
 from fleetlog.brokers.tiering.leader import (
     BucketError,
     NoSuchObject,
@@ -339,8 +339,7 @@ class World:
         manifest, replica = self.leader.tier.manifest, self.leader.replica
         if manifest is None:
             return
-        start = self.leader.tier.start
-        assert start is not None
+        start = first_offset(manifest, replica.start, self.leader.tier.deleted_before)
         if start > self.floor:
             raise Violation(f"the log begins at {start}, and only what is before {self.floor} may be gone")
         contents: dict[str, list[Any]] = {}

@@ -1,0 +1,366 @@
+"""A broker's tiers: the partitions that it leads and whose topics are tiered.
+
+Every second those whose time has come get a step of work, some at once: each copies a segment after the other, then
+retention, here and in the bucket. A leader takes its manifest over as soon as it leads; until then nobody knows where
+the log begins, and reads below what is here wait.
+
+Source: KIP-405 (names, ListOffsets, retention of both); docs/adr/0023-tiered-storage.md says what is other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fleetlog._native.batch import crc32c
+from fleetlog.brokers.config import BrokerConfig
+from fleetlog.brokers.log import DiskError, DiskPort, LogOffline, ReadResult
+from fleetlog.brokers.metadata.cache import MetadataCache
+from fleetlog.brokers.metadata.features import TIERING_VERSION
+from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
+from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
+from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
+from fleetlog.brokers.tiering.decisions import Limits, LocalLog, LocalSegment, epoch_at, first_offset
+from fleetlog.brokers.tiering.leader import (
+    BucketError,
+    NoSuchObject,
+    Overtaken,
+    Taken,
+    TierLeader,
+    Uploaded,
+    prefix_of,
+)
+from fleetlog.brokers.tiering.manifest import BadObject, Manifest, ManifestEpoch, encode_index
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.replication.partition import Partition
+    from fleetlog.brokers.replication.replicas import ReplicaManager
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+AT_ONCE = 4
+"""Partitions whose work waits for the bucket at the same time."""
+AGAIN_MS = 5_000
+"""After a failure; sooner if the task's interval is shorter."""
+OWNERS = "fleetlog-owner/"
+CACHE_DIRECTORY = "tier-cache"
+NAMED = 5
+
+
+class ForeignBucket(Exception):
+    """The bucket is another fleet's."""
+
+
+def owner_name(generation: int) -> str:
+    """Of the object that says whose the bucket is; the highest generation counts."""
+    return f"{OWNERS}{generation:020d}"
+
+
+async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int) -> None:
+    """Make the bucket this fleet's if it is nobody's. Raises ForeignBucket, BucketError."""
+    for _ in range(NAMED):
+        names = sorted(entry.name for entry in await bucket.list(OWNERS))
+        try:
+            data = await bucket.get(names[-1] if names else owner_name(1))
+        except NoSuchObject:
+            claim = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
+            try:
+                await bucket.put_new(owner_name(1), json.dumps(claim).encode())
+            except Taken:
+                continue  # another broker of this fleet, mostly
+            return
+        try:
+            owner = str(json.loads(data)["cluster_id"])
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise ForeignBucket(f"{bucket.url}: what says whose it is cannot be read: {wrong}") from wrong
+        if owner == cluster_id:
+            return
+        raise ForeignBucket(
+            f"{bucket.url} belongs to the fleet with cluster id {owner}, and this one is {cluster_id}: nothing is"
+            " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url)"
+        )
+    raise BucketError(f"{bucket.url}: who owns it changes while it is read")
+
+
+class Tier:
+    """The tier of a partition that is led here, in one epoch: the log's side of a TierLeader."""
+
+    def __init__(self, tiers: Tiers, partition: Partition, incarnation: int, broker_id: int) -> None:
+        self.partition = partition
+        self.epoch = partition.leader_epoch
+        self.busy = False
+        self.due_ms = -1
+        self.trouble = ""
+        self._tiers = tiers
+        tp = partition.tp
+        self.prefix = prefix_of(tp.topic, partition.topic_id, tp.partition)
+        between_ms = tiers.orphan_ms // 4
+        self.sweep_ms = tiers.clock.mono_ms() + crc32c(self.prefix.encode()) % between_ms  # not all at the same time
+        mine = Manifest(
+            partition.topic_id, tp.partition, leader_epoch=self.epoch, broker_id=broker_id, incarnation=incarnation
+        )
+        self.leader = TierLeader(
+            tiers.bucket, self.prefix, self, mine, now_ms=tiers.clock.wall_ms, new_id=uuid.uuid4,
+            grace_ms=tiers.orphan_ms,
+        )  # fmt: skip
+
+    @property
+    def leads(self) -> bool:
+        """Whether the partition is still led here, in the same epoch."""
+        partition = self.partition
+        return partition.is_leader and not partition.deleted and partition.leader_epoch == self.epoch
+
+    def view(self) -> LocalLog:
+        """See TieredLog: without its lease a leader may have a successor."""
+        partition, log = self.partition, self.partition.log
+        if not self.leads or not partition.lease_valid() or log.offline:
+            raise Overtaken(f"{partition.tp} is not led here any more, or not for certain")
+        rows = []
+        for index, segment in enumerate(log.segments):
+            end = log.segments.end_of(index, log.log_end_offset)
+            if segment is not log.segments.active and end > log.log_start_offset:
+                begin = max(segment.base_offset, log.log_start_offset)
+                rows.append(LocalSegment(begin, end, segment.size, segment.retention_timestamp()))
+        return LocalLog(
+            log.log_start_offset,
+            log.log_end_offset,
+            min(log.last_stable_offset, log.high_watermark, log.recovery_point),
+            log.size_bytes,
+            tuple(rows),
+            tuple(ManifestEpoch(*entry) for entry in log.epochs.entries),
+        )
+
+    def limits(self) -> Limits:
+        """See TieredLog."""
+        config = self.partition.log.config
+        return Limits(config.retention_ms, config.retention_bytes, *config.kept_here)
+
+    async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
+        """See TieredLog."""
+        source = self.partition.log.segments.floor(segment.start)
+        position = 0 if segment.start <= source.base_offset else source.position_of(segment.start)
+        if position is None:
+            raise BucketError(f"{source.log.path} has no batch with offset {segment.start}")
+        size = source.size - position
+        aborted = aborted_of(source)
+        parts = SegmentParts(source.log.path, position, size, self._tiers.pace)
+        await self._tiers.bucket.put_parts(log_name, iter(parts), size)
+        index = encode_index(parts.chunks, aborted)
+        await self._tiers.bucket.put_new(index_name, index)
+        return Uploaded(size, len(index), crc32c(index), len(aborted))
+
+    def begin_at(self, offset: int) -> None:
+        """See TieredLog: followers begin there, too, and the files go with the logs' upkeep."""
+        self.view()
+        self.partition.log.truncation.raise_start(offset)
+        self.partition.log.truncation.save_start()
+        self.partition.committed()
+
+    async def work(self, interval_ms: int) -> None:
+        """Steps until nothing is due; what fails is said, and tried again."""
+        clock, knew = self._tiers.clock, self.leader.manifest is not None
+        trouble, self.due_ms = "", clock.mono_ms() + interval_ms
+        try:
+            while await self.leader.step():
+                pass
+            if clock.mono_ms() >= self.sweep_ms:
+                await self.leader.sweep()
+                self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
+        except Overtaken as wrong:
+            logger.info("%s: its tier rests: %s", self.partition.tp, wrong)
+        except (BucketError, BadObject, NoSuchObject, LogOffline, DiskError) as wrong:
+            trouble = f"{self.partition.tp}: its tier rests: {wrong}"
+            if trouble != self.trouble:
+                logger.error("%s", trouble)
+            self.due_ms = clock.mono_ms() + min(interval_ms, AGAIN_MS)
+        self.trouble = trouble
+        if trouble or not knew:
+            self.partition.committed()  # who waits for what is below the log's start looks again
+
+
+class Tiers:
+    """See the module. On the loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        bucket: ObjectBucket,
+        *,
+        metadata: MetadataCache,
+        replicas: ReplicaManager,
+        disk: DiskPort,
+        clock: Clock,
+        cluster_id: str,
+        incarnation: Callable[[], int],
+    ) -> None:
+        self.bucket = bucket
+        self.clock = clock
+        self.pace = Pace(config.remote_log_manager_copy_max_bytes_per_second)
+        self.orphan_ms = config.fleetlog_bucket_orphan_ms
+        self.refusal = ""
+        """Why nothing is copied or read at all."""
+        directory = f"{config.log_dirs[0].rstrip('/')}/{CACHE_DIRECTORY}"
+        self.cold = ColdReads(bucket, disk, directory, config.fleetlog_bucket_cache_bytes, clock)
+        self.by_partition: dict[TopicPartition, Tier] = {}
+        self._config = config
+        self._metadata = metadata
+        self._replicas = replicas
+        self._cluster_id = cluster_id
+        self._incarnation = incarnation
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owned = False
+
+    # ---- for request handlers
+
+    def of(self, partition: Partition) -> Tier | None:
+        """The tier of a partition that is led here; None if it has none, or not yet."""
+        tier = self.by_partition.get(partition.tp)
+        return tier if tier is not None and tier.partition is partition and tier.leads else None
+
+    def tiered(self, partition: Partition) -> bool:
+        """Whether its topic is tiered."""
+        return self._active() and partition.log.config.tiers and partition.tp.topic not in PROTECTED_TOPICS
+
+    def start_of(self, partition: Partition) -> tuple[int, int] | None:
+        """The first offset that clients may read of a tiered partition, and its epoch; None while it is not known."""
+        tier = self.of(partition)
+        if tier is None or tier.leader.manifest is None:
+            return None
+        manifest, log = tier.leader.manifest, partition.log
+        start = first_offset(manifest, log.log_start_offset, tier.leader.deleted_before)
+        if start >= log.log_start_offset:
+            return start, log.epochs.epoch_at(start)
+        return start, epoch_at(manifest.epochs, start)
+
+    def end_of(self, partition: Partition) -> tuple[int, int] | None:
+        """The highest offset that is in the bucket, and its epoch; (-1, -1) without one, None while it is not known."""
+        tier = self.of(partition)
+        if tier is None or tier.leader.manifest is None:
+            return None
+        manifest = tier.leader.manifest
+        return (manifest.end - 1, epoch_at(manifest.epochs, manifest.end - 1)) if manifest.segments else (-1, -1)
+
+    def read(self, partition: Partition, offset: int, room: int, one: bool) -> ReadResult | None:
+        """What the bucket has from an offset on that is in range; None while it is on its way. Raises
+        TierUnavailable."""
+        cold = self._cold(partition)
+        return None if cold is None else self.cold.read(cold, offset, room, one)
+
+    def aborted(self, partition: Partition, read: ReadResult) -> list[tuple[int, int]] | None:
+        """Aborted transactions among what was read; None while they are on their way. Raises TierUnavailable,
+        LogOffline."""
+        cold = self._cold(partition)
+        if cold is None:
+            return None
+        return self.cold.aborted(cold, partition.log, read.first_offset, read.next_offset)
+
+    def _cold(self, partition: Partition) -> Cold | None:
+        tier = self.of(partition)
+        if self.refusal:
+            raise TierUnavailable(self.refusal)
+        if tier is None:
+            return None
+        if tier.leader.manifest is None:
+            if tier.trouble:
+                raise TierUnavailable(tier.trouble)
+            return None
+        return Cold(tier.prefix, tier.leader.manifest, partition.committed)
+
+    def delete_before(self, partition: Partition, offset: int) -> bool:
+        """A client deletes what is before the offset; False if that cannot be said of the bucket yet."""
+        tier = self.of(partition)
+        if tier is None or tier.leader.manifest is None:
+            return False
+        tier.leader.deleted_before = max(tier.leader.deleted_before, offset)
+        tier.due_ms = -1
+        return True
+
+    def has_deleted(self, partition: Partition) -> bool:
+        """Whether the manifest says all that clients deleted."""
+        tier = self.of(partition)
+        return (
+            tier is None
+            or tier.leader.manifest is None
+            or (tier.leader.manifest.log_start >= tier.leader.deleted_before)
+        )
+
+    def troubles(self) -> list[str]:
+        """In words, for whoever looks at the broker."""
+        if self.refusal:
+            return [self.refusal]
+        return sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
+
+    # ---- work
+
+    def _active(self) -> bool:
+        return self._metadata.features.get(TIERING_VERSION, 0) >= 1
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            self._open()
+            while True:
+                if self._active() and not self.refusal and (self._owned or await self._own()):
+                    self._begin()
+                await asyncio.sleep(TICK_S)
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.cold.close()
+            self.bucket.close()
+
+    def _open(self) -> None:
+        try:
+            self.cold.open()
+        except DiskError as wrong:
+            self.refusal = f"old records cannot be read: {wrong}"
+            logger.error("%s", self.refusal)
+
+    async def _own(self) -> bool:
+        try:
+            await own(self.bucket, self._cluster_id, self.clock.wall_ms())
+        except ForeignBucket as wrong:
+            self.refusal = str(wrong)
+            logger.critical("%s", wrong)
+        except (BucketError, NoSuchObject) as wrong:
+            logger.error("the bucket does not say whose it is: %s", wrong)
+        else:
+            self._owned = True
+        return self._owned
+
+    def _begin(self) -> None:
+        """Work on what is due."""
+        now_ms, led = self.clock.mono_ms(), set()
+        for partition in self._replicas.all():
+            if not partition.is_leader or not self.tiered(partition):
+                continue
+            led.add(partition.tp)
+            tier = self.by_partition.get(partition.tp)
+            if tier is None or tier.partition is not partition or not tier.leads:
+                tier = Tier(self, partition, self._incarnation(), self._config.broker_id)
+                self.by_partition[partition.tp] = tier
+            if not tier.busy and now_ms >= tier.due_ms:
+                tier.busy = True
+                task = asyncio.get_running_loop().create_task(self._work(tier), name="tier")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        for tp in self.by_partition.keys() - led:
+            del self.by_partition[tp]
+
+    async def _work(self, tier: Tier) -> None:
+        try:
+            async with self._room:
+                await tier.work(self._config.remote_log_manager_task_interval_ms)
+        except Exception:
+            logger.exception("%s: a bug in its tier", tier.partition.tp)
+            tier.due_ms = self.clock.mono_ms() + AGAIN_MS
+        finally:
+            tier.busy = False

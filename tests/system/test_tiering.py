@@ -1,0 +1,104 @@
+"""A tiered topic on real brokers, with a folder as the bucket: what stock clients read of it, whatever is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.support.copies import Cluster
+from tests.support.fleet import Fleet
+from tests.support.waiting import PATIENCE_S, eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+SETTINGS = {
+    "remote.log.storage.system.enable": "true",
+    "remote.log.manager.task.interval.ms": 500,
+    "log.retention.check.interval.ms": 500,
+    "log.segment.delete.delay.ms": 0,
+}
+TIERED = {
+    "remote.storage.enable": "true", "segment.bytes": 1_000_000, "local.retention.bytes": 1_000_000,
+    "retention.bytes": -1, "retention.ms": -1,
+}  # fmt: skip
+RECORDS, SIZE = 3_000, 2_000
+
+
+def tiered_fleet(directory: Path, brokers: int) -> Cluster:
+    fleet = Fleet(directory, brokers, **{"fleetlog.bucket.url": f"file://{directory}/bucket"}, **SETTINGS)
+    cluster = Cluster(fleet.start())
+    Shell(fleet).run("features", "upgrade", "fleetlog.tiering.version=1")
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = tiered_fleet(tmp_path_factory.mktemp("tier"), 1)
+    yield cluster
+    cluster.fleet.close()
+
+
+def produce(cluster: Cluster, topic: str, numbers: range, **settings: Any) -> None:
+    from confluent_kafka import Producer
+
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": cluster.alive, "linger.ms": 5, "batch.size": 16_000, **settings})
+    for number in numbers:
+        value = f"{number:08d}".encode() + bytes(SIZE)
+        producer.produce(topic, value, partition=0, on_delivery=lambda e, m: failed.append(e) if e else None)
+        producer.poll(0)
+    assert producer.flush(PATIENCE_S) == 0
+    assert failed == []
+
+
+def read(cluster: Cluster, topic: str, count: int, **settings: Any) -> list[tuple[int, int]]:
+    """Offsets and numbers of the records from the earliest on, until so many are read or the end is reached."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": cluster.alive, "group.id": "r", "auto.offset.reset": "error", **settings})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    rows: list[tuple[int, int]] = []
+
+    def poll() -> bool:
+        for message in consumer.consume(500, 0.2):
+            assert message.error() is None, message.error()
+            rows.append((message.offset(), int(message.value()[:8])))
+        return len(rows) >= count
+
+    eventually(poll, f"{count} records of {topic}", pause_s=0)
+    consumer.close()
+    return rows
+
+
+def local_bases(cluster: Cluster, topic: str) -> list[int]:
+    return [int(path.stem) for path in cluster.segments(cluster.fleet.brokers[0], topic)]
+
+
+def bucket_objects(cluster: Cluster, topic: str, suffix: str) -> list[Path]:
+    return sorted((cluster.fleet.directory / "bucket").glob(f"topics/{topic}.*/0/*{suffix}"))
+
+
+def wait_tiered(cluster: Cluster, topic: str) -> None:
+    """Until old segments are in the bucket, and here no more."""
+    eventually(lambda: local_bases(cluster, topic)[0] > 0, f"{topic} begins later here")
+    eventually(lambda: len(local_bases(cluster, topic)) <= 2, f"{topic} keeps a segment here")
+
+
+def test_old_records_are_read_from_the_bucket_whatever_is_killed(single: Cluster) -> None:
+    single.create("old", replicas=1, **TIERED)
+    produce(single, "old", range(RECORDS))
+    wait_tiered(single, "old")
+    whole = [(number, number) for number in range(RECORDS)]
+    assert read(single, "old", RECORDS) == whole
+    broker = single.fleet.brokers[0]
+    broker.kill()
+    broker.start()
+    broker.wait_ready()
+    assert read(single, "old", RECORDS) == whole
+    produce(single, "old", range(RECORDS, 2 * RECORDS))
+    assert read(single, "old", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
+    assert not list((single.fleet.directory / "bucket").glob("**/*#*")), "no part of an upload is left"
