@@ -329,6 +329,7 @@ class Node:
                 config, ports.bucket, metadata=metadata, replicas=replicas, disk=ports.disk, clock=clock,
                 cluster_id=self._cluster_id, incarnation=self._incarnation,
             )  # fmt: skip
+            self.services.tiers.watch(self._metrics)
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from fleetlog.brokers.api.config_alterations import check_internal_topic, check_topic
+from fleetlog.brokers.api.config_alterations import check_internal_topic, check_tiering_settings, check_topic
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
-from fleetlog.brokers.controller.requests import Refused, check_configs, check_schemas
+from fleetlog.brokers.controller.requests import Refused, check_configs, check_schemas, check_tiering
 from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from fleetlog.brokers.metadata.cache import effective_config
 from fleetlog.brokers.setting_kinds import SettingType, table_of, without_effect
@@ -279,14 +279,14 @@ def test_hours_and_minutes_count_where_milliseconds_are_unset(
 
 def test_topic_settings_without_effect_leave_the_others_alone() -> None:
     base = load_config(MINIMAL, "f").topic_defaults()
-    overrides = {"cleanup.policy": "compact", "remote.storage.enable": "true", "local.retention.bytes": "5"}
+    overrides = {"cleanup.policy": "compact", "remote.copy.lag.ms": "7", "remote.log.copy.disable": "true"}
     overrides |= {"retention.ms": "3", "message.downconversion.enable": "false"}
     topic = TopicConfig.parse(overrides, base)
     assert (topic.cleanup_policy, topic.retention_ms) == (("compact",), 3)
     assert without_effect(overrides, TOPIC_SETTINGS) == [
-        "local.retention.bytes", "message.downconversion.enable", "remote.storage.enable",
+        "message.downconversion.enable", "remote.copy.lag.ms", "remote.log.copy.disable",
     ]  # fmt: skip
-    assert without_effect({"local.retention.ms": "-2", "retention.ms": "1"}, TOPIC_SETTINGS) == []
+    assert without_effect({"remote.copy.lag.ms": "0", "retention.ms": "1"}, TOPIC_SETTINGS) == []
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,13 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         ({"fleetlog.schema.validation": "full"}, "records are not decoded at the broker"),
         ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "tag"}, "there is no dead-letter topic"),
         ({"fleetlog.schema.invalid": "dlq:letters"}, "there is no dead-letter topic"),
+        ({"remote.storage.enable": "true", "cleanup.policy": "compact"}, "not possible for a compacted topic"),
+        ({"remote.storage.enable": "true", "cleanup.policy": "compact,delete"}, "not possible for a compacted topic"),
+        ({"remote.storage.enable": "true", "retention.ms": "5", "local.retention.ms": "6"}, "at most retention.ms"),
+        ({"remote.storage.enable": "true", "retention.bytes": "5", "local.retention.bytes": "-1"}, "at most retention"),
+        ({"remote.storage.enable": "true", "retention.ms": "5", "local.retention.ms": "5"}, ""),
+        ({"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "6"}, ""),
+        ({"retention.ms": "5", "local.retention.ms": "6"}, ""),  # without a tier it means nothing, as in Kafka
         ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "refuse"}, ""),
     ],
 )
@@ -319,6 +326,30 @@ def test_settings_that_contradict_each_other(overrides: dict[str, str], wrong: s
     with pytest.raises(Refused, match=wrong):
         check_topic({}, overrides, base)
     check_topic(overrides, {**overrides, "retention.ms": "5"}, base)  # stored by a version that took them
+
+
+def test_a_tier_needs_all_brokers_and_stays() -> None:
+    base = BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
+    on, finalized = {"remote.storage.enable": "true"}, {"fleetlog.tiering.version": 1}
+    config = TopicConfig.parse(on, base)
+    assert config.kept_here == (base.retention_ms, base.retention_bytes)
+    assert TopicConfig.parse({"local.retention.ms": "5", "local.retention.bytes": "6"}, base).kept_here == (5, 6)
+    check_tiering("orders", config, finalized)
+    check_tiering("orders", base, {})
+    check_tiering_settings("orders", {}, on, base, finalized)
+    check_tiering_settings("orders", on, {**on, "retention.ms": "5"}, base, {})  # stored when it had no effect
+    check_tiering_settings("orders", on, {}, base, {})
+    for name, present, features, why in (
+        ("orders", {}, {}, "fleetlog.tiering.version 1 is not finalized: fleetlog features upgrade"),
+        ("__consumer_offsets", {}, finalized, "brokers need all of __consumer_offsets at hand"),
+        ("orders", on, finalized, "a topic that is tiered stays so"),
+    ):
+        with pytest.raises(Refused, match=why) as refused:
+            check_tiering_settings(name, present, {} if present else on, base, features)
+        assert refused.value.error is ErrorCode.INVALID_CONFIG
+    compacted = {"cleanup.policy": "compact"}
+    with pytest.raises(Refused, match="stays so"):
+        check_tiering_settings("orders", on, {**on, **compacted}, base, finalized)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fleetlog.brokers.replication.follower_progress import ReplicaSession
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.tiering.cold_reads import TierUnavailable
+from fleetlog.brokers.tiering.tiers import is_tiered
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import FetchOutcome, FetchPart, FetchRequest
 
@@ -188,10 +189,13 @@ class PartitionReader:
     def _outside(self, partition: Partition, part: FetchPart, left: int, first: bool) -> FetchOutcome:
         """What to answer for an offset that this log does not have: records from the bucket, if they are there."""
         tiers, log, offset = self.context.services.tiers, partition.log, part.fetch_offset
-        if tiers is None or offset >= log.log_start_offset or not partition.is_leader or not tiers.tiered(partition):
+        metadata = self.context.services.metadata
+        if offset >= log.log_start_offset or not partition.is_leader or not is_tiered(partition, metadata):
             return FetchOutcome(self._nowhere(partition))
         if self.replica is not None:
             return FetchOutcome(ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE)
+        if tiers is None:  # this broker has no bucket: another leader may have
+            return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR)
         start = tiers.start_of(partition)
         if start is not None and offset < start[0]:
             return FetchOutcome(self._nowhere(partition))

@@ -24,7 +24,7 @@ from fleetlog.brokers.acls.access import (
     TOPIC,
 )
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, InSlices, Paced, in_slices, in_task
+from fleetlog.brokers.api.base import Context, Done, InSlices, Paced, Services, in_slices, in_task, worked
 from fleetlog.brokers.api.changes import brief, codes_of, named
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.unpacking import Unpacking
@@ -36,7 +36,8 @@ from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
-from fleetlog.brokers.tiering.tiers import Tiers
+from fleetlog.brokers.tiering.cold_reads import TierUnavailable
+from fleetlog.brokers.tiering.tiers import Tiers, is_tiered
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -57,6 +58,7 @@ READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_OF_TIER = (EARLIEST, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 HIGH_WATERMARK = -1
 NOT_AVAILABLE_VERSION = 5
 REPLICA_ID_VERSION = 3
@@ -88,7 +90,8 @@ def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Paced:
     listing = _Listing(request, context, denied, twice)
     unconfirmed = yield from listing.unconfirmed()
     if not unconfirmed:
-        return (yield from listing.paced())
+        done = yield from listing.paced()
+        return listing.colder(done.response) if listing.cold else done
     return listing.delay(unconfirmed).outcome()
 
 
@@ -103,8 +106,8 @@ class _View(NamedTuple):
     """Whether this broker leads, and in which epoch."""
     partition: Partition
     """Whose view it is: another topic of that name has another one."""
-    tiers: Tiers | None
-    """Where the topic is tiered, and no follower asks: those begin where their leader's log does."""
+    tiered: bool
+    """Whether what is in the bucket counts; not for followers, which begin where their leader's log does."""
 
 
 class _Listing:
@@ -119,6 +122,8 @@ class _Listing:
         self._confirmed: dict[TopicPartition, _View] = {}
         self._twice = twice
         self._denied = denied
+        self.cold: dict[TopicPartition, tuple[_View, int]] = {}
+        """Times to be looked for in the bucket."""
 
     def unconfirmed(self) -> Generator[None, None, dict[TopicPartition, Partition]]:
         """The partitions led here, as far as this broker knows, whose lease does not answer for them. Paced work."""
@@ -202,6 +207,10 @@ class _Listing:
             view = _view(partition, self._request, self._context)
         elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if view.tiered and (part.timestamp >= 0 or part.timestamp in _OF_TIER):
+            found = self._of_tier(tp, view, part.timestamp)
+            if found is not None:
+                return found
         try:
             offset = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
@@ -211,6 +220,49 @@ class _Listing:
         if offset.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
         return offset
+
+    def _of_tier(self, tp: TopicPartition, view: _View, timestamp: int) -> Found | None:
+        """Of a tiered partition: where it begins, what is in the bucket, what is to be copied next.
+
+        A time that may be in the bucket is noted, for :meth:`colder`; None if only the log may have it.
+        """
+        tiers, partition = self._context.services.tiers, view.partition
+        if tiers is None:  # this broker has no bucket: another leader may have
+            return Found(ErrorCode.KAFKA_STORAGE_ERROR)
+        start, end = tiers.start_of(partition), tiers.end_of(partition)
+        if start is None or end is None:
+            return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if timestamp == EARLIEST:
+            return Found(offset=start[0], leader_epoch=start[1])
+        if timestamp == LATEST_TIERED:
+            return Found(offset=end[0], leader_epoch=end[1])
+        if timestamp == EARLIEST_PENDING_UPLOAD:
+            pending = max(end[0] + 1, start[0])
+            return Found(offset=pending, leader_epoch=partition.log.epochs.epoch_at(pending))
+        if not tiers.may_hold(partition, timestamp):
+            return None
+        self.cold[tp] = view, timestamp
+        return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
+
+    @in_task
+    async def colder(self, response: ListOffsetsResponse) -> Done:
+        """The same answer, with those times looked up for which the bucket is asked, first in there, then here."""
+        services = self._context.services
+        assert services.tiers is not None, "some are of tiered topics"
+        for topic in response.topics:
+            for part in topic.partitions:
+                view, timestamp = self.cold.get(TopicPartition(topic.name, part.partition_index), (None, -1))
+                if view is None:
+                    continue
+                try:
+                    match = await services.tiers.at_time(view.partition, timestamp)
+                    found = Found(ErrorCode.NONE, match[1], match[0], match[2]) if match is not None else None
+                    found = found or await worked(_lookup(view, timestamp, services.unpacking))
+                except (TierUnavailable, LogOffline, DiskError):
+                    found = Found(ErrorCode.KAFKA_STORAGE_ERROR)
+                part.error_code, part.timestamp = found.error, found.timestamp
+                part.offset, part.leader_epoch = found.offset, found.leader_epoch
+        return Done(response)
 
     def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> LedPartition:
         replicas = self._context.services.replicas
@@ -235,21 +287,18 @@ def _named_twice(request: ListOffsetsRequest) -> Generator[None, None, set[Topic
 
 def _view(partition: Partition, request: ListOffsetsRequest, context: Context) -> _View:
     """A replica, which is no consumer, sees what is not committed."""
-    log, tiers = partition.log, context.services.tiers
+    log = partition.log
     leader = partition.is_leader, partition.leader_epoch
-    if tiers is not None and (request.replica_id >= 0 or not partition.is_leader or not tiers.tiered(partition)):
-        tiers = None
+    tiered = request.replica_id < 0 and partition.is_leader and is_tiered(partition, context.services.metadata)
     if request.replica_id != CONSUMER:
-        return _View(log.log_end_offset, False, leader, partition, tiers)
+        return _View(log.log_end_offset, False, leader, partition, tiered)
     limit = log.last_stable_offset if request.isolation_level == READ_COMMITTED else log.high_watermark
-    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader, partition, tiers)
+    return _View(limit, log.high_watermark < partition.epoch_start_offset, leader, partition, tiered)
 
 
 def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[object, None, Found]:
     """The answer as of the view; a search may take long."""
     partition, log = view.partition, view.partition.log
-    if view.tiers is not None and timestamp in (EARLIEST, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return _of_tier(view.tiers, partition, timestamp)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
@@ -265,19 +314,6 @@ def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[obje
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if view.behind else Found()
     offset, stamp, leader_epoch = match
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
-
-
-def _of_tier(tiers: Tiers, partition: Partition, timestamp: int) -> Found:
-    """Of a tiered partition: where it begins, what is in the bucket, what is to be copied next."""
-    start, end = tiers.start_of(partition), tiers.end_of(partition)
-    if start is None or end is None:
-        return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
-    if timestamp == EARLIEST:
-        return Found(offset=start[0], leader_epoch=start[1])
-    if timestamp == LATEST_TIERED:
-        return Found(offset=end[0], leader_epoch=end[1])
-    pending = max(end[0] + 1, start[0])
-    return Found(offset=pending, leader_epoch=partition.log.epochs.epoch_at(pending))
 
 
 def _search(
@@ -353,7 +389,7 @@ def _saved(
 
 def _start_of(partition: Partition, tiers: Tiers | None) -> int:
     """Where clients may begin."""
-    start = tiers.start_of(partition) if tiers is not None and tiers.tiered(partition) else None
+    start = tiers.start_of(partition) if tiers is not None and partition.log.config.tiers else None
     return partition.log.log_start_offset if start is None else start[0]
 
 
@@ -388,13 +424,13 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> LedPartition:
         return LedPartition(None, ErrorCode.INVALID_TOPIC_EXCEPTION)
     led = context.services.replicas.leader(tp)
     if led.partition is not None:
-        error = _delete_before(led.partition, offset, context.services.tiers)
+        error = _delete_before(led.partition, offset, context.services)
         if error is not ErrorCode.NONE:
             return LedPartition(None, error)
     return led
 
 
-def _delete_before(partition: Partition, offset: int, tiers: Tiers | None) -> ErrorCode:
+def _delete_before(partition: Partition, offset: int, services: Services) -> ErrorCode:
     error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
         return error
@@ -404,7 +440,8 @@ def _delete_before(partition: Partition, offset: int, tiers: Tiers | None) -> Er
     target = log.high_watermark if offset == HIGH_WATERMARK else offset
     if not 0 <= target <= log.high_watermark:
         return ErrorCode.OFFSET_OUT_OF_RANGE
-    if tiers is not None and tiers.tiered(partition) and not tiers.delete_before(partition, target):
+    tiers = services.tiers
+    if is_tiered(partition, services.metadata) and (tiers is None or not tiers.delete_before(partition, target)):
         return ErrorCode.KAFKA_STORAGE_ERROR
     try:
         log.truncation.delete_records_before(target)

@@ -102,12 +102,14 @@ def dev() -> None:
     "--secure", is_flag=True, help="TLS, logins, ACLs and audit; prints clients' settings. The directory stays so."
 )
 @click.option("--no-registry", is_flag=True, help="Without a schema registry.")
+@click.option("--bucket", metavar="URL", help="Tiered storage in that bucket: file:///path, s3://name/folder.")
 @directory_option
 @json_option
 def up(
     *,
     secure: bool,
     no_registry: bool,
+    bucket: str | None,
     count: int | None,
     port: int,
     detach: bool,
@@ -122,6 +124,8 @@ def up(
     """
     directory = directory.resolve()
     begun = time.monotonic()
+    if bucket is not None:
+        settings = {"remote.log.storage.system.enable": "true", "fleetlog.bucket.url": bucket, **settings}
     try:
         fleet.check_tools()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

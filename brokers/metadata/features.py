@@ -99,10 +99,10 @@ async def update_features(
         data, stat = await store.get(znodes.FEATURE)
         levels = znodes.decode_features(data)
         wanted = dict(levels)
+        flagged = [name for name in metadata.topics if metadata.topic_config(name).remote_storage_enable]
         for update in updates:
-            message = _refusal(update, levels.get(update.name, 0), supported) or _flagged_before(
-                update, levels, metadata
-            )
+            message = _refusal(update, levels.get(update.name, 0), supported)
+            message = message or refused_for_tiers(update, levels, flagged)
             if message is not None:
                 return FeatureOutcome(ErrorCode.INVALID_UPDATE_VERSION, message)
             wanted[update.name] = update.level
@@ -124,17 +124,20 @@ async def update_features(
     return FeatureOutcome(ErrorCode.FEATURE_UPDATE_FAILED, "Brokers kept registering. Try again in a moment.")
 
 
-def _flagged_before(update: FeatureUpdate, levels: Mapping[str, int], metadata: MetadataCache) -> str | None:
-    """Topics that got ``remote.storage.enable`` while it had no effect must not begin to be tiered by an upgrade."""
-    if update.name != TIERING_VERSION or not update.level or levels.get(TIERING_VERSION):
+def refused_for_tiers(update: FeatureUpdate, levels: Mapping[str, int], flagged: Sequence[str]) -> str | None:
+    """Why tiers may not begin, or end, by an update; ``flagged`` topics have ``remote.storage.enable``.
+
+    Those that got it while it had no effect must not begin to be tiered by an upgrade, and those that are tiered have
+    records which are in the bucket only.
+    """
+    if update.name != TIERING_VERSION or not flagged or bool(update.level) == bool(levels.get(TIERING_VERSION)):
         return None
-    topics = sorted(name for name in metadata.topics if metadata.topic_config(name).remote_storage_enable)
-    if not topics:
-        return None
-    more = f" and {len(topics) - 5} more" if len(topics) > 5 else ""
+    named = ", ".join(sorted(flagged)[:5]) + (f" and {len(flagged) - 5} more" if len(flagged) > 5 else "")
+    if not update.level:
+        return f"Topics are tiered, and what is in the bucket only would be lost: {named}. Delete these topics first."
     return (
-        f"Topics have remote.storage.enable from when it had no effect: {', '.join(topics[:5])}{more}. Delete that"
-        " setting of theirs, finalize the feature, then set it again where it is meant."
+        f"Topics have remote.storage.enable from when it had no effect: {named}. Delete that setting of theirs,"
+        " finalize the feature, then set it again where it is meant."
     )
 
 

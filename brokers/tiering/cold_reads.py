@@ -13,10 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from fleetlog._native.batch import crc32c
+from fleetlog._native.batch import crc32c, find_timestamp
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log import DiskError, DiskPort, Log, ReadResult
 from fleetlog.brokers.log.segment import LOG_SUFFIX, Segment, file_stem
+from fleetlog.brokers.log.validation import records_of
 from fleetlog.brokers.model import Clock
 from fleetlog.brokers.tiering.bucket import ObjectBucket
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
@@ -28,6 +29,7 @@ from fleetlog.brokers.tiering.manifest import (
     TieredSegment,
     decode_index,
 )
+from fleetlog.wire.compression import CodecError
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,32 @@ class ColdReads:
             if row not in aborted:  # of a segment that is in both places
                 aborted.append(row)
         return aborted
+
+    async def at_time(self, cold: Cold, timestamp: int, start: int, inflate_limit: int) -> tuple[int, int, int] | None:
+        """Offset, timestamp and leader epoch of the first record with at least that time, from ``start`` on; None
+        if there is none. Raises TierUnavailable."""
+        come = asyncio.Event()
+        cold = cold._replace(on_ready=come.set)
+        for segment in cold.manifest.segments[cold.manifest.at(start) :]:
+            if segment.max_timestamp < timestamp:
+                continue
+            while (index := self._index(cold, segment)) is None:
+                await come.wait()
+                come.clear()
+            for number, chunk in enumerate(index.chunks):
+                if chunk.max_timestamp < timestamp:
+                    continue
+                while (source := self._chunk(cold, segment, index, number)) is None:
+                    await come.wait()
+                    come.clear()
+                try:
+                    match = _search(source, timestamp, max(start, segment.start), inflate_limit)
+                except (CorruptBatch, CodecError, DiskError) as wrong:
+                    raise TierUnavailable(f"{source.log.path}: {wrong}") from wrong
+                if match is not None:
+                    return match if match[0] < segment.end else None
+                await asyncio.sleep(0)
+        return None
 
     # ---- loading
 
@@ -231,6 +259,17 @@ class ColdReads:
 
 def _nobody() -> None:
     """Who asks ahead is told nothing."""
+
+
+def _search(source: Segment, timestamp: int, begin: int, inflate_limit: int) -> tuple[int, int, int] | None:
+    for _, data, batches in source.chunks():
+        for at, header in batches:
+            if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
+                continue
+            match = find_timestamp(records_of(data, at, header, inflate_limit), header, timestamp, begin)
+            if match is not None:
+                return *match, header.partition_leader_epoch
+    return None
 
 
 def aborted_of(segment: Segment) -> list[TieredAborted]:

@@ -21,6 +21,7 @@ from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import DiskError, DiskPort, LogOffline, ReadResult
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.features import TIERING_VERSION
+from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
 from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
 from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
@@ -85,6 +86,13 @@ async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int) -> None:
             " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url)"
         )
     raise BucketError(f"{bucket.url}: who owns it changes while it is read")
+
+
+def is_tiered(partition: Partition, metadata: MetadataCache) -> bool:
+    """Whether its topic is tiered, whatever this broker has of a bucket."""
+    if not partition.log.config.tiers or partition.tp.topic in PROTECTED_TOPICS:
+        return False
+    return metadata.features.get(TIERING_VERSION, 0) >= 1
 
 
 class Tier:
@@ -223,10 +231,6 @@ class Tiers:
         tier = self.by_partition.get(partition.tp)
         return tier if tier is not None and tier.partition is partition and tier.leads else None
 
-    def tiered(self, partition: Partition) -> bool:
-        """Whether its topic is tiered."""
-        return self._active() and partition.log.config.tiers and partition.tp.topic not in PROTECTED_TOPICS
-
     def start_of(self, partition: Partition) -> tuple[int, int] | None:
         """The first offset that clients may read of a tiered partition, and its epoch; None while it is not known."""
         tier = self.of(partition)
@@ -272,6 +276,22 @@ class Tiers:
             return None
         return Cold(tier.prefix, tier.leader.manifest, partition.committed)
 
+    def may_hold(self, partition: Partition, timestamp: int) -> bool | None:
+        """Whether what is in the bucket only may have records of that time or later; None while it is not known."""
+        tier = self.of(partition)
+        if tier is None or tier.leader.manifest is None:
+            return None
+        begin = partition.log.log_start_offset
+        return any(s.max_timestamp >= timestamp and s.start < begin for s in tier.leader.manifest.segments)
+
+    async def at_time(self, partition: Partition, timestamp: int) -> tuple[int, int, int] | None:
+        """Offset, timestamp and leader epoch of the bucket's first record of at least that time. Raises
+        TierUnavailable."""
+        cold, start = self._cold(partition), self.start_of(partition)
+        if cold is None or start is None:
+            raise TierUnavailable(f"{partition.tp}: what is in the bucket is not known yet")
+        return await self.cold.at_time(cold, timestamp, start[0], partition.log.settings.inflate_limit)
+
     def delete_before(self, partition: Partition, offset: int) -> bool:
         """A client deletes what is before the offset; False if that cannot be said of the bucket yet."""
         tier = self.of(partition)
@@ -296,17 +316,43 @@ class Tiers:
             return [self.refusal]
         return sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
 
-    # ---- work
+    def watch(self, metrics: Metrics) -> None:
+        """Show what was asked of the bucket, copied and read."""
 
-    def _active(self) -> bool:
-        return self._metadata.features.get(TIERING_VERSION, 0) >= 1
+        def copied(count: str) -> float:
+            return float(sum(getattr(tier.leader, count) for tier in self.by_partition.values()))
+
+        bucket, cold = self.bucket, self.cold
+        metrics.watch_counters(
+            "fleetlog_bucket_requests", "Requests to the bucket.", ("kind",),
+            lambda: {(kind,): float(count) for kind, count in bucket.requests.items()},
+        )  # fmt: skip
+        metrics.watch_counters(
+            "fleetlog_bucket_failed_requests", "Requests to the bucket that failed, or had no answer in time.", (),
+            lambda: {(): float(bucket.failures)},
+        )  # fmt: skip
+        metrics.watch_family(
+            "fleetlog_tier_copied", "Segments and bytes copied of the partitions that are led here now.", "what",
+            lambda: {"segments": copied("copied_segments"), "bytes": copied("copied_bytes")},
+        )  # fmt: skip
+        metrics.watch_family(
+            "fleetlog_tier_cache", "Chunks from the bucket: found in the cache, loaded, and the cache's bytes.", "what",
+            lambda: {"hits": float(cold.hits), "loads": float(cold.misses), "bytes": float(cold.bytes)},
+        )  # fmt: skip
+        metrics.watch(
+            "fleetlog_tier_troubled_partitions", "Led partitions whose tier rests, because something failed.",
+            lambda: float(sum(bool(tier.trouble) for tier in self.by_partition.values())),
+        )  # fmt: skip
+
+    # ---- work
 
     async def run(self) -> None:
         """Until it is cancelled."""
         try:
             self._open()
             while True:
-                if self._active() and not self.refusal and (self._owned or await self._own()):
+                finalized = self._metadata.features.get(TIERING_VERSION, 0) >= 1
+                if finalized and not self.refusal and (self._owned or await self._own()):
                     self._begin()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -340,7 +386,7 @@ class Tiers:
         """Work on what is due."""
         now_ms, led = self.clock.mono_ms(), set()
         for partition in self._replicas.all():
-            if not partition.is_leader or not self.tiered(partition):
+            if not partition.is_leader or not is_tiered(partition, self._metadata):
                 continue
             led.add(partition.tp)
             tier = self.by_partition.get(partition.tp)

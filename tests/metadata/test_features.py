@@ -10,9 +10,11 @@ import pytest
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.features import (
     SAFE_DOWNGRADE,
+    TIERING_VERSION,
     FeatureOutcome,
     FeatureUpdate,
     LacksFeature,
+    refused_for_tiers,
     update_features,
 )
 from fleetlog.coordination.registration import Advertisement, ListenerAddress, broker_path, register, unregister
@@ -69,6 +71,18 @@ async def test_levels_are_finalized_once_every_registration_has_them(connect: st
         assert "supports this feature" in ((await update(node, 1, "streams.version")).message or "")
         assert await update(node, 0, kind=SAFE_DOWNGRADE) == FeatureOutcome()
         assert (node.metadata.features, node.metadata.features_epoch) == ({}, epoch + 1)
+
+
+def test_tiers_begin_and_end_with_no_topic_that_has_the_flag() -> None:
+    begin, end = FeatureUpdate(TIERING_VERSION, 1), FeatureUpdate(TIERING_VERSION, 0, SAFE_DOWNGRADE)
+    finalized = {TIERING_VERSION: 1}
+    assert "from when it had no effect: a, b" in (refused_for_tiers(begin, {}, ["b", "a"]) or "")
+    assert "and 2 more" in (refused_for_tiers(begin, {}, list("abcdefg")) or "")
+    assert "Topics are tiered" in (refused_for_tiers(end, finalized, ["a"]) or "")
+    assert refused_for_tiers(begin, finalized, ["a"]) is None
+    assert refused_for_tiers(end, {}, ["a"]) is None
+    assert refused_for_tiers(begin, {}, []) is None
+    assert refused_for_tiers(FeatureUpdate(NAME, 2), {}, ["a"]) is None
 
 
 @on_loop

@@ -102,3 +102,90 @@ def test_old_records_are_read_from_the_bucket_whatever_is_killed(single: Cluster
     produce(single, "old", range(RECORDS, 2 * RECORDS))
     assert read(single, "old", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
     assert not list((single.fleet.directory / "bucket").glob("**/*#*")), "no part of an upload is left"
+
+
+def listed(cluster: Cluster, topic: str, spec: Any) -> tuple[int, int]:
+    """Offset and timestamp that ListOffsets answers."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    tp = TopicPartition(topic, 0)
+    result = AdminClient({"bootstrap.servers": cluster.alive}).list_offsets({tp: spec})[tp].result(PATIENCE_S)
+    return result.offset, result.timestamp
+
+
+def test_offsets_times_deletion_and_the_objects_that_go(single: Cluster) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    single.create("times", replicas=1, **TIERED)
+    produce(single, "times", range(RECORDS))
+    wait_tiered(single, "times")
+    assert listed(single, "times", OffsetSpec.earliest())[0] == 0
+    stamps = {}
+    consumer = Consumer({"bootstrap.servers": single.alive, "group.id": "r"})
+    consumer.assign([TopicPartition("times", 0, 0)])
+    while len(stamps) < RECORDS:
+        stamps |= {message.offset(): message.timestamp()[1] for message in consumer.consume(500, 1)}
+    for offset in (0, 700, 1_500, RECORDS - 1):
+        first = min(at for at, stamp in stamps.items() if stamp >= stamps[offset])
+        assert listed(single, "times", OffsetSpec.for_timestamp(stamps[offset])) == (first, stamps[first])
+    before = bucket_objects(single, "times", ".log")
+    admin = AdminClient({"bootstrap.servers": single.alive})
+    deleted = TopicPartition("times", 0, 1_200)
+    assert admin.delete_records([deleted])[deleted].result(PATIENCE_S).low_watermark == 1_200
+    assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
+    assert read(single, "times", RECORDS - 1_200)[0] == (1_200, 1_200)
+    eventually(lambda: len(bucket_objects(single, "times", ".log")) < len(before), "what is deleted goes")
+    consumer.assign([TopicPartition("times", 0, 5)])
+    consumer.close()
+    broker = single.fleet.brokers[0]
+    broker.kill()
+    broker.start()
+    broker.wait_ready()
+    assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
+
+
+def test_a_damaged_object_is_an_error_and_never_wrong_records(single: Cluster) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    single.create("damaged", replicas=1, **TIERED)
+    produce(single, "damaged", range(RECORDS))
+    wait_tiered(single, "damaged")
+    oldest = bucket_objects(single, "damaged", ".log")[0]
+    whole = oldest.read_bytes()
+    oldest.write_bytes(whole[:5_000] + bytes([whole[5_000] ^ 1]) + whole[5_001:])
+    consumer = Consumer({"bootstrap.servers": single.alive, "group.id": "r", "auto.offset.reset": "error"})
+    consumer.assign([TopicPartition("damaged", 0, OFFSET_BEGINNING)])
+    broker = single.fleet.brokers[0]
+    eventually(lambda: consumer.consume(10, 0.1) == [] and b"damaged at 0" in broker.output().encode(), "it is named")
+    oldest.write_bytes(whole)
+    messages: list[Any] = []
+    eventually(lambda: messages.extend(consumer.consume(100, 0.2)) or messages, "it is read once it is sound")
+    assert messages[0].offset() == 0
+    consumer.close()
+
+
+def test_aborted_transactions_are_skipped_in_the_bucket_too(single: Cluster) -> None:
+    from confluent_kafka import Producer
+
+    single.create("decided", replicas=1, **TIERED)
+    producer = Producer({"bootstrap.servers": single.alive, "transactional.id": "t", "linger.ms": 5})
+    producer.init_transactions(PATIENCE_S)
+    kept = []
+    for turn in range(30):
+        producer.begin_transaction()
+        for number in range(turn * 100, turn * 100 + 100):
+            producer.produce("decided", f"{number:08d}".encode() + bytes(SIZE), partition=0)
+        if turn % 3:
+            producer.commit_transaction(PATIENCE_S)
+            kept += range(turn * 100, turn * 100 + 100)
+        else:
+            producer.abort_transaction(PATIENCE_S)
+    produce(single, "decided", range(3_000, 4_000))
+    kept += range(3_000, 4_000)
+    wait_tiered(single, "decided")
+    rows = read(single, "decided", len(kept), **{"isolation.level": "read_committed"})
+    assert [number for _, number in rows] == kept
+    everything = read(single, "decided", 4_000, **{"isolation.level": "read_uncommitted"})
+    assert [number for _, number in everything] == list(range(4_000))

@@ -1,0 +1,215 @@
+"""``fleetlog bucket``: what is in the bucket of tiered storage, and whether it is whole. Nothing is changed.
+
+It reads the bucket itself, with the credentials of whoever runs it, and needs no broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from fleetlog._native.batch import crc32c, scan, validate_batch
+from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.cli.command_group import CommandGroup
+from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
+from fleetlog.brokers.tiering.bucket import BadUrl, ObjectBucket
+from fleetlog.brokers.tiering.decisions import Listed
+from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
+from fleetlog.brokers.tiering.manifest import (
+    MANIFESTS,
+    BadObject,
+    Chunk,
+    Manifest,
+    TieredSegment,
+    decode_index,
+    decode_manifest,
+    generation_of,
+)
+from fleetlog.brokers.tiering.tiers import OWNERS
+
+TOPICS = "topics/"
+
+
+@click.group(cls=CommandGroup)
+def bucket() -> None:
+    """The bucket of tiered storage: what is in it, and whether that is whole."""
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+class Part(NamedTuple):
+    """A partition's objects: its newest manifest, or why there is none that can be read."""
+
+    prefix: str
+    manifest: Manifest | None
+    problem: str
+    objects: dict[str, Listed]
+
+    @property
+    def title(self) -> str:
+        """``topic-partition``; the id of the topic is in the prefix."""
+        topic, _, partition = self.prefix.removeprefix(TOPICS).rstrip("/").rpartition("/")
+        return f"{topic.rpartition('.')[0]}-{partition}"
+
+    @property
+    def unnamed(self) -> list[Listed]:
+        """Objects that the newest manifest does not name; some are of uploads under way."""
+        named = set(self.manifest.names()) if self.manifest is not None else set()
+        return [entry for name, entry in self.objects.items() if generation_of(name) < 0 and name not in named]
+
+
+def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> Any:
+    async def whole() -> Any:
+        store = ObjectBucket(url)
+        try:
+            return await work(store)
+        finally:
+            store.close()
+
+    try:
+        return asyncio.run(whole())
+    except (BadUrl, BucketError) as wrong:
+        raise CliError(str(wrong)) from wrong
+
+
+async def _owner(store: ObjectBucket) -> str:
+    names = sorted(entry.name for entry in await store.list(OWNERS))
+    if not names:
+        return ""
+    try:
+        return str(json.loads(await store.get(names[-1]))["cluster_id"])
+    except (ValueError, KeyError, TypeError):
+        return "unreadable"
+
+
+async def _parts(store: ObjectBucket) -> list[Part]:
+    by_prefix: dict[str, dict[str, Listed]] = {}
+    for entry in await store.list(TOPICS):
+        folders = entry.name.split("/", 3)
+        if len(folders) == 4:
+            prefix = "/".join(folders[:3]) + "/"
+            by_prefix.setdefault(prefix, {})[folders[3]] = entry
+    return [await _part(store, prefix, objects) for prefix, objects in sorted(by_prefix.items())]
+
+
+async def _part(store: ObjectBucket, prefix: str, objects: dict[str, Listed]) -> Part:
+    newest = max((name for name in objects if name.startswith(MANIFESTS)), default="")
+    if not newest:
+        return Part(prefix, None, f"{prefix}: no manifest, so none of its objects counts", objects)
+    try:
+        return Part(prefix, decode_manifest(await store.get(prefix + newest), prefix + newest), "", objects)
+    except (BadObject, NoSuchObject) as wrong:
+        return Part(prefix, None, str(wrong), objects)
+
+
+@bucket.command("status")
+@click.argument("url")
+@json_option
+def show_status(url: str, as_json: bool) -> None:
+    """Show whose the bucket is, and what each partition has in it.
+
+    URL is the brokers' fleetlog.bucket.url: s3://name/folder, gs://, az:// or file:///path.
+    """
+
+    async def look(store: ObjectBucket) -> tuple[str, list[Part]]:
+        return await _owner(store), await _parts(store)
+
+    owner, parts = _run(url, look)
+    out = Output(as_json)
+    if as_json:
+        out.value({"owner": owner, "partitions": [_row(part) for part in parts]})
+        return
+    click.echo(f"cluster id of its owner: {owner or 'nobody has it yet'}")
+    rows = [
+        [
+            part.title, manifest.start, manifest.end, len(manifest.segments), bytes_text(manifest.size),
+            len(part.unnamed), manifest.generation, iso(manifest.written_ms),
+        ]
+        for part in parts
+        if (manifest := part.manifest) is not None
+    ]  # fmt: skip
+    out.rows(["partition", "start", "end", "segments", "size", "unnamed", "generation", "written"], rows)
+    for part in parts:
+        if part.problem:
+            warn(part.problem)
+
+
+def _row(part: Part) -> dict[str, Any]:
+    row: dict[str, Any] = {"partition": part.title, "prefix": part.prefix, "problem": part.problem}
+    manifest = part.manifest
+    if manifest is not None:
+        row |= {
+            "start": manifest.start, "end": manifest.end, "log_start": manifest.log_start, "bytes": manifest.size,
+            "segments": len(manifest.segments), "generation": manifest.generation,
+            "leader_epoch": manifest.leader_epoch, "broker": manifest.broker_id, "written_ms": manifest.written_ms,
+        }  # fmt: skip
+    return row | {"unnamed": len(part.unnamed), "unnamed_bytes": sum(entry.size for entry in part.unnamed)}
+
+
+@bucket.command("verify")
+@click.argument("url")
+@click.option("--records", "-r", is_flag=True, help="Also read every batch and check its checksum: all bytes.")
+@json_option
+def verify_bucket(*, url: str, records: bool, as_json: bool) -> None:
+    """Compare manifests, indexes and objects. Exits with 1 if anything is damaged or missing.
+
+    Brokers may run meanwhile: what retention removes is then no problem, so run it again where something is missing.
+    """
+
+    async def check(store: ObjectBucket) -> tuple[int, int, list[str]]:
+        segments, size, problems = 0, 0, []
+        for part in await _parts(store):
+            problems += [part.problem] if part.problem else []
+            for segment in part.manifest.segments if part.manifest is not None else ():
+                problems += await _wrong(store, part, segment, records)
+                segments, size = segments + 1, size + segment.size
+        return segments, size, problems
+
+    segments, size, problems = _run(url, check)
+    if as_json:
+        Output(as_json).value({"segments": segments, "bytes": size, "problems": problems})
+    else:
+        verdict = "every batch" if records else "manifests, indexes and sizes"
+        click.echo(f"{count_text(segments, 'segment')}, {bytes_text(size)}: {verdict} checked")
+        for problem in problems:
+            warn(problem)
+    if problems:
+        sys.exit(1)
+
+
+async def _wrong(store: ObjectBucket, part: Part, segment: TieredSegment, records: bool) -> list[str]:
+    name = part.prefix + segment.log_name
+    try:
+        data = await store.get(part.prefix + segment.index_name)
+        if crc32c(data) != segment.index_crc:
+            return [f"{part.prefix}{segment.index_name}: damaged, it is not what the manifest names"]
+        chunks = decode_index(data, part.prefix + segment.index_name).chunks
+        whole = sum(chunk.size for chunk in chunks)
+        there = part.objects.get(segment.log_name)
+        if there is None or there.size != whole:
+            return [f"{name}: {'missing' if there is None else f'{there.size} bytes'}, of {whole} bytes"]
+        problems: list[str] = []
+        for chunk in chunks if records else ():
+            problems += _damage(name, chunk, await store.get(name, chunk.position, chunk.size))
+    except NoSuchObject as wrong:
+        return [f"{name}: missing: {wrong}"]
+    except BadObject as wrong:
+        return [str(wrong)]
+    return problems
+
+
+def _damage(name: str, chunk: Chunk, data: bytes) -> Iterator[str]:
+    if crc32c(data) != chunk.crc:
+        yield f"{name}: damaged at {chunk.position}, its checksum does not hold"
+        return
+    try:
+        for position, _ in scan(data):
+            validate_batch(data, position)
+    except CorruptBatch as wrong:
+        yield f"{name}: a batch is damaged at {chunk.position}: {wrong}"
