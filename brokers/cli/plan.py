@@ -222,7 +222,7 @@ def _of(callback: Callable[..., Any], name: str, **options: Any) -> Callable[[An
 @click.option("--readers", type=click.IntRange(0, 10_000), default=1, show_default=True, help="How often all is read.")
 @_of(_size, "--batch", default="16KiB", help="What a producer sends to a partition at once (its batch.size).")
 @click.option("--busy", type=click.IntRange(1, 90), default=50, show_default=True, help="Percent of a core in use.")
-@click.option("--bucket", is_flag=True, help="With tiered storage as it is designed: fleetlog does not have it yet.")
+@click.option("--bucket", is_flag=True, help="With tiered storage: its costs are the design's, not measured.")
 @_of(_lasting, "--local-retention", type=DurationType(), help="With --bucket: time on disks.  [default: 1d]")
 @_of(_prices, "--prices", default="0.023,0.005,0.0004", help="USD for a GB a month, 1,000 PUTs, 1,000 GETs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -261,4 +261,4 @@ def plan_fleet(
     for text in measured.missing:
         click.echo(f"Not measured: {text}.")
     if bucket:
-        click.echo("Not measured: the bucket. fleetlog has no tiered storage yet; this is what its design costs.")
+        click.echo("Not measured: the bucket; this is what its design costs.")

@@ -62,10 +62,11 @@ def epoch_at(epochs: Sequence[ManifestEpoch], offset: int) -> int:
 
 
 def agreed_until(manifest: Manifest, local: LocalLog) -> int:
-    """The offset up to which the manifest and the log are of one lineage, at most the manifest's end."""
-    if manifest.end <= local.start:
-        return manifest.end
-    until = min(manifest.end, local.end)
+    """The offset up to which the manifest and the log are of one lineage: at most what the manifest speaks of."""
+    reach = max(manifest.end, manifest.log_start)
+    if reach <= local.start:
+        return reach
+    until = min(reach, local.end)
     starts = {entry.start_offset for entry in (*manifest.epochs, *local.epochs)}
     for offset in sorted({local.start, *(start for start in starts if local.start < start < until)}):
         if epoch_at(manifest.epochs, offset) != epoch_at(local.epochs, offset):
@@ -84,7 +85,9 @@ def fitted(manifest: Manifest, local: LocalLog) -> Manifest:
         for segment in manifest.segments
         if segment.start < until
     )
-    return manifest._replace(segments=segments, epochs=chain(manifest.epochs, local.epochs, max(until, 0)))
+    epochs = chain(manifest.epochs, local.epochs, until)
+    # where another leader's retention had come to beyond that, other records stand now
+    return manifest._replace(segments=segments, epochs=epochs, log_start=min(manifest.log_start, until))
 
 
 def _shorter(segment: TieredSegment, end: int) -> TieredSegment:
@@ -159,7 +162,10 @@ def retained(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int
         excess -= segment.size
         start = max(start, segment.end)
         gone += 1
-    return manifest._replace(log_start=start, segments=manifest.segments[gone:])
+    if start == manifest.log_start:
+        return manifest
+    epochs = chain(manifest.epochs, local.epochs, max(start, manifest.end))
+    return manifest._replace(log_start=start, segments=manifest.segments[gone:], epochs=epochs)
 
 
 def _only_here(manifest: Manifest, local: LocalLog) -> int:

@@ -76,7 +76,7 @@ def test_a_bucket_keeps_one_copy_and_disks_what_is_local() -> None:
     assert plan["bucket"]["usd_month"]["kept"] == pytest.approx(604_800 * 0.02)
     assert plan["disk_bytes"]["kept"] == pytest.approx(without["disk_bytes"]["kept"] / 14)
     assert plan["network_bytes_s"]["out"] == without["network_bytes_s"]["out"] + 1e9, "the leader copies"
-    assert "fleetlog has no tiered storage yet" in said(f"plan {load} --bucket")
+    assert "the bucket; this is what its design costs" in said(f"plan {load} --bucket")
     assert needs("--rate 1/s --size 1KB --retention 1h --bucket")["asked"]["local_retention_ms"] == 3_600_000
 
 

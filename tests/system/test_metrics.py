@@ -52,7 +52,8 @@ Every metric of the three pages that [metrics.md](metrics.md) describes, with it
 @contextmanager
 def running_fleet(directory: Path) -> Iterator[Fleet]:
     """Two brokers with listeners of all kinds that have had some of everything to do."""
-    fleet = TlsFleet(directory / "fleet", Certificates(directory), 2, group_lag_interval_ms=500)
+    bucket = {"remote.log.storage.system.enable": "true", "fleetlog.bucket.url": f"file://{directory}/bucket"}
+    fleet = TlsFleet(directory / "fleet", Certificates(directory), 2, group_lag_interval_ms=500, **bucket)
     try:
         fleet.start()
         admin = AdminClient({"bootstrap.servers": fleet.bootstrap})

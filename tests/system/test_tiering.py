@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.support.copies import Cluster
-from tests.support.fleet import Fleet
+from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -74,18 +74,18 @@ def read(cluster: Cluster, topic: str, count: int, **settings: Any) -> list[tupl
     return rows
 
 
-def local_bases(cluster: Cluster, topic: str) -> list[int]:
-    return [int(path.stem) for path in cluster.segments(cluster.fleet.brokers[0], topic)]
+def local_bases(cluster: Cluster, topic: str, broker: Broker | None = None) -> list[int]:
+    return [int(path.stem) for path in cluster.segments(broker or cluster.fleet.brokers[0], topic)]
 
 
 def bucket_objects(cluster: Cluster, topic: str, suffix: str) -> list[Path]:
     return sorted((cluster.fleet.directory / "bucket").glob(f"topics/{topic}.*/0/*{suffix}"))
 
 
-def wait_tiered(cluster: Cluster, topic: str) -> None:
+def wait_tiered(cluster: Cluster, topic: str, broker: Broker | None = None) -> None:
     """Until old segments are in the bucket, and here no more."""
-    eventually(lambda: local_bases(cluster, topic)[0] > 0, f"{topic} begins later here")
-    eventually(lambda: len(local_bases(cluster, topic)) <= 2, f"{topic} keeps a segment here")
+    eventually(lambda: local_bases(cluster, topic, broker)[0] > 0, f"{topic} begins later here")
+    eventually(lambda: len(local_bases(cluster, topic, broker)) <= 2, f"{topic} keeps a segment here")
 
 
 def test_old_records_are_read_from_the_bucket_whatever_is_killed(single: Cluster) -> None:
@@ -110,7 +110,8 @@ def listed(cluster: Cluster, topic: str, spec: Any) -> tuple[int, int]:
     from confluent_kafka.admin import AdminClient
 
     tp = TopicPartition(topic, 0)
-    result = AdminClient({"bootstrap.servers": cluster.alive}).list_offsets({tp: spec})[tp].result(PATIENCE_S)
+    admin = AdminClient({"bootstrap.servers": cluster.alive})
+    result = admin.list_offsets({tp: spec})[tp].result(PATIENCE_S)
     return result.offset, result.timestamp
 
 
@@ -137,7 +138,6 @@ def test_offsets_times_deletion_and_the_objects_that_go(single: Cluster) -> None
     assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
     assert read(single, "times", RECORDS - 1_200)[0] == (1_200, 1_200)
     eventually(lambda: len(bucket_objects(single, "times", ".log")) < len(before), "what is deleted goes")
-    consumer.assign([TopicPartition("times", 0, 5)])
     consumer.close()
     broker = single.fleet.brokers[0]
     broker.kill()
@@ -177,6 +177,7 @@ def test_aborted_transactions_are_skipped_in_the_bucket_too(single: Cluster) -> 
         producer.begin_transaction()
         for number in range(turn * 100, turn * 100 + 100):
             producer.produce("decided", f"{number:08d}".encode() + bytes(SIZE), partition=0)
+        assert producer.flush(PATIENCE_S) == 0
         if turn % 3:
             producer.commit_transaction(PATIENCE_S)
             kept += range(turn * 100, turn * 100 + 100)
@@ -189,3 +190,37 @@ def test_aborted_transactions_are_skipped_in_the_bucket_too(single: Cluster) -> 
     assert [number for _, number in rows] == kept
     everything = read(single, "decided", 4_000, **{"isolation.level": "read_uncommitted"})
     assert [number for _, number in everything] == list(range(4_000))
+
+
+def test_leaders_change_and_a_replica_that_is_far_behind_begins_where_its_leader_does(tmp_path: Path) -> None:
+    cluster = tiered_fleet(tmp_path, 3)
+    try:
+        cluster.create("moved", replicas=3, **TIERED, min_insync_replicas=2)
+        produce(cluster, "moved", range(300), acks="all")
+        leader = cluster.leader("moved")
+        late = next(broker for broker in cluster.fleet.brokers if broker is not leader)
+        late.kill()
+        produce(cluster, "moved", range(300, RECORDS), acks="all")
+        wait_tiered(cluster, "moved", leader)
+        late.start()
+        late.wait_ready()
+        cluster.wait_isr("moved", {1, 2, 3})
+        assert local_bases(cluster, "moved", late)[0] > 300, "it has the tail only"
+        whole = [(number, number) for number in range(2 * RECORDS)]
+        assert read(cluster, "moved", RECORDS) == whole[:RECORDS]
+        leader.kill()
+        successor = cluster.leader("moved", other_than=leader.id)
+        assert read(cluster, "moved", RECORDS) == whole[:RECORDS]
+        produce(cluster, "moved", range(RECORDS, 2 * RECORDS), acks="all")
+        wait_tiered(cluster, "moved", successor)
+        leader.start()
+        leader.wait_ready()
+        cluster.wait_isr("moved", {1, 2, 3})
+        assert read(cluster, "moved", 2 * RECORDS) == whole
+        status = Shell(cluster.fleet).json("bucket", "status", f"file://{tmp_path}/bucket")
+        (row,) = status["partitions"]
+        assert (row["partition"], row["start"], row["problem"]) == ("moved-0", 0, "")
+        assert row["broker"] == successor.id
+        assert Shell(cluster.fleet).json("bucket", "verify", f"file://{tmp_path}/bucket", "-r")["problems"] == []
+    finally:
+        cluster.fleet.close()

@@ -66,12 +66,15 @@ def test_what_is_copied(known: Manifest, here: LocalLog, copied: tuple[int, int]
         (manifest(0, 10, 20), local(0, 10, 25, epochs=(E(0, 0), E(2, 12))), 12),  # and goes on in another epoch
         (manifest(0, 10, 20, epochs=(E(0, 0), E(1, 12))), local(0, 10, 25), 12),
         (manifest(0, 10, 20, epochs=(E(0, 0), E(1, 5))), local(15, 25, epochs=(E(1, 15), E(2, 22))), 20),
-        (manifest(), local(0, 10, 15), -1),
+        (manifest(), local(0, 10, 15), 0),
+        (manifest(log_start=20), local(0, 10, 15), 15),  # retention had taken what was written again after that
+        (manifest(log_start=20, epochs=(E(0, 0), E(1, 12))), local(0, 10, 25, epochs=(E(0, 0), E(2, 12))), 12),
     ],
 )
 def test_lineage(known: Manifest, here: LocalLog, until: int) -> None:
     assert agreed_until(known, here) == until
-    assert fitted(known, here).end == until
+    assert fitted(known, here).end == (until if known.segments else -1)
+    assert fitted(known, here).log_start == min(known.log_start, until)
 
 
 def test_the_chain_keeps_where_epochs_really_began() -> None:
@@ -104,6 +107,15 @@ def test_retention_of_both() -> None:
     deleted = retained(known, here, Limits(), 15, HOUR)
     assert (deleted.start, len(deleted.segments)) == (15, 1)
     assert retained(known, here, Limits(), 40, HOUR).log_start == 40
+
+
+def test_a_deletion_stays_where_another_epoch_began_behind_all_copies() -> None:
+    here = local(10, 20, 30, 45, epochs=(E(0, 0), E(2, 25)))
+    deleted = retained(manifest(0, 10, 20), here, Limits(), 40, HOUR)
+    assert (deleted.log_start, deleted.epochs) == (40, (E(0, 0), E(2, 25)))
+    successor = local(40, 45, 50, epochs=(E(2, 25), E(3, 45)))
+    assert fitted(deleted, successor).log_start == 40
+    assert fitted(deleted, here).log_start == 40
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(-1, 700), st.integers(-1, 80))

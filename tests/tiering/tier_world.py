@@ -234,6 +234,8 @@ class World:
         self.numbers = 0
         self.floor = 0
         """Records before that offset may be gone."""
+        self.deleted = 0
+        """Records before that offset were deleted, and a client was told so."""
         self.epoch = 0
         self.leaders = [Led(self, 0, 0)]
 
@@ -264,6 +266,7 @@ class World:
         if unclean and self.truth:
             end = self.random.randint(max(0, len(self.truth) - 15), len(self.truth))
             del self.truth[end:]
+            self.deleted = min(self.deleted, end)
             for replica in self.replicas:
                 replica.cut(end)
                 if replica.start > end:
@@ -340,6 +343,10 @@ class World:
         if manifest is None:
             return
         start = first_offset(manifest, replica.start, self.leader.tier.deleted_before)
+        if manifest.log_start >= self.leader.tier.deleted_before >= 0:
+            self.deleted = max(self.deleted, self.leader.tier.deleted_before)
+        if start < self.deleted:
+            raise Violation(f"the log begins at {start}, and a client was told that it begins at {self.deleted}")
         if start > self.floor:
             raise Violation(f"the log begins at {start}, and only what is before {self.floor} may be gone")
         contents: dict[str, list[Any]] = {}
