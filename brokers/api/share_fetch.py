@@ -30,6 +30,7 @@ from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
 from fleetlog.brokers.model import INTERNAL_TOPICS
 from fleetlog.brokers.shares.state import ShareKey
 from fleetlog.brokers.shares.window import AckBatch, AckType, Acquired, WrongAcknowledgement, checked
+from fleetlog.brokers.tiering.tiers import is_tiered
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import ShareAcknowledgeRequest, ShareFetchRequest
@@ -89,6 +90,8 @@ class _Work:
             return services.replicas.leader(TopicPartition(topic, place[1]), -1).error
         if not partition.is_leader or partition.topic_id.bytes != place[0]:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if is_tiered(partition, services.metadata):
+            return ErrorCode.INVALID_REQUEST  # its window would take what is in the bucket only for deleted
         key = ShareKey(self.group, *place)
         if unopened is not _NONE and services.share_partitions.get(key) is None:
             return unopened

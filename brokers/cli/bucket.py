@@ -79,7 +79,7 @@ def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> 
 
 
 async def _owner(store: ObjectBucket) -> str:
-    names = sorted(entry.name for entry in await store.list(OWNERS))
+    names = sorted(entry.name for entry in await store.objects(OWNERS))
     if not names:
         return ""
     try:
@@ -90,7 +90,7 @@ async def _owner(store: ObjectBucket) -> str:
 
 async def _parts(store: ObjectBucket) -> list[Part]:
     by_prefix: dict[str, dict[str, Listed]] = {}
-    for entry in await store.list(TOPICS):
+    for entry in await store.objects(TOPICS):
         folders = entry.name.split("/", 3)
         if len(folders) == 4:
             prefix = "/".join(folders[:3]) + "/"

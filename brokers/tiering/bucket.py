@@ -166,7 +166,7 @@ class ObjectBucket:
 
         return await self._call("get", get)
 
-    async def list(self, prefix: str) -> list[Listed]:
+    async def objects(self, prefix: str) -> list[Listed]:
         """Objects whose names begin with that folder."""
         import obstore
 

@@ -66,7 +66,7 @@ class Bucket(Protocol):
     async def get(self, name: str, start: int = 0, size: int = -1) -> bytes:
         """Bytes of an object; all of them without a size."""
 
-    async def list(self, prefix: str) -> list[Listed]:
+    async def objects(self, prefix: str) -> list[Listed]:
         """Objects whose names begin with that folder, in any order; one that was written just now may be missing."""
 
     async def delete(self, names: list[str]) -> None:
@@ -104,7 +104,7 @@ async def newest_manifest(bucket: Bucket, prefix: str) -> Manifest | None:
     A listing may be late, so the generations after its last one are asked for by their names.
     """
     generations = [
-        generation_of(entry.name.removeprefix(prefix)) for entry in await bucket.list(f"{prefix}{MANIFESTS}")
+        generation_of(entry.name.removeprefix(prefix)) for entry in await bucket.objects(f"{prefix}{MANIFESTS}")
     ]
     generation, manifest = max(generations, default=0), None
     while True:
@@ -206,7 +206,7 @@ class TierLeader:
             return 0
         listed = [
             entry._replace(name=entry.name.removeprefix(self._prefix))
-            for entry in await self._bucket.list(self._prefix)
+            for entry in await self._bucket.objects(self._prefix)
         ]
         manifest = await newest_manifest(self._bucket, self._prefix)  # as it is after the listing
         if manifest is None:

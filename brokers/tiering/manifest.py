@@ -151,7 +151,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     behind = at + epoch_count * _EPOCH.size
     epochs = tuple(map(ManifestEpoch._make, _EPOCH.iter_unpack(body[at:behind])))
     segments = tuple(TieredSegment(uuid.UUID(bytes=row[0]), *row[1:]) for row in _SEGMENT.iter_unpack(body[behind:]))
-    manifest = Manifest(uuid.UUID(bytes=topic), *numbers, epochs, segments)
+    manifest = Manifest(uuid.UUID(bytes=topic), *numbers)._replace(epochs=epochs, segments=segments)
     wrong = _disorder(manifest)
     if wrong:
         raise BadObject(f"{name}: {wrong}")

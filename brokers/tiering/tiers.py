@@ -51,6 +51,8 @@ AGAIN_MS = 5_000
 OWNERS = "fleetlog-owner/"
 CACHE_DIRECTORY = "tier-cache"
 NAMED = 5
+PER_TURN = 500
+"""Partitions that are looked at without a pause."""
 
 
 class ForeignBucket(Exception):
@@ -65,7 +67,7 @@ def owner_name(generation: int) -> str:
 async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int) -> None:
     """Make the bucket this fleet's if it is nobody's. Raises ForeignBucket, BucketError."""
     for _ in range(NAMED):
-        names = sorted(entry.name for entry in await bucket.list(OWNERS))
+        names = sorted(entry.name for entry in await bucket.objects(OWNERS))
         try:
             data = await bucket.get(names[-1] if names else owner_name(1))
         except NoSuchObject:
@@ -353,7 +355,7 @@ class Tiers:
             while True:
                 finalized = self._metadata.features.get(TIERING_VERSION, 0) >= 1
                 if finalized and not self.refusal and (self._owned or await self._own()):
-                    self._begin()
+                    await self._begin()
                 await asyncio.sleep(TICK_S)
         finally:
             tasks = list(self._tasks)
@@ -382,10 +384,12 @@ class Tiers:
             self._owned = True
         return self._owned
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         """Work on what is due."""
         now_ms, led = self.clock.mono_ms(), set()
-        for partition in self._replicas.all():
+        for number, partition in enumerate(list(self._replicas.all())):
+            if number % PER_TURN == PER_TURN - 1:
+                await asyncio.sleep(0)
             if not partition.is_leader or not is_tiered(partition, self._metadata):
                 continue
             led.add(partition.tp)

@@ -143,6 +143,7 @@ def test_offsets_times_deletion_and_the_objects_that_go(single: Cluster) -> None
     broker.kill()
     broker.start()
     broker.wait_ready()
+    assert read(single, "times", RECORDS - 1_200)[0] == (1_200, 1_200)
     assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
 
 

@@ -25,11 +25,11 @@ def test_objects(tmp_path: Path) -> None:
         assert await bucket.get("a/x", 2, 3) == b"234"
         with pytest.raises(NoSuchObject):
             await bucket.get("a/y")
-        assert sorted(entry[:2] for entry in await bucket.list("a/")) == [("a/m/1", 5), ("a/x", 8)]
-        assert [entry.name for entry in await bucket.list("a/m/")] == ["a/m/1"]
-        assert await bucket.list("b/") == []
+        assert sorted(entry[:2] for entry in await bucket.objects("a/")) == [("a/m/1", 5), ("a/x", 8)]
+        assert [entry.name for entry in await bucket.objects("a/m/")] == ["a/m/1"]
+        assert await bucket.objects("b/") == []
         await bucket.delete(["a/y", "a/x"])
-        assert [entry.name for entry in await bucket.list("a/")] == ["a/m/1"]
+        assert [entry.name for entry in await bucket.objects("a/")] == ["a/m/1"]
         assert (bucket.requests["put"], bucket.failures) == (3, 0)
         with pytest.raises(BucketError, match="file://"):
             await bucket.get("a/m/1", 10, 5)

@@ -58,7 +58,7 @@ def from_its_segment_on(manifest: Manifest, local: LocalLog) -> LocalSegment | N
 
 
 async def as_listed(bucket: Bucket, prefix: str) -> Manifest | None:
-    names = [entry.name for entry in await bucket.list(f"{prefix}{MANIFESTS}")]
+    names = [entry.name for entry in await bucket.objects(f"{prefix}{MANIFESTS}")]
     generation = max((generation_of(name.removeprefix(prefix)) for name in names), default=0)
     try:
         return decode_manifest(await bucket.get(prefix + manifest_name(generation)), "")

@@ -97,7 +97,7 @@ class SimulatedBucket:
         data: bytes = await Call(lambda: self.read(name), reads=True)
         return data
 
-    async def list(self, prefix: str) -> list[Listed]:
+    async def objects(self, prefix: str) -> list[Listed]:
         rows: list[Listed] = await Call(lambda: self.listed(prefix), reads=True)
         return rows
 
