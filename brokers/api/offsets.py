@@ -256,8 +256,10 @@ class _Listing:
                     continue
                 try:
                     match = await services.tiers.at_time(view.partition, timestamp)
-                    found = Found(ErrorCode.NONE, match[1], match[0], match[2]) if match is not None else None
-                    found = found or await worked(_lookup(view, timestamp, services.unpacking))
+                    if match is not None:
+                        found = Found(ErrorCode.NONE, match[1], match[0], match[2])
+                    else:
+                        found = await worked(_lookup(view, timestamp, services.unpacking))
                 except (TierUnavailable, LogOffline, DiskError):
                     found = Found(ErrorCode.KAFKA_STORAGE_ERROR)
                 part.error_code, part.timestamp = found.error, found.timestamp

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 from fleetlog._native.batch import crc32c, find_timestamp
@@ -38,6 +39,7 @@ AGAIN_MS = 1_000
 MOST_INDEXES = 256
 """In memory; each has 32 bytes for a chunk."""
 Key = tuple[uuid.UUID, int]
+Work = Callable[[], Coroutine[Any, Any, None]]
 INDEX = -1
 """In place of a chunk's number."""
 
@@ -162,7 +164,7 @@ class ColdReads:
     def _index(self, cold: Cold, segment: TieredSegment) -> SegmentIndex | None:
         index = self._indexes.get(segment.id)
         if index is None:
-            self._load((segment.id, INDEX), cold.on_ready, self._load_index(cold.prefix, segment))
+            self._load((segment.id, INDEX), cold.on_ready, partial(self._load_index, cold.prefix, segment))
             return None
         self._indexes.move_to_end(segment.id)
         return index
@@ -171,23 +173,21 @@ class ColdReads:
         key = segment.id, number
         chunk = self._chunks.get(key)
         if chunk is None:
-            self._load(key, cold.on_ready, self._load_chunk(cold.prefix, segment, index, number))
+            self._load(key, cold.on_ready, partial(self._load_chunk, cold.prefix, segment, index, number))
             return None
         self._chunks.move_to_end(key)
         self.hits += 1
         return chunk
 
-    def _load(self, key: Key, on_ready: Callable[[], None], work: Coroutine[Any, Any, None]) -> None:
+    def _load(self, key: Key, on_ready: Callable[[], None], work: Work) -> None:
         """Once for all who ask. Raises TierUnavailable for what has just failed."""
         until_ms, why = self._failed.get(key, (0, ""))
         if self._clock.mono_ms() < until_ms:
-            work.close()
             if on_ready is not _nobody:
                 raise TierUnavailable(why)
             return
         waiting = self._loading.get(key)
         if waiting is not None:
-            work.close()
             if on_ready not in waiting:
                 waiting.append(on_ready)
             return
@@ -197,10 +197,10 @@ class ColdReads:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _loaded(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
+    async def _loaded(self, key: Key, work: Work) -> None:
         self._failed.pop(key, None)
         try:
-            await work
+            await work()
         except (BucketError, NoSuchObject, BadObject, DiskError, OSError) as wrong:
             logger.error("old records cannot be read: %s", wrong)
             if len(self._failed) > MOST_INDEXES:
