@@ -181,6 +181,7 @@ class Node:
         source = EventSource(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
         self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)
+        self._follow_tiers(services, logs)
         if self.config.group_lag_interval_ms:
             self._watch_lag(services)
         self._ports.listen()
@@ -323,13 +324,6 @@ class Node:
             )
             self._audit_writer = writer
         self._follow_schemas(self.services, logs)
-        logs.tiered = lambda topic: topic.tiers and metadata.features.get(features.TIERING_VERSION, 0) >= 1
-        if ports.bucket is not None:
-            self.services.tiers = Tiers(
-                config, ports.bucket, metadata=metadata, replicas=replicas, disk=ports.disk, clock=clock,
-                cluster_id=self._cluster_id, incarnation=self._incarnation,
-            )  # fmt: skip
-            self.services.tiers.watch(self._metrics)
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
@@ -340,6 +334,17 @@ class Node:
             letters.waiting_records,
         )
         return self.services
+
+    def _follow_tiers(self, services: Services, logs: LogStore) -> None:
+        """Leave the retention of tiered topics to their tiers, and have these, where this broker has a bucket."""
+        metadata = services.metadata
+        logs.tiered = lambda topic: topic.tiers and metadata.features.get(features.TIERING_VERSION, 0) >= 1
+        if self._ports.bucket is not None:
+            services.tiers = Tiers(
+                self.config, self._ports.bucket, metadata=metadata, replicas=services.replicas, disk=self._ports.disk,
+                clock=services.clock, cluster_id=self._cluster_id, incarnation=self._incarnation,
+            )  # fmt: skip
+            services.tiers.watch(self._metrics)
 
     def _follow_schemas(self, services: Services, logs: LogStore) -> None:
         """Ready to read ``_schemas`` once a topic asks for it."""

@@ -208,9 +208,9 @@ class _Listing:
         elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if view.tiered and (part.timestamp >= 0 or part.timestamp in _OF_TIER):
-            found = self._of_tier(tp, view, part.timestamp)
-            if found is not None:
-                return found
+            tiered = self._of_tier(tp, view, part.timestamp)
+            if tiered is not None:
+                return tiered
         try:
             offset = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
@@ -257,13 +257,13 @@ class _Listing:
                 try:
                     match = await services.tiers.at_time(view.partition, timestamp)
                     if match is not None:
-                        found = Found(ErrorCode.NONE, match[1], match[0], match[2])
+                        offset = Found(ErrorCode.NONE, match[1], match[0], match[2])
                     else:
-                        found = await worked(_lookup(view, timestamp, services.unpacking))
+                        offset = await worked(_lookup(view, timestamp, services.unpacking))
                 except (TierUnavailable, LogOffline, DiskError):
-                    found = Found(ErrorCode.KAFKA_STORAGE_ERROR)
-                part.error_code, part.timestamp = found.error, found.timestamp
-                part.offset, part.leader_epoch = found.offset, found.leader_epoch
+                    offset = Found(ErrorCode.KAFKA_STORAGE_ERROR)
+                part.error_code, part.timestamp = offset.error, offset.timestamp
+                part.offset, part.leader_epoch = offset.offset, offset.leader_epoch
         return Done(response)
 
     def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> LedPartition:

@@ -43,7 +43,7 @@ def bucket() -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-class Part(NamedTuple):
+class TieredPartition(NamedTuple):
     """A partition's objects: its newest manifest, or why there is none that can be read."""
 
     prefix: str
@@ -88,7 +88,7 @@ async def _owner(store: ObjectBucket) -> str:
         return "unreadable"
 
 
-async def _parts(store: ObjectBucket) -> list[Part]:
+async def _parts(store: ObjectBucket) -> list[TieredPartition]:
     by_prefix: dict[str, dict[str, Listed]] = {}
     for entry in await store.objects(TOPICS):
         folders = entry.name.split("/", 3)
@@ -98,14 +98,14 @@ async def _parts(store: ObjectBucket) -> list[Part]:
     return [await _part(store, prefix, objects) for prefix, objects in sorted(by_prefix.items())]
 
 
-async def _part(store: ObjectBucket, prefix: str, objects: dict[str, Listed]) -> Part:
+async def _part(store: ObjectBucket, prefix: str, objects: dict[str, Listed]) -> TieredPartition:
     newest = max((name for name in objects if name.startswith(MANIFESTS)), default="")
     if not newest:
-        return Part(prefix, None, f"{prefix}: no manifest, so none of its objects counts", objects)
+        return TieredPartition(prefix, None, f"{prefix}: no manifest, so none of its objects counts", objects)
     try:
-        return Part(prefix, decode_manifest(await store.get(prefix + newest), prefix + newest), "", objects)
+        return TieredPartition(prefix, decode_manifest(await store.get(prefix + newest), prefix + newest), "", objects)
     except (BadObject, NoSuchObject) as wrong:
-        return Part(prefix, None, str(wrong), objects)
+        return TieredPartition(prefix, None, str(wrong), objects)
 
 
 @bucket.command("status")
@@ -117,7 +117,7 @@ def show_status(url: str, as_json: bool) -> None:
     URL is the brokers' fleetlog.bucket.url: s3://name/folder, gs://, az:// or file:///path.
     """
 
-    async def look(store: ObjectBucket) -> tuple[str, list[Part]]:
+    async def look(store: ObjectBucket) -> tuple[str, list[TieredPartition]]:
         return await _owner(store), await _parts(store)
 
     owner, parts = _run(url, look)
@@ -140,7 +140,7 @@ def show_status(url: str, as_json: bool) -> None:
             warn(part.problem)
 
 
-def _row(part: Part) -> dict[str, Any]:
+def _row(part: TieredPartition) -> dict[str, Any]:
     row: dict[str, Any] = {"partition": part.title, "prefix": part.prefix, "problem": part.problem}
     manifest = part.manifest
     if manifest is not None:
@@ -183,7 +183,7 @@ def verify_bucket(*, url: str, records: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-async def _wrong(store: ObjectBucket, part: Part, segment: TieredSegment, records: bool) -> list[str]:
+async def _wrong(store: ObjectBucket, part: TieredPartition, segment: TieredSegment, records: bool) -> list[str]:
     name = part.prefix + segment.log_name
     try:
         data = await store.get(part.prefix + segment.index_name)

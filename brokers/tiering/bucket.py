@@ -19,10 +19,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from fleetlog import how_to_install
 from fleetlog._native.batch import crc32c, scan, validate_batch
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.tiering.decisions import Listed
-from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject, Taken
+from fleetlog.brokers.tiering.leader import BucketError, NameTaken, NoSuchObject
 from fleetlog.brokers.tiering.manifest import Chunk
 
 if TYPE_CHECKING:
@@ -44,20 +45,21 @@ class BadUrl(Exception):
     """The bucket's URL cannot be one, or what it needs is not installed; the message says what to do."""
 
 
-def open_store(url: str) -> ObjectStore:
-    """The store behind a URL; nothing is asked of it yet. Raises BadUrl."""
+def open_store(url: str) -> ObjectStore | None:
+    """The store behind a URL; nothing is asked of it yet. None of a folder, which is made when it is used. Raises
+    BadUrl."""
     try:
-        from obstore.store import LocalStore, from_url
+        from obstore.store import from_url
     except ImportError as wrong:
-        raise BadUrl("fleetlog.bucket.url needs obstore: pip install 'fleetlog[bucket]'") from wrong
+        raise BadUrl(f"fleetlog.bucket.url needs obstore: {how_to_install('bucket')}") from wrong
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise BadUrl(f"{url!r}: a bucket's URL begins with {', '.join(f'{name}://' for name in SCHEMES[:5])}")
     if parts.username or parts.password or parts.query:
         raise BadUrl("the bucket's URL must have no credentials: they come from the environment, files or roles")
+    if parts.scheme == "file":
+        return None
     try:
-        if parts.scheme == "file":
-            return LocalStore(parts.path, mkdir=True)
         retries: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=CALL_S / 2)}
         return from_url(url, retry_config=retries, client_options={"timeout": f"{CALL_S:.0f}s"})
     except Exception as wrong:  # obstore has no common base for what a URL may lack
@@ -122,7 +124,7 @@ class BucketThreads:
 
 
 class ObjectBucket:
-    """See the module, and :class:`~brokers.tiering.leader.Bucket`. On the loop."""
+    """See the module, and :class:`~brokers.tiering.leader.BucketPort`. On the loop."""
 
     def __init__(self, url: str) -> None:
         """Raises BadUrl."""
@@ -131,7 +133,7 @@ class ObjectBucket:
         self.failures = 0
         self.failure = ""
         """What the latest call said that failed; '' after one that did not."""
-        self._store = open_store(url)
+        self._opened = open_store(url)
         self._copying = BucketThreads("bucket copy", COPIERS)
         self._reading = BucketThreads("bucket read", READERS)
 
@@ -139,7 +141,7 @@ class ObjectBucket:
         """Write an object only if there is none of that name."""
         import obstore
 
-        await self._call("put", lambda: obstore.put(self._store, name, data, mode="create"), size=len(data))
+        await self._call("put", lambda: obstore.put(self._store(), name, data, mode="create"), size=len(data))
 
     async def put_parts(self, name: str, parts: Iterator[bytes], size: int) -> None:
         """Write an object of some ``size`` in parts, which are made on the bucket's threads as they are needed."""
@@ -147,7 +149,7 @@ class ObjectBucket:
 
         await self._call(
             "put",
-            lambda: obstore.put(self._store, name, parts, chunk_size=PART_BYTES, max_concurrency=2),
+            lambda: obstore.put(self._store(), name, parts, chunk_size=PART_BYTES, max_concurrency=2),
             size=size,
         )
 
@@ -161,8 +163,8 @@ class ObjectBucket:
 
         def get() -> T:
             if size < 0:
-                return then(memoryview(obstore.get(self._store, name).bytes()))
-            return then(memoryview(obstore.get_range(self._store, name, start=start, length=size)))
+                return then(memoryview(obstore.get(self._store(), name).bytes()))
+            return then(memoryview(obstore.get_range(self._store(), name, start=start, length=size)))
 
         return await self._call("get", get)
 
@@ -173,7 +175,7 @@ class ObjectBucket:
         def listed() -> list[Listed]:
             return [
                 Listed(row["path"], row["size"], int(row["last_modified"].timestamp() * 1000))
-                for rows in obstore.list(self._store, prefix=prefix)
+                for rows in obstore.list(self._store(), prefix=prefix)
                 for row in rows
             ]
 
@@ -186,11 +188,22 @@ class ObjectBucket:
         def delete() -> None:
             for name in names:
                 try:
-                    obstore.delete(self._store, name)
+                    obstore.delete(self._store(), name)
                 except FileNotFoundError:
                     continue
 
         await self._call("delete", delete)
+
+    def _store(self) -> ObjectStore:
+        """On a thread: a folder's disk may be gone, or come later."""
+        if self._opened is None:
+            from obstore.store import LocalStore
+
+            try:
+                self._opened = LocalStore(urlsplit(self.url).path, mkdir=True)
+            except Exception as wrong:  # obstore has no common base for it
+                raise BucketError(_brief(wrong)) from wrong
+        return self._opened
 
     async def _call(self, kind: str, function: Callable[[], T], size: int = 0) -> T:
         from obstore.exceptions import AlreadyExistsError, BaseError
@@ -200,7 +213,7 @@ class ObjectBucket:
         try:
             outcome = await threads.call(function, CALL_S + size / UPLOAD_BYTES_S)
         except AlreadyExistsError as wrong:
-            raise Taken(_brief(wrong)) from wrong
+            raise NameTaken(_brief(wrong)) from wrong
         except FileNotFoundError as wrong:
             raise NoSuchObject(_brief(wrong)) from wrong
         except (BucketError, BaseError, OSError) as wrong:

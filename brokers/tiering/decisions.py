@@ -38,7 +38,7 @@ class LocalLog(NamedTuple):
     epochs: tuple[ManifestEpoch, ...]
 
 
-class Limits(NamedTuple):
+class TierLimits(NamedTuple):
     """A topic's retention, here and in all; -1 is for ever."""
 
     retention_ms: int = -1
@@ -127,7 +127,7 @@ def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Mani
     )
 
 
-def local_start(manifest: Manifest, local: LocalLog, limits: Limits, now_ms: int) -> int:
+def local_start(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
     """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them."""
     start, excess = (
         max(local.start, min(manifest.log_start, local.stable)),
@@ -150,7 +150,7 @@ def first_offset(manifest: Manifest, begin: int, log_start: int) -> int:
     return max(start, manifest.log_start, log_start)
 
 
-def retained(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int, now_ms: int) -> Manifest:
+def retained(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start: int, now_ms: int) -> Manifest:
     """Without segments that retention takes, or that end before ``log_start``: a client has set it, or it is -1."""
     start = max(manifest.log_start, log_start)
     excess = manifest.size + _only_here(manifest, local) - limits.retention_bytes if limits.retention_bytes >= 0 else 0

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from fleetlog.brokers.tiering.decisions import (
-    Limits,
     Listed,
     LocalLog,
     LocalSegment,
+    TierLimits,
     counted,
     fitted,
     local_start,
@@ -49,16 +49,16 @@ class NoSuchObject(Exception):
     """There is no object of that name."""
 
 
-class Taken(Exception):
+class NameTaken(Exception):
     """There is an object of that name, and it stays as it is."""
 
 
-class Overtaken(Exception):
+class TierOvertaken(Exception):
     """A later leader has written a manifest, or this one leads no longer: it must change nothing any more."""
 
 
-class Bucket(Protocol):
-    """Objects by name. All raise BucketError, ``get`` NoSuchObject, ``put_new`` Taken."""
+class BucketPort(Protocol):
+    """Objects by name. All raise BucketError, ``get`` NoSuchObject, ``put_new`` NameTaken."""
 
     async def put_new(self, name: str, data: bytes) -> None:
         """Write an object only if there is none of that name."""
@@ -86,19 +86,19 @@ class TieredLog(Protocol):
     """The leader's log, as its tier sees it."""
 
     def view(self) -> LocalLog:
-        """The log as it is now. Raises Overtaken where this broker leads no longer in the epoch that it had."""
+        """The log as it is now. Raises TierOvertaken where this broker leads no longer in the epoch that it had."""
 
-    def limits(self) -> Limits:
+    def limits(self) -> TierLimits:
         """The topic's retention."""
 
     async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
-        """Copy a part of a closed segment. Raises BucketError, Overtaken."""
+        """Copy a part of a closed segment. Raises BucketError, TierOvertaken."""
 
     def begin_at(self, offset: int) -> None:
-        """The log begins there from now on: what is before it goes. Raises Overtaken."""
+        """The log begins there from now on: what is before it goes. Raises TierOvertaken."""
 
 
-async def newest_manifest(bucket: Bucket, prefix: str) -> Manifest | None:
+async def newest_manifest(bucket: BucketPort, prefix: str) -> Manifest | None:
     """The highest generation of a partition; None if it has none. Raises BucketError, BadObject.
 
     A listing may be late, so the generations after its last one are asked for by their names.
@@ -121,11 +121,11 @@ async def newest_manifest(bucket: Bucket, prefix: str) -> Manifest | None:
 
 
 class TierLeader:
-    """One leader epoch's work. :meth:`step` again and again; it raises BucketError, BadObject, Overtaken."""
+    """One leader epoch's work. :meth:`step` again and again; it raises BucketError, BadObject, TierOvertaken."""
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: BucketPort,
         prefix: str,
         log: TieredLog,
         mine: Manifest,
@@ -234,7 +234,7 @@ class TierLeader:
             name = self._prefix + manifest_name(wanted.generation)
             try:
                 await self._bucket.put_new(name, encode_manifest(wanted))
-            except (Taken, BucketError) as wrong:
+            except (NameTaken, BucketError) as wrong:
                 standing = await self._stands(name)
                 if standing is None:
                     raise BucketError(f"{name} is not written: {wrong}") from wrong
@@ -253,7 +253,7 @@ class TierLeader:
 
     def _refuse_later(self, manifest: Manifest) -> None:
         if manifest.writer > self._mine.writer:
-            raise Overtaken(f"{self._prefix}: leader epoch {manifest.leader_epoch} has written generation"
+            raise TierOvertaken(f"{self._prefix}: leader epoch {manifest.leader_epoch} has written generation"
                             f" {manifest.generation}")  # fmt: skip
 
     def _settle(self, manifest: Manifest) -> None:

@@ -25,13 +25,13 @@ from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
 from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
 from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
-from fleetlog.brokers.tiering.decisions import Limits, LocalLog, LocalSegment, epoch_at, first_offset
+from fleetlog.brokers.tiering.decisions import LocalLog, LocalSegment, TierLimits, epoch_at, first_offset
 from fleetlog.brokers.tiering.leader import (
     BucketError,
+    NameTaken,
     NoSuchObject,
-    Overtaken,
-    Taken,
     TierLeader,
+    TierOvertaken,
     Uploaded,
     prefix_of,
 )
@@ -64,17 +64,27 @@ def owner_name(generation: int) -> str:
     return f"{OWNERS}{generation:020d}"
 
 
-async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int) -> None:
-    """Make the bucket this fleet's if it is nobody's. Raises ForeignBucket, BucketError."""
+async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool = True) -> None:
+    """See that the bucket is this fleet's; with ``claim`` make it so if it is nobody's. Raises ForeignBucket,
+    BucketError.
+
+    An empty folder may be one that is not mounted: to claim it would begin all manifests anew.
+    """
     for _ in range(NAMED):
         names = sorted(entry.name for entry in await bucket.objects(OWNERS))
         try:
             data = await bucket.get(names[-1] if names else owner_name(1))
-        except NoSuchObject:
-            claim = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
+        except NoSuchObject as wrong:
+            if not claim:
+                raise BucketError(
+                    f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
+                    f" mounted? If it is new on purpose, write {json.dumps({'cluster_id': cluster_id})} to"
+                    f" {owner_name(1)} in it"
+                ) from wrong
+            mine = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
             try:
-                await bucket.put_new(owner_name(1), json.dumps(claim).encode())
-            except Taken:
+                await bucket.put_new(owner_name(1), json.dumps(mine).encode())
+            except NameTaken:
                 continue  # another broker of this fleet, mostly
             return
         try:
@@ -97,7 +107,7 @@ def is_tiered(partition: Partition, metadata: MetadataCache) -> bool:
     return metadata.features.get(TIERING_VERSION, 0) >= 1
 
 
-class Tier:
+class LedTier:
     """The tier of a partition that is led here, in one epoch: the log's side of a TierLeader."""
 
     def __init__(self, tiers: Tiers, partition: Partition, incarnation: int, broker_id: int) -> None:
@@ -129,7 +139,7 @@ class Tier:
         """See TieredLog: without its lease a leader may have a successor."""
         partition, log = self.partition, self.partition.log
         if not self.leads or not partition.lease_valid() or log.offline:
-            raise Overtaken(f"{partition.tp} is not led here any more, or not for certain")
+            raise TierOvertaken(f"{partition.tp} is not led here any more, or not for certain")
         rows = []
         for index, segment in enumerate(log.segments):
             end = log.segments.end_of(index, log.log_end_offset)
@@ -145,10 +155,10 @@ class Tier:
             tuple(ManifestEpoch(*entry) for entry in log.epochs.entries),
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> TierLimits:
         """See TieredLog."""
         config = self.partition.log.config
-        return Limits(config.retention_ms, config.retention_bytes, *config.kept_here)
+        return TierLimits(config.retention_ms, config.retention_bytes, *config.kept_here)
 
     async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
         """See TieredLog."""
@@ -176,14 +186,16 @@ class Tier:
         clock, knew = self._tiers.clock, self.leader.manifest is not None
         trouble, self.due_ms = "", clock.mono_ms() + interval_ms
         try:
+            if not knew:
+                await self._tiers.own(claim=False)
             while await self.leader.step():
                 pass
             if clock.mono_ms() >= self.sweep_ms:
                 await self.leader.sweep()
                 self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
-        except Overtaken as wrong:
+        except TierOvertaken as wrong:
             logger.info("%s: its tier rests: %s", self.partition.tp, wrong)
-        except (BucketError, BadObject, NoSuchObject, LogOffline, DiskError) as wrong:
+        except (BucketError, BadObject, ForeignBucket, NoSuchObject, LogOffline, DiskError) as wrong:
             trouble = f"{self.partition.tp}: its tier rests: {wrong}"
             if trouble != self.trouble:
                 logger.error("%s", trouble)
@@ -216,7 +228,7 @@ class Tiers:
         """Why nothing is copied or read at all."""
         directory = f"{config.log_dirs[0].rstrip('/')}/{CACHE_DIRECTORY}"
         self.cold = ColdReads(bucket, disk, directory, config.fleetlog_bucket_cache_bytes, clock)
-        self.by_partition: dict[TopicPartition, Tier] = {}
+        self.by_partition: dict[TopicPartition, LedTier] = {}
         self._config = config
         self._metadata = metadata
         self._replicas = replicas
@@ -225,10 +237,12 @@ class Tiers:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._owned = False
+        self._unowned = ""
+        """Why the bucket is not known to be this fleet's."""
 
     # ---- for request handlers
 
-    def of(self, partition: Partition) -> Tier | None:
+    def of(self, partition: Partition) -> LedTier | None:
         """The tier of a partition that is led here; None if it has none, or not yet."""
         tier = self.by_partition.get(partition.tp)
         return tier if tier is not None and tier.partition is partition and tier.leads else None
@@ -271,6 +285,8 @@ class Tiers:
         if self.refusal:
             raise TierUnavailable(self.refusal)
         if tier is None:
+            if self._unowned and not self._owned:
+                raise TierUnavailable(self._unowned)
             return None
         if tier.leader.manifest is None:
             if tier.trouble:
@@ -314,8 +330,8 @@ class Tiers:
 
     def troubles(self) -> list[str]:
         """In words, for whoever looks at the broker."""
-        if self.refusal:
-            return [self.refusal]
+        if self.refusal or (self._unowned and not self._owned):
+            return [self.refusal or self._unowned]
         return sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
 
     def watch(self, metrics: Metrics) -> None:
@@ -353,8 +369,7 @@ class Tiers:
         try:
             self._open()
             while True:
-                finalized = self._metadata.features.get(TIERING_VERSION, 0) >= 1
-                if finalized and not self.refusal and (self._owned or await self._own()):
+                if not self.refusal and (self._owned or await self._claim()) and self._finalized():
                     await self._begin()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -372,14 +387,24 @@ class Tiers:
             self.refusal = f"old records cannot be read: {wrong}"
             logger.error("%s", self.refusal)
 
-    async def _own(self) -> bool:
+    def _finalized(self) -> bool:
+        return self._metadata.features.get(TIERING_VERSION, 0) >= 1
+
+    async def own(self, *, claim: bool) -> None:
+        """See that the bucket is this fleet's. Raises ForeignBucket, BucketError."""
+        await own(self.bucket, self._cluster_id, self.clock.wall_ms(), claim=claim)
+
+    async def _claim(self) -> bool:
+        tiered = self._finalized() and any(self._metadata.topic_config(name).tiers for name in self._metadata.topics)
         try:
-            await own(self.bucket, self._cluster_id, self.clock.wall_ms())
+            await self.own(claim=not tiered)
         except ForeignBucket as wrong:
             self.refusal = str(wrong)
             logger.critical("%s", wrong)
         except (BucketError, NoSuchObject) as wrong:
-            logger.error("the bucket does not say whose it is: %s", wrong)
+            if str(wrong) != self._unowned:
+                logger.error("nothing is copied, and old records are not read: %s", wrong)
+            self._unowned = str(wrong)
         else:
             self._owned = True
         return self._owned
@@ -395,7 +420,7 @@ class Tiers:
             led.add(partition.tp)
             tier = self.by_partition.get(partition.tp)
             if tier is None or tier.partition is not partition or not tier.leads:
-                tier = Tier(self, partition, self._incarnation(), self._config.broker_id)
+                tier = LedTier(self, partition, self._incarnation(), self._config.broker_id)
                 self.by_partition[partition.tp] = tier
             if not tier.busy and now_ms >= tier.due_ms:
                 tier.busy = True
@@ -405,7 +430,7 @@ class Tiers:
         for tp in self.by_partition.keys() - led:
             del self.by_partition[tp]
 
-    async def _work(self, tier: Tier) -> None:
+    async def _work(self, tier: LedTier) -> None:
         try:
             async with self._room:
                 await tier.work(self._config.remote_log_manager_task_interval_ms)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fleetlog._native.batch import Record, crc32c, encode_batch
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
-from fleetlog.brokers.tiering.leader import prefix_of
+from fleetlog.brokers.tiering.leader import BucketError, prefix_of
 from fleetlog.brokers.tiering.manifest import (
     Manifest,
     ManifestEpoch,
@@ -104,10 +104,20 @@ def test_a_bucket_is_one_fleets(url: str) -> None:
         bucket.close()
 
     asyncio.run(ask("cluster-a"))
-    with pytest.raises(
-        ForeignBucket, match="fleet with cluster id cluster-a, and this one is cluster-b"
-    ):
+    with pytest.raises(ForeignBucket, match="fleet with cluster id cluster-a, and this one is cluster-b"):
         asyncio.run(ask("cluster-b"))
+
+
+def test_a_folder_that_is_not_mounted_is_not_claimed_while_topics_are_tiered(tmp_path: Path) -> None:
+    async def ask(*, claim: bool) -> None:
+        bucket = ObjectBucket(f"file://{tmp_path}/empty")
+        await own(bucket, "cluster-a", 8, claim=claim)
+        bucket.close()
+
+    with pytest.raises(BucketError, match=r"is it the right one, and mounted\? .* to fleetlog-owner/0*1 in it"):
+        asyncio.run(ask(claim=False))
+    asyncio.run(ask(claim=True))
+    asyncio.run(ask(claim=False))
 
 
 def test_no_bucket(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Stage:
         self.services: Any = SimpleNamespace(
             config=self.config, clock=self.clock, loop=loop, timers=Timers(loop, self.clock),
             metadata=self.metadata, replicas=self.replicas,
-            metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(),
+            metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(), tiers=None,
             disconnects=Disconnects(), access=Access(), audit=None, metering=None, unpacking=Unpacking(),
         )  # fmt: skip
         OPEN.append(self)

@@ -225,3 +225,38 @@ def test_leaders_change_and_a_replica_that_is_far_behind_begins_where_its_leader
         assert Shell(cluster.fleet).json("bucket", "verify", f"file://{tmp_path}/bucket", "-r")["problems"] == []
     finally:
         cluster.fleet.close()
+
+
+def test_a_bucket_that_is_gone_delays_who_reads_old_records_and_nobody_else(single: Cluster) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    single.create("gone", replicas=1, **TIERED)
+    produce(single, "gone", range(RECORDS))
+    wait_tiered(single, "gone")
+    bucket, away = single.fleet.directory / "bucket", single.fleet.directory / "away"
+    bucket.rename(away)
+    bucket.write_text("no folder")
+    broker = single.fleet.brokers[0]
+    broker.kill()
+    broker.start()
+    broker.wait_ready()
+    old = Consumer({"bootstrap.servers": single.alive, "group.id": "old", "auto.offset.reset": "error"})
+    old.assign([TopicPartition("gone", 0, OFFSET_BEGINNING)])
+    told = "nothing is copied, and old records are not read"
+    eventually(lambda: old.consume(10, 0.1) == [] and told in broker.output(), "it is said")
+    produce(single, "gone", range(RECORDS, 2 * RECORDS))
+    recent = Consumer({"bootstrap.servers": single.alive, "group.id": "recent"})
+    recent.assign([TopicPartition("gone", 0, RECORDS)])
+    seen: list[Any] = []
+    eventually(lambda: seen.extend(recent.consume(500, 0.2)) or len(seen) >= RECORDS, "what is here is read", pause_s=0)
+    assert seen[0].offset() == RECORDS
+    assert len(local_bases(single, "gone")) > 4, "nothing goes that is not copied"
+    bucket.unlink()
+    away.rename(bucket)
+    wait_tiered(single, "gone")
+    messages: list[Any] = []
+    eventually(lambda: messages.extend(old.consume(100, 0.2)) or messages, "old records are read again")
+    assert messages[0].offset() == 0
+    old.close()
+    recent.close()
+    assert read(single, "gone", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]

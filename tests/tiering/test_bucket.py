@@ -11,14 +11,14 @@ import pytest
 
 from fleetlog._native.batch import Record, encode_batch, scan
 from fleetlog.brokers.tiering.bucket import BadUrl, BucketThreads, ObjectBucket, Pace, SegmentParts, open_store
-from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject, Taken
+from fleetlog.brokers.tiering.leader import BucketError, NameTaken, NoSuchObject
 
 
 def test_objects(tmp_path: Path) -> None:
     async def steps() -> None:
         bucket = ObjectBucket(f"file://{tmp_path}/bucket")
         await bucket.put_new("a/m/1", b"first")
-        with pytest.raises(Taken):
+        with pytest.raises(NameTaken):
             await bucket.put_new("a/m/1", b"second")
         await bucket.put_parts("a/x", iter([b"0123", b"4567"]), 8)
         assert await bucket.get("a/m/1") == b"first"

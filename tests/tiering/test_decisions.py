@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlog.brokers.tiering.decisions import (
-    Limits,
     Listed,
     LocalLog,
     LocalSegment,
+    TierLimits,
     agreed_until,
     chain,
     fitted,
@@ -88,30 +88,30 @@ def test_local_segments_go_once_they_count() -> None:
     here = local(0, 10, 20, 30, 35)
     for end, start in ((0, 0), (10, 10), (20, 20), (30, 30)):
         known = manifest(*range(0, end + 1, 10))
-        assert local_start(known, here, Limits(local_bytes=0), HOUR) == start
-        assert local_start(known, here, Limits(local_ms=0), HOUR) == start
-        assert local_start(known, here, Limits(), HOUR) == 0
+        assert local_start(known, here, TierLimits(local_bytes=0), HOUR) == start
+        assert local_start(known, here, TierLimits(local_ms=0), HOUR) == start
+        assert local_start(known, here, TierLimits(), HOUR) == 0
     whole = manifest(0, 10, 20, 30)
-    assert local_start(whole, here, Limits(local_bytes=210), HOUR) == 10  # 310 bytes are here
-    assert local_start(whole, here, Limits(local_ms=HOUR - 15), HOUR) == 20  # the third is from 20 ms
-    assert local_start(manifest(0, 10)._replace(log_start=15), here, Limits(), HOUR) == 15
+    assert local_start(whole, here, TierLimits(local_bytes=210), HOUR) == 10  # 310 bytes are here
+    assert local_start(whole, here, TierLimits(local_ms=HOUR - 15), HOUR) == 20  # the third is from 20 ms
+    assert local_start(manifest(0, 10)._replace(log_start=15), here, TierLimits(), HOUR) == 15
 
 
 def test_retention_of_both() -> None:
     known, here = manifest(0, 10, 20), local(10, 20, 30, 35)
-    assert retained(known, here, Limits(), -1, HOUR) == known
-    assert retained(known, here, Limits(retention_bytes=310), -1, HOUR) == known  # 10 to 20 is in both places
-    assert retained(known, here, Limits(retention_bytes=210), -1, HOUR).start == 10
-    assert retained(known, here, Limits(retention_ms=HOUR - 5), -1, HOUR).start == 10
-    assert retained(known, here, Limits(retention_ms=0), -1, HOUR)[-1] == ()
-    deleted = retained(known, here, Limits(), 15, HOUR)
+    assert retained(known, here, TierLimits(), -1, HOUR) == known
+    assert retained(known, here, TierLimits(retention_bytes=310), -1, HOUR) == known  # 10 to 20 is in both places
+    assert retained(known, here, TierLimits(retention_bytes=210), -1, HOUR).start == 10
+    assert retained(known, here, TierLimits(retention_ms=HOUR - 5), -1, HOUR).start == 10
+    assert retained(known, here, TierLimits(retention_ms=0), -1, HOUR)[-1] == ()
+    deleted = retained(known, here, TierLimits(), 15, HOUR)
     assert (deleted.start, len(deleted.segments)) == (15, 1)
-    assert retained(known, here, Limits(), 40, HOUR).log_start == 40
+    assert retained(known, here, TierLimits(), 40, HOUR).log_start == 40
 
 
 def test_a_deletion_stays_where_another_epoch_began_behind_all_copies() -> None:
     here = local(10, 20, 30, 45, epochs=(E(0, 0), E(2, 25)))
-    deleted = retained(manifest(0, 10, 20), here, Limits(), 40, HOUR)
+    deleted = retained(manifest(0, 10, 20), here, TierLimits(), 40, HOUR)
     assert (deleted.log_start, deleted.epochs) == (40, (E(0, 0), E(2, 25)))
     successor = local(40, 45, 50, epochs=(E(2, 25), E(3, 45)))
     assert fitted(deleted, successor).log_start == 40
@@ -121,7 +121,7 @@ def test_a_deletion_stays_where_another_epoch_began_behind_all_copies() -> None:
 @given(st.sets(st.integers(0, 60)), st.integers(-1, 700), st.integers(-1, 80))
 def test_retention_takes_no_more_than_it_must(bounds: set[int], most: int, age_ms: int) -> None:
     known, here = manifest(*sorted(bounds)), local(70, 80, 85)
-    kept = retained(known, here, Limits(retention_bytes=most, retention_ms=age_ms), -1, 90)
+    kept = retained(known, here, TierLimits(retention_bytes=most, retention_ms=age_ms), -1, 90)
     gone = known.segments[: len(known.segments) - len(kept.segments)]
     assert known.segments == gone + kept.segments
     assert all(segment.end <= kept.log_start for segment in gone)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from fleetlog.brokers.tiering import decisions, leader
-from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment
-from fleetlog.brokers.tiering.leader import Bucket, NoSuchObject
+from fleetlog.brokers.tiering.decisions import Listed, LocalLog, LocalSegment, TierLimits
+from fleetlog.brokers.tiering.leader import BucketPort, NoSuchObject
 from fleetlog.brokers.tiering.manifest import MANIFESTS, Manifest, decode_manifest, generation_of, manifest_name
 from tests.tiering.tier_world import SimulatedBucket, Violation, run
 
@@ -42,7 +42,7 @@ def whatever_is_there(manifest: Manifest, local: LocalLog) -> Manifest:
     return manifest
 
 
-def uncounted(manifest: Manifest, local: LocalLog, limits: Limits, now_ms: int) -> int:
+def uncounted(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
     behind = manifest._replace(segments=manifest.segments[:1], log_start=manifest.log_start)
     if behind.segments:
         behind = behind._replace(segments=(behind.segments[0]._replace(end=local.end),))
@@ -57,7 +57,7 @@ def from_its_segment_on(manifest: Manifest, local: LocalLog) -> LocalSegment | N
     return next((segment for segment in local.segments if segment.start >= part.end), None)
 
 
-async def as_listed(bucket: Bucket, prefix: str) -> Manifest | None:
+async def as_listed(bucket: BucketPort, prefix: str) -> Manifest | None:
     names = [entry.name for entry in await bucket.objects(f"{prefix}{MANIFESTS}")]
     generation = max((generation_of(name.removeprefix(prefix)) for name in names), default=0)
     try:
@@ -66,7 +66,7 @@ async def as_listed(bucket: Bucket, prefix: str) -> Manifest | None:
         return None
 
 
-def too_much(manifest: Manifest, local: LocalLog, limits: Limits, log_start: int, now_ms: int) -> Manifest:
+def too_much(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start: int, now_ms: int) -> Manifest:
     return decisions.retained(
         manifest, local, limits._replace(retention_bytes=limits.retention_bytes // 2), log_start, now_ms
     )

@@ -15,13 +15,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fleetlog.brokers.tiering.decisions import Limits, Listed, LocalLog, LocalSegment, first_offset
+from fleetlog.brokers.tiering.decisions import Listed, LocalLog, LocalSegment, TierLimits, first_offset
 from fleetlog.brokers.tiering.leader import (
     BucketError,
+    NameTaken,
     NoSuchObject,
-    Overtaken,
-    Taken,
     TierLeader,
+    TierOvertaken,
     Uploaded,
     prefix_of,
 )
@@ -65,7 +65,7 @@ class SimulatedBucket:
 
     def write_new(self, name: str, data: bytes) -> None:
         if name in self.objects:
-            raise Taken(name)
+            raise NameTaken(name)
         self.objects[name] = data, self.world.now_ms
 
     def read(self, name: str) -> bytes:
@@ -181,12 +181,12 @@ class Led:
 
     def view(self) -> LocalLog:
         if self.deposed and self.world.now_ms > self.until_ms:
-            raise Overtaken("the lease has run out")
+            raise TierOvertaken("the lease has run out")
         return self.replica.view(min(self.replica.end, len(self.world.truth)) if not self.deposed else self.stable)
 
     stable = 0
 
-    def limits(self) -> Limits:
+    def limits(self) -> TierLimits:
         return self.world.limits
 
     async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
@@ -227,7 +227,7 @@ class World:
         self.bucket = SimulatedBucket(self)
         self.late: list[tuple[int, Call]] = []
         choose = self.random.choice
-        self.limits = Limits(
+        self.limits = TierLimits(
             choose((-1, 30_000, 120_000)), choose((-1, 25, 60)), choose((-1, 0, 5_000)), choose((0, 5, 20))
         )
         self.trouble = choose((0.0, 0.1, 0.35))
@@ -294,7 +294,7 @@ class World:
                 self.answer(led)
         except StopIteration:
             led.work = led.call = None
-        except (BucketError, Overtaken):
+        except (BucketError, TierOvertaken):
             led.work = led.call = None
 
     def answer(self, led: Led) -> None:
@@ -311,7 +311,7 @@ class World:
             return
         try:
             outcome = call.apply()
-        except (Taken, NoSuchObject) as wrong:
+        except (NameTaken, NoSuchObject) as wrong:
             led.call = work.throw(wrong)
             return
         led.call = work.throw(BucketError(fate)) if fate == "lost" else work.send(outcome)
@@ -323,7 +323,7 @@ class World:
         for _, call in sorted(due, key=lambda entry: entry[0]):
             try:
                 call.apply()
-            except Taken:
+            except NameTaken:
                 pass
 
     # ---- what must hold
@@ -400,7 +400,7 @@ class World:
                 return ended.value
             try:
                 resume = partial(work.send, call.apply())
-            except (Taken, NoSuchObject) as wrong:
+            except (NameTaken, NoSuchObject) as wrong:
                 resume = partial(work.throw, wrong)
 
 
