@@ -240,7 +240,7 @@ class BrokerConfig:
         LONG, 30_000, "Time between two looks for segments to copy or to delete, in ms.", low=1
     )
     remote_log_manager_copy_max_bytes_per_second: int = setting(
-        LONG, FOREVER, "What this broker copies to the bucket at most, in bytes per second.", low=1
+        LONG, FOREVER, "What this broker copies to the bucket at most, in bytes per second.", low=1, live=True
     )
 
     # replication

@@ -290,10 +290,7 @@ SCHEMA_SETTINGS = frozenset(
 )  # fmt: skip
 TIERING_SETTINGS = frozenset({"local.retention.bytes", "local.retention.ms", "remote.storage.enable"})
 CHECKED_TOGETHER = frozenset(
-    {
-        "min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS, *TIERING_SETTINGS,
-        "cleanup.policy",
-    }
-)  # fmt: skip
+    {"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS, *TIERING_SETTINGS}
+)
 """What :meth:`TopicConfig.check_together` looks at on a topic that does not drop duplicates."""
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS

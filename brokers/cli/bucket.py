@@ -17,7 +17,7 @@ from fleetlog._native.batch import crc32c, scan, validate_batch
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
-from fleetlog.brokers.tiering.bucket import BadUrl, ObjectBucket
+from fleetlog.brokers.tiering.bucket import OWNERS, BadUrl, ObjectBucket
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
 from fleetlog.brokers.tiering.manifest import (
@@ -30,7 +30,6 @@ from fleetlog.brokers.tiering.manifest import (
     decode_manifest,
     generation_of,
 )
-from fleetlog.brokers.tiering.tiers import OWNERS
 
 TOPICS = "topics/"
 

@@ -10,6 +10,7 @@ Credentials come by the usual ways (environment, files, the instance's role), an
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import threading
@@ -34,6 +35,9 @@ COPIERS, READERS = 2, 4
 CALL_S = 30.0
 UPLOAD_BYTES_S = 1024 * 1024
 """A call's deadline, which is longer by a second for each of these bytes that it writes."""
+OWNERS = "fleetlog-owner/"
+CLAIMS = 5
+"""Attempts at finding out whose a bucket is, while several brokers claim it."""
 CHUNK_BYTES = 4 * 1024 * 1024
 PART_BYTES = 8 * 1024 * 1024
 WINDOW_BYTES = 64 * 1024
@@ -227,6 +231,51 @@ class ObjectBucket:
         """Call nothing any more."""
         self._copying.close()
         self._reading.close()
+
+
+class ForeignBucket(Exception):
+    """The bucket is another fleet's."""
+
+
+def owner_name(generation: int) -> str:
+    """Of the object that says whose the bucket is; the highest generation counts."""
+    return f"{OWNERS}{generation:020d}"
+
+
+async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool = True) -> None:
+    """See that the bucket is this fleet's; with ``claim`` make it so if it is nobody's. Raises ForeignBucket,
+    BucketError.
+
+    An empty folder may be one that is not mounted: to claim it would begin all manifests anew.
+    """
+    for _ in range(CLAIMS):
+        names = sorted(entry.name for entry in await bucket.objects(OWNERS))
+        try:
+            data = await bucket.get(names[-1] if names else owner_name(1))
+        except NoSuchObject as wrong:
+            if not claim:
+                raise BucketError(
+                    f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
+                    f" mounted? If it is new on purpose, write {json.dumps({'cluster_id': cluster_id})} to"
+                    f" {owner_name(1)} in it"
+                ) from wrong
+            mine = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
+            try:
+                await bucket.put_new(owner_name(1), json.dumps(mine).encode())
+            except NameTaken:
+                continue  # another broker of this fleet, mostly
+            return
+        try:
+            owner = str(json.loads(data)["cluster_id"])
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise ForeignBucket(f"{bucket.url}: what says whose it is cannot be read: {wrong}") from wrong
+        if owner == cluster_id:
+            return
+        raise ForeignBucket(
+            f"{bucket.url} belongs to the fleet with cluster id {owner}, and this one is {cluster_id}: nothing is"
+            " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url)"
+        )
+    raise BucketError(f"{bucket.url}: who owns it changes while it is read")
 
 
 class Pace:

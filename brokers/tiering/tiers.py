@@ -10,7 +10,6 @@ Source: KIP-405 (names, ListOffsets, retention of both); docs/adr/0023-tiered-st
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import Callable
@@ -23,12 +22,11 @@ from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.features import TIERING_VERSION
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
-from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
+from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
 from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
 from fleetlog.brokers.tiering.decisions import LocalLog, LocalSegment, TierLimits, epoch_at, first_offset
 from fleetlog.brokers.tiering.leader import (
     BucketError,
-    NameTaken,
     NoSuchObject,
     TierLeader,
     TierOvertaken,
@@ -48,56 +46,10 @@ AT_ONCE = 4
 """Partitions whose work waits for the bucket at the same time."""
 AGAIN_MS = 5_000
 """After a failure; sooner if the task's interval is shorter."""
-OWNERS = "fleetlog-owner/"
 CACHE_DIRECTORY = "tier-cache"
 NAMED = 5
 PER_TURN = 500
 """Partitions that are looked at without a pause."""
-
-
-class ForeignBucket(Exception):
-    """The bucket is another fleet's."""
-
-
-def owner_name(generation: int) -> str:
-    """Of the object that says whose the bucket is; the highest generation counts."""
-    return f"{OWNERS}{generation:020d}"
-
-
-async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool = True) -> None:
-    """See that the bucket is this fleet's; with ``claim`` make it so if it is nobody's. Raises ForeignBucket,
-    BucketError.
-
-    An empty folder may be one that is not mounted: to claim it would begin all manifests anew.
-    """
-    for _ in range(NAMED):
-        names = sorted(entry.name for entry in await bucket.objects(OWNERS))
-        try:
-            data = await bucket.get(names[-1] if names else owner_name(1))
-        except NoSuchObject as wrong:
-            if not claim:
-                raise BucketError(
-                    f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
-                    f" mounted? If it is new on purpose, write {json.dumps({'cluster_id': cluster_id})} to"
-                    f" {owner_name(1)} in it"
-                ) from wrong
-            mine = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
-            try:
-                await bucket.put_new(owner_name(1), json.dumps(mine).encode())
-            except NameTaken:
-                continue  # another broker of this fleet, mostly
-            return
-        try:
-            owner = str(json.loads(data)["cluster_id"])
-        except (ValueError, KeyError, TypeError) as wrong:
-            raise ForeignBucket(f"{bucket.url}: what says whose it is cannot be read: {wrong}") from wrong
-        if owner == cluster_id:
-            return
-        raise ForeignBucket(
-            f"{bucket.url} belongs to the fleet with cluster id {owner}, and this one is {cluster_id}: nothing is"
-            " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url)"
-        )
-    raise BucketError(f"{bucket.url}: who owns it changes while it is read")
 
 
 def is_tiered(partition: Partition, metadata: MetadataCache) -> bool:
@@ -411,6 +363,7 @@ class Tiers:
 
     async def _begin(self) -> None:
         """Work on what is due."""
+        self.pace.bytes_s = self._metadata.effective.remote_log_manager_copy_max_bytes_per_second
         now_ms, led = self.clock.mono_ms(), set()
         for number, partition in enumerate(list(self._replicas.all())):
             if number % PER_TURN == PER_TURN - 1:

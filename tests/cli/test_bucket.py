@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from fleetlog._native.batch import Record, crc32c, encode_batch
 from fleetlog.brokers.cli.main import cli
-from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
+from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
 from fleetlog.brokers.tiering.leader import BucketError, prefix_of
 from fleetlog.brokers.tiering.manifest import (
     Manifest,
@@ -22,7 +22,6 @@ from fleetlog.brokers.tiering.manifest import (
     encode_manifest,
     manifest_name,
 )
-from fleetlog.brokers.tiering.tiers import ForeignBucket, own
 
 TOPIC = uuid.UUID(int=5)
 PREFIX = prefix_of("orders.new", TOPIC, 3)
