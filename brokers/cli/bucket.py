@@ -1,6 +1,6 @@
-"""``fleetlog bucket``: what is in the bucket of tiered storage, and whether it is whole. Nothing is changed.
+"""``fleetlog bucket``: what is in the bucket of tiered storage, whether it is whole, what deleted topics left there.
 
-It reads the bucket itself, with the credentials of whoever runs it, and needs no broker.
+It reads the bucket itself, with the credentials of whoever runs it; only a sweep asks a fleet, for its topics.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator, Set
 from typing import Any, NamedTuple
 
 import click
+from kafka.protocol.metadata import MetadataRequest
 
 from fleetlog._native.batch import crc32c, scan, validate_batch
 from fleetlog._native.errors import CorruptBatch
+from fleetlog.brokers.cli.client import Target, admin, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
 from fleetlog.brokers.tiering.bucket import OWNERS, BadUrl, ObjectBucket
@@ -32,6 +35,9 @@ from fleetlog.brokers.tiering.manifest import (
 )
 
 TOPICS = "topics/"
+TOPIC_IDS = 12
+"""The version of Metadata whose topics have ids."""
+DELETED_TOGETHER = 100
 
 
 @click.group(cls=CommandGroup)
@@ -212,3 +218,64 @@ def _damage(name: str, chunk: Chunk, data: bytes) -> Iterator[str]:
             validate_batch(data, position)
     except CorruptBatch as wrong:
         yield f"{name}: a batch is damaged at {chunk.position}: {wrong}"
+
+
+@bucket.command("sweep")
+@click.argument("url")
+@click.option("--execute", is_flag=True, help="Remove it; without, only say what would be removed.")
+@click.option("--hours", type=click.FloatRange(0), default=24.0, show_default=True, help="Leave what is newer.")
+@click.option("--all-gone", is_flag=True, help="Also where the fleet knows none of the bucket's topics.")
+@client_options
+def sweep_bucket(*, target: Target, out: Output, url: str, execute: bool, hours: float, all_gone: bool) -> None:
+    """Remove the objects of topics that were deleted, from the bucket of this fleet.
+
+    What else no manifest names is removed by the partitions' leaders. A fleet that knows none of the topics (its
+    ZooKeeper was rolled back, perhaps) is refused.
+    """
+    with admin(target) as client:
+        answer = client.ask_any(MetadataRequest(version=TOPIC_IDS, topics=None, allow_auto_topic_creation=False))
+    known = {topic.topic_id.hex for topic in answer.topics}
+    newest_ms = int((time.time() - hours * 3600) * 1000)
+
+    async def sweep(store: ObjectBucket) -> list[dict[str, Any]]:
+        owner = await _owner(store)
+        if owner != answer.cluster_id:
+            raise CliError(f"{url} is of cluster {owner or 'nobody'}, and {target.bootstrap} is {answer.cluster_id}")
+        rows = left_over(await store.objects(TOPICS), known, newest_ms, all_gone=all_gone)
+        for row in rows if execute else ():
+            names = row["names"]
+            for first in range(0, len(names), DELETED_TOGETHER):
+                await store.delete(names[first : first + DELETED_TOGETHER])
+        return [{key: value for key, value in row.items() if key != "names"} for row in rows]
+
+    rows = _run(url, sweep)
+    if out.as_json:
+        out.value({"removed": execute, "topics": rows})
+        return
+    out.rows(["topic", "id", "objects", "size"], [[*list(row.values())[:3], bytes_text(row["bytes"])] for row in rows])
+    if rows and not execute:
+        click.echo("nothing is removed yet: --execute does it")
+
+
+def left_over(
+    objects: list[Listed], known: Set[str], newest_ms: int, *, all_gone: bool = False
+) -> list[dict[str, Any]]:
+    """Topics of which there are objects, none newer, and no topic of that id. Raises CliError if no topic is known."""
+    by_topic: dict[str, list[Listed]] = {}
+    for entry in objects:
+        by_topic.setdefault(entry.name.removeprefix(TOPICS).partition("/")[0], []).append(entry)
+    gone = {folder: entries for folder, entries in by_topic.items() if folder.rpartition(".")[2] not in known}
+    if gone and len(gone) == len(by_topic) and not all_gone:
+        raise CliError(
+            "the fleet knows none of the bucket's topics. If its ZooKeeper was rolled back: fleetlog cluster repair. If all"
+            " of them were deleted: --all-gone"
+        )
+    rows = []
+    for folder, entries in sorted(gone.items()):
+        topic, _, topic_id = folder.rpartition(".")
+        if max(entry.modified_ms for entry in entries) <= newest_ms:
+            # manifests last: as long as there is one, the next sweep finds whose the rest was
+            names = sorted((entry.name for entry in entries), key=lambda name: (f"/{MANIFESTS}" in name, name))
+            size = sum(entry.size for entry in entries)
+            rows.append({"topic": topic, "id": topic_id, "objects": len(entries), "bytes": size, "names": names})
+    return rows

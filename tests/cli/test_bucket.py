@@ -11,8 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fleetlog._native.batch import Record, crc32c, encode_batch
+from fleetlog.brokers.cli.bucket import left_over
 from fleetlog.brokers.cli.main import cli
+from fleetlog.brokers.cli.output import CliError
 from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
+from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, prefix_of
 from fleetlog.brokers.tiering.manifest import (
     Manifest,
@@ -94,6 +97,24 @@ def test_each_fault_is_named(url: str, pattern: str, at: int | None, options: li
         data[at] ^= 1
         file.write_bytes(data)
     assert why in run("verify", url, *options, code=1).stderr
+
+
+def test_what_deleted_topics_left() -> None:
+    def listed(topic: str, name: str, modified_ms: int) -> Listed:
+        return Listed(f"topics/{topic}/0/{name}", 10, modified_ms)
+
+    here, gone, fresh = (f"t{number}.{number:032x}" for number in range(3))
+    objects = [
+        listed(here, "manifest/1", 5), listed(gone, "manifest/1", 5), listed(gone, "0-a.log", 6),
+        listed(fresh, "0-a.log", 5), listed(fresh, "manifest/1", 50),
+    ]  # fmt: skip
+    (row,) = left_over(objects, {f"{0:032x}"}, 10)
+    assert (row["topic"], row["objects"], row["bytes"]) == ("t1", 2, 20)
+    assert row["names"] == [f"topics/{gone}/0/0-a.log", f"topics/{gone}/0/manifest/1"]
+    with pytest.raises(CliError, match="knows none of the bucket's topics"):
+        left_over(objects, {"another"}, 10)
+    assert len(left_over(objects, {"another"}, 10, all_gone=True)) == 2
+    assert left_over([], set(), 10) == []
 
 
 def test_a_bucket_is_one_fleets(url: str) -> None:

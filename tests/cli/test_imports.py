@@ -35,7 +35,7 @@ MORE = {
 """What a command is given besides."""
 INSTEAD = {
     "quotas set": "--user u producer_byte_rate=1000000",
-    "records copy": "t:0:0 t",
+    "bucket sweep": "nowhere://bucket", "records copy": "t:0:0 t",
     "schemas from-model": "some:Model",
 }
 SERVERS = {"console", "mcp", "registry"}
@@ -62,7 +62,7 @@ UNUSED = {
 """Modules and packages that no command loads but those in USES."""
 USES = {
     "acls": {"kafka.protocol.admin.acl"}, "apply": {"yaml"},
-    "cluster rebalance": {"fleetlog.brokers.controller.balance"},
+    "bucket": {"asyncio"}, "cluster rebalance": {"fleetlog.brokers.controller.balance"},
     "consume": {"kafka.consumer", "kafka.protocol.consumer.fetch"}, "debug": {"email"},
     "records": {"kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce"},
     "schemas": {"email", "fleetlog.brokers.tls"}, "schemas from-model": {"email", "fleetlog.brokers.tls", "pydantic"},

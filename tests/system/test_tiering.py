@@ -147,6 +147,25 @@ def test_offsets_times_deletion_and_the_objects_that_go(single: Cluster) -> None
     assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
 
 
+def test_objects_of_deleted_topics_are_swept(single: Cluster) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    for topic in ("stays", "goes"):
+        single.create(topic, replicas=1, **TIERED)
+        produce(single, topic, range(1_000))
+        wait_tiered(single, topic)
+    admin = AdminClient({"bootstrap.servers": single.alive})
+    admin.delete_topics(["goes"])["goes"].result(PATIENCE_S)
+    shell, url = Shell(single.fleet), f"file://{single.fleet.directory}/bucket"
+    assert [row for row in shell.json("bucket", "sweep", url)["topics"] if row["topic"] == "goes"] == [], "a day old"
+    (row,) = (row for row in shell.json("bucket", "sweep", url, "--hours", "0")["topics"] if row["topic"] == "goes")
+    assert len(bucket_objects(single, "goes", "")) > 0
+    shell.run("bucket", "sweep", url, "--hours", "0", "--execute")
+    assert bucket_objects(single, "goes", ".log") == []
+    assert row["objects"] > 0
+    assert read(single, "stays", 1_000) == [(number, number) for number in range(1_000)]
+
+
 def test_a_damaged_object_is_an_error_and_never_wrong_records(single: Cluster) -> None:
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
