@@ -14,7 +14,6 @@ from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.options import config_file_argument, move_options, numbers, override_option
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, table
 from fleetlog.brokers.cli.overview import (
-    BrokerOverview,
     Overview,
     PartitionOverview,
     fetch_overview,
@@ -146,29 +145,40 @@ def rebalance_cluster(
 
 def _counts(partitions: Iterable[PartitionOverview]) -> dict[str, int]:
     listed = list(partitions)
+    short = [p for p in listed if len(p.isr) < max(1, len(p.replicas))]
     return {
         "partitions": len(listed),
-        "offline": sum(p.offline for p in listed),
-        "under_min_isr": sum(p.under_min_in_sync for p in listed),
-        "under_replicated": sum(p.under_replicated for p in listed),
+        "offline": sum(p.leader < 0 for p in listed),
+        "under_min_isr": sum(p.under_min_in_sync for p in short),
+        "under_replicated": sum(p.under_replicated for p in short),
         "not_led_by_preferred": sum(not p.led_by_preferred for p in listed),
         "moving": sum(p.moving for p in listed),
     }
 
 
-def _load(overview: Overview, broker: BrokerOverview) -> dict[str, int]:
-    held = [p for p in overview.partitions.values() if broker.id in p.replicas]
-    return {
-        "replicas": len(held),
-        "leads": sum(p.leader == broker.id for p in held),
-        "first_replica_of": sum(p.target[:1] == (broker.id,) for p in held),
-        "not_in_sync": sum(broker.id not in p.isr and broker.id not in p.adding for p in held),
-    }
+LOAD = ("replicas", "leads", "first_replica_of", "not_in_sync")
+
+
+def _loads(overview: Overview) -> dict[int, dict[str, int]]:
+    """What each broker holds and leads, by one walk over the partitions."""
+    loads = {broker_id: dict.fromkeys(LOAD, 0) for broker_id in overview.brokers}
+    for p in overview.partitions.values():
+        for broker_id in p.replicas:
+            load = loads[broker_id]
+            load["replicas"] += 1
+            if broker_id not in p.isr and broker_id not in p.adding:
+                load["not_in_sync"] += 1
+        if p.leader in p.replicas:
+            loads[p.leader]["leads"] += 1
+        for broker_id in p.target[:1]:
+            loads[broker_id]["first_replica_of"] += 1
+    return loads
 
 
 def overview_value(overview: Overview, health: FleetHealth) -> dict[str, Any]:
     """The fleet as JSON: health, counts, brokers with their log directories, troubles, partitions with problems,
     moves."""
+    loads = _loads(overview)
     return {
         "health": health._asdict(),
         "cluster_id": overview.cluster_id,
@@ -183,7 +193,7 @@ def overview_value(overview: Overview, health: FleetHealth) -> dict[str, Any]:
                 "address": broker.address,
                 "rack": broker.rack,
                 "incarnation": broker.incarnation,
-                **_load(overview, broker),
+                **loads[broker.id],
                 "log_dirs": None if broker.directories is None else [_directory(d) for d in broker.directories],
             }
             for _, broker in sorted(overview.brokers.items())
@@ -228,8 +238,7 @@ def _directory(directory: Any) -> dict[str, Any]:
 
 def _troubled(overview: Overview) -> list[PartitionOverview]:
     order = ["offline", "under min ISR", "under-replicated"]
-    troubled = [p for p in overview.partitions.values() if p.problem is not None]
-    return sorted(troubled, key=lambda p: (order.index(p.problem or ""), p.tp))
+    return sorted(overview.troubled(), key=lambda p: order.index(p.problem or ""))
 
 
 def _print(overview: Overview, health: FleetHealth) -> None:
@@ -268,8 +277,9 @@ def _print(overview: Overview, health: FleetHealth) -> None:
 
 def _print_brokers(overview: Overview) -> None:
     rows: list[list[Any]] = []
+    loads = _loads(overview)
     for broker_id, broker in sorted(overview.brokers.items()):
-        load = _load(overview, broker).values()
+        load = loads[broker_id].values()
         rows.append([broker_id, broker.address, broker.rack, broker.state, broker.incarnation, *load])
     columns = ["broker", "address", "rack", "state", "incarnation"]
     table([*columns, "replicas", "leads", "first replica of", "not in sync"], rows)

@@ -217,8 +217,9 @@ def _partitions(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
         ("under-replicated", Severity.WARNING, "have", "fewer copies than assigned",
          "bring the missing replicas back, or move them: fleetlog brokers replace"),
     )  # fmt: skip
+    every = facts.overview.troubled()
     for problem, severity, verb, effect, todo in kinds:
-        troubled = [p for _, p in sorted(facts.overview.partitions.items()) if p.problem == problem]
+        troubled = [p for p in every if p.problem == problem]
         if troubled:
             what = f"{count_text(len(troubled), 'partition', verb)} {effect}: {_listed(str(p.tp) for p in troubled)}"
             yield Finding(severity, "partitions", problem, what, _missing(facts, troubled), todo)
@@ -254,7 +255,7 @@ def _missing(facts: FleetFacts, troubled: list[PartitionOverview]) -> str:
             state = "which has a log directory in trouble"
         else:
             state = "which runs, and is catching up or cut off from the leaders"
-        causes.append(f"{count} lack the replica on broker {broker_id}, {state}")
+        causes.append(f"{count} {'lacks' if count == 1 else 'lack'} the replica on broker {broker_id}, {state}")
     return "; ".join(causes) or "no replica of the in-sync set is alive"
 
 

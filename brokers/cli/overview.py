@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -180,7 +180,10 @@ class BrokerOverview:
 
     def size_of(self, tp: TopicPartition) -> int | None:
         """Bytes of its replica of the partition; None if it has none or did not answer."""
-        return next((d.sizes[tp] for d in self.directories or () if tp in d.sizes), None)
+        for directory in self.directories or ():
+            if tp in directory.sizes:
+                return directory.sizes[tp]
+        return None
 
 
 @dataclass(slots=True)
@@ -208,14 +211,18 @@ class Overview:
 
     def moving(self) -> list[PartitionOverview]:
         """The partitions with a reassignment under way, in order."""
-        return [p for _, p in sorted(self.partitions.items()) if p.moving]
+        return sorted((p for p in self.partitions.values() if p.adding or p.removing), key=lambda p: p.tp)
+
+    def troubled(self) -> list[PartitionOverview]:
+        """The partitions with a problem, in order."""
+        short = (p for p in self.partitions.values() if p.leader < 0 or len(p.isr) < max(1, len(p.replicas)))
+        return sorted((p for p in short if p.problem is not None), key=lambda p: p.tp)
 
     def size_of(self, partition: PartitionOverview) -> int | None:
         """Bytes of the partition: at its leader, or the most that a replica has; None if no broker answered."""
-        asked = [partition.leader] if partition.leader in self.brokers else []
-        for group in (asked, partition.replicas):
-            sizes = [self.brokers[b].size_of(partition.tp) for b in group if b in self.brokers]
-            known = [size for size in sizes if size is not None]
+        tp = partition.tp
+        for group in ((partition.leader,), partition.replicas):
+            known = [size for b in group if b in self.brokers and (size := self.brokers[b].size_of(tp)) is not None]
             if known:
                 return max(known)
         return None
@@ -232,8 +239,9 @@ class Overview:
             else:
                 troubles += [(broker_id, text) for text in broker.lacks]
                 troubles += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
-                held = [tp for tp, p in sorted(self.partitions.items()) if broker_id in p.settled]
-                missing = [tp for tp in held if broker.size_of(tp) is None]
+                there = set().union(*(d.sizes for d in broker.directories))
+                held = (tp for tp, p in self.partitions.items() if tp not in there and broker_id in p.settled)
+                missing = sorted(held)
                 if missing:
                     named = ", ".join(map(str, missing[:MISSING_NAMED]))
                     more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
@@ -257,56 +265,61 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
     for row in cluster["brokers"]:
         overview.brokers[row["broker_id"]] = BrokerOverview(row["broker_id"], row["host"], row["port"], row["rack"])
     fill = _begin_directories(client, overview, None) if directories else None
-    rows = list(_partition_rows(client, topics))
+    told = list(_told_partitions(client, topics))
     try:
         moves = client.list_partition_reassignments()
     except kafka_errors.ClusterAuthorizationFailedError:  # a user that may see topics, but not the cluster
         moves = {}
-    short = {topic for topic, _, row in rows if len(row["isr_nodes"]) < max(1, len(row["replica_nodes"]))}
+    short = {p.topic for p in told if len(p.isr) < max(1, len(p.replicas))}
     minimum = topic_setting(client, sorted(short), MIN_IN_SYNC)
-    for topic, internal, row in rows:
-        tp = TopicPartition(topic, row["partition_index"])
-        move = moves.get(tp, {})
-        overview.partitions[tp] = PartitionOverview(
-            topic,
-            tp.partition,
-            row["leader_id"],
-            row["leader_epoch"],
-            tuple(row["replica_nodes"]),
-            tuple(row["isr_nodes"]),
-            tuple(row.get("eligible_leader_replicas") or ()),
-            next(iter(row.get("last_known_elr") or ()), -1),
-            tuple(move.get("adding_replicas", ())),
-            tuple(move.get("removing_replicas", ())),
-            int(minimum.get(topic, 1)),
-            internal,
-        )
-        partition = overview.partitions[tp]
-        for broker_id in sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1}):
-            overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
+    named: set[int] = set()
+    for p in told:
+        move = moves.get(p.tp, {})
+        if move or p.topic in minimum:
+            p = replace(
+                p,
+                adding=tuple(move.get("adding_replicas", ())),
+                removing=tuple(move.get("removing_replicas", ())),
+                min_in_sync=int(minimum.get(p.topic, 1)),
+            )
+        overview.partitions[p.tp] = p
+        named.update(p.replicas, p.isr, p.elr)
+    for broker_id in sorted(named - {-1}):
+        overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
     if fill is not None:
         fill()
     return overview
 
 
-def _partition_rows(client: AdminClient, topics: Sequence[str] | None) -> Iterable[tuple[str, bool, dict[str, Any]]]:
-    """(topic, internal, partition); by DescribeTopicPartitions, which has eligible leaders, else by Metadata."""
-    cursor = None
+def _told_partitions(client: AdminClient, topics: Sequence[str] | None) -> Iterable[PartitionOverview]:
+    """By DescribeTopicPartitions, which has eligible leaders, else by Metadata; without moves and settings."""
+    from fleetlog.wire.messages import DescribeTopicPartitionsRequest
+
+    cursor, names = None, [(name,) for name in topics or ()]
     if topics is not None and not topics:
         return
     try:
         while True:
-            page = client.describe_topic_partitions(list(topics or ()), PAGE, cursor)
-            for topic in page["topics"]:
-                if not topic["error_code"]:
-                    yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
-            cursor = page["next_cursor"]
+            request = DescribeTopicPartitionsRequest(topics=names, response_partition_limit=PAGE, cursor=cursor)
+            page = client.ask_any(request)
+            for topic in page.topics:
+                if not topic.error_code:
+                    for row in topic.partitions:
+                        yield PartitionOverview(
+                            topic.name, row.partition_index, row.leader_id, row.leader_epoch, tuple(row.replica_nodes),
+                            tuple(row.isr_nodes), tuple(row.eligible_leader_replicas or ()),
+                            next(iter(row.last_known_elr or ()), -1), internal=topic.is_internal,
+                        )  # fmt: skip
+            cursor = page.next_cursor
             if cursor is None:
                 return
     except kafka_errors.IncompatibleBrokerVersion:
         for topic in client.describe_topics(list(topics) if topics is not None else None):
-            if not topic["error_code"]:
-                yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
+            for row in topic["partitions"] if not topic["error_code"] else ():
+                yield PartitionOverview(
+                    topic["name"], row["partition_index"], row["leader_id"], row["leader_epoch"],
+                    tuple(row["replica_nodes"]), tuple(row["isr_nodes"]), internal=topic["is_internal"],
+                )  # fmt: skip
 
 
 def topic_setting(client: AdminClient, topics: Collection[str], setting: str) -> dict[str, str]:
@@ -316,10 +329,14 @@ def topic_setting(client: AdminClient, topics: Collection[str], setting: str) ->
 
 def topic_settings(client: AdminClient, topics: Collection[str], *settings: str) -> dict[str, dict[str, str]]:
     """The same for several settings, by one request."""
-    asked = dict.fromkeys(settings)
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=asked) for name in topics]
-    configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
-    return {one: {name: rows[one]["value"] for name, rows in configs.items() if one in rows} for one in settings}
+    asked: dict[str, dict[str, str]] = {name: {} for name in settings}
+    kind, names = ConfigResourceType.TOPIC.value, list(settings)
+    resources = [(kind, topic, names) for topic in topics]
+    results = client.ask_any(DescribeConfigsRequest(resources=resources)).results if resources else ()
+    for told in results:
+        for row in told.configs:
+            asked[row.name][told.resource_name] = row.value
+    return asked
 
 
 def own_settings(client: AdminClient, topic: str) -> dict[str, str]:

@@ -6,8 +6,6 @@ from typing import Any
 
 import click
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
-from kafka.protocol.consumer import OffsetSpec
-from kafka.structs import TopicPartition
 
 from fleetlog.brokers.cli.admin_client import AdminClient
 from fleetlog.brokers.cli.client import (
@@ -37,7 +35,8 @@ from fleetlog.brokers.cli.overview import (
 )
 from fleetlog.wire.errors import ErrorCode
 
-READ_UNCOMMITTED = 0
+READ_UNCOMMITTED, NO_EPOCH = 0, -1
+EARLIEST, LATEST = -2, -1
 _LATER = {
     "analyze": ("fleetlog.brokers.cli.topic_records", "analyze_topic"),
     "trim": ("fleetlog.brokers.cli.topic_records", "trim_topic"),
@@ -188,23 +187,32 @@ Ends = dict[tuple[str, int], tuple[int | None, int | None]]
 
 
 def fetch_ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends:
-    """First and end offset of each partition whose leader answers now."""
-    asked = []
-    for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
-        for leader in {p.leader for p in partitions if not p.offline}:
-            led = {TopicPartition(*p.tp): spec for p in partitions if p.leader == leader}
-            asked.append((spec, leader, client._list_partition_offsets_request(led, READ_UNCOMMITTED)))
-    answers = client.ask_all([(leader, request) for _, leader, request in asked], PATIENCE_S)
-    first: dict[TopicPartition, int] = {}
-    end: dict[TopicPartition, int] = {}
-    for (spec, _, _), answer in zip(asked, answers, strict=True):
+    """First and end offset of each partition whose leader answers now; None where it does not."""
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for p in partitions:
+        if not p.offline:
+            by_leader.setdefault(p.leader, {}).setdefault(p.topic, []).append(p.index)
+    asked = [
+        (leader, _offsets_request(topics, spec)) for spec in (EARLIEST, LATEST) for leader, topics in by_leader.items()
+    ]
+    answers = client.ask_all(asked, PATIENCE_S)
+    first: dict[tuple[str, int], int] = {}
+    end: dict[tuple[str, int], int] = {}
+    for number, answer in enumerate(answers):
+        offsets = first if number < len(by_leader) else end
         for topic in answer.topics if answer is not None else ():
-            offsets = {
-                TopicPartition(topic.name, p.partition_index): p.offset for p in topic.partitions if not p.error_code
-            }
-            (first if spec is OffsetSpec.EARLIEST else end).update(offsets)
-    tps = [TopicPartition(*p.tp) for p in partitions]
-    return {(tp.topic, tp.partition): (first.get(tp), end.get(tp)) for tp in tps}
+            offsets.update(((topic.name, p.partition_index), p.offset) for p in topic.partitions if not p.error_code)
+    return {tp: (first.get(tp), end.get(tp)) for tp in ((p.topic, p.index) for p in partitions)}
+
+
+def _offsets_request(topics: dict[str, list[int]], time: int) -> Any:
+    """One for all: the client's own way asks which version each partition needs."""
+    from fleetlog.wire.messages import ListOffsetsRequest
+
+    return ListOffsetsRequest(
+        isolation_level=READ_UNCOMMITTED, min_version=4,  # the first with an epoch of the leader
+        topics=[(name, [(index, NO_EPOCH, time) for index in indexes]) for name, indexes in topics.items()],
+    )  # fmt: skip
 
 
 def topic_value(

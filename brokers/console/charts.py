@@ -38,6 +38,9 @@ RANGES: Final = (
 )
 
 
+FRESH_STEPS: Final = 3
+
+
 class Line(NamedTuple):
     """One line of a chart; ``most`` says that a point of several steps is the highest, not the mean."""
 
@@ -47,17 +50,18 @@ class Line(NamedTuple):
 
 
 class TimeFrame(NamedTuple):
-    """The times that a chart shows, in s."""
+    """The times that a chart shows, in s; a figure that is older than ``fresh_since`` is not how it is now."""
 
     since: int
     until: int
     point_s: int
+    fresh_since: int
 
     @classmethod
     def of(cls, shown: TimeRange, now_s: float) -> TimeFrame:
         """The range that ends with the point under way."""
         until = -(-int(now_s) // shown.point_s) * shown.point_s
-        return cls(until - shown.seconds, until, shown.point_s)
+        return cls(until - shown.seconds, until, shown.point_s, int(now_s) - FRESH_STEPS * shown.step_s)
 
     def sampled(self, line: Line) -> list[float]:
         """One figure for each point of time; nan where nothing is known."""
@@ -67,6 +71,11 @@ class TimeFrame(NamedTuple):
             if 0 <= index < len(sorted_in):
                 sorted_in[index].append(figure)
         return [folded(some, MOST if line.most else MEAN) for some in sorted_in]
+
+    def now(self, line: Line) -> float | None:
+        """The newest figure, if it is of now: what a broker did before it was killed is not what it does."""
+        at, figure = next(((at, one) for at, one in reversed(line.points) if not math.isnan(one)), (0, math.nan))
+        return None if math.isnan(figure) or at < self.fresh_since else figure
 
     def time_of(self, index: int) -> int:
         """When the point ends."""
@@ -134,7 +143,7 @@ def chart_value(
     title: str, unit: str, lines: Sequence[Line], frame: TimeFrame, *,
     marks: Mapping[int, str] | None = None, ceiling: float = 0.0, words: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """A chart as pages and their JSON have it: figures by point of time, null where nothing is known.
+    """A chart as pages and their JSON have it: figures by point of time and ``now``, null where nothing is known.
 
     ``marks`` are times with what happened then; the scale reaches to ``ceiling``, whatever the lines are.
     """
@@ -142,7 +151,7 @@ def chart_value(
         "title": title, "unit": unit, "words": words, "ceiling": ceiling, **frame._asdict(),
         "lines": [
             {
-                "name": line.name, "most": line.most,
+                "name": line.name, "most": line.most, "now": frame.now(line),
                 "values": [None if math.isnan(one) else one for one in frame.sampled(line)],
             }
             for line in lines
@@ -159,15 +168,17 @@ class _Drawing(NamedTuple):
     names: list[str]
     most: list[bool]
     rows: list[list[float]]
+    now: list[float]
     marks: list[tuple[int, str]]
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> _Drawing:
         lines = value["lines"]
         rows = [[math.nan if one is None else one for one in line["values"]] for line in lines]
-        frame = TimeFrame(value["since"], value["until"], value["point_s"])
+        frame = TimeFrame(value["since"], value["until"], value["point_s"], value["fresh_since"])
+        now = [math.nan if line["now"] is None else line["now"] for line in lines]
         return cls(
-            value["unit"], frame, [line["name"] for line in lines], [line["most"] for line in lines], rows,
+            value["unit"], frame, [line["name"] for line in lines], [line["most"] for line in lines], rows, now,
             [(at, text) for at, text in value["marks"]],
         )  # fmt: skip
 
@@ -179,10 +190,10 @@ def drawn(value: Mapping[str, Any]) -> Markup:
     known = [one for row in rows for one in row if not math.isnan(one)]
     scale = ticks(max([value["ceiling"], *known]), 1.0 if unit == COUNT else 0.0)
     legend = Markup("").join(
-        Markup('<li class="c{}">{} <b>{}</b></li>').format(number % COLOURS, name, figure_text(_last(row), unit))
-        for number, (name, row) in enumerate(zip(drawing.names, rows, strict=True))
+        Markup('<li class="c{}">{} <b>{}</b></li>').format(number % COLOURS, name, figure_text(now, unit))
+        for number, (name, now) in enumerate(zip(drawing.names, drawing.now, strict=True))
     )
-    label = "; ".join(f"{name} {_summary(row, unit)}" for name, row in zip(drawing.names, rows, strict=True))
+    label = "; ".join(f"{name} {_summary(drawing, number)}" for number, name in enumerate(drawing.names))
     parts = [_grid(scale, unit, frame), _unknown(drawing)]
 
     def place(index: int, figure: float) -> tuple[float, float]:
@@ -206,16 +217,17 @@ def drawn(value: Mapping[str, Any]) -> Markup:
     )  # fmt: skip
 
 
-def _last(row: Sequence[float]) -> float:
-    """The newest known figure of the last three."""
-    return next((one for one in reversed(row[-3:]) if not math.isnan(one)), math.nan)
-
-
-def _summary(row: Sequence[float], unit: str) -> str:
-    known = [one for one in row if not math.isnan(one)]
+def _summary(drawing: _Drawing, number: int) -> str:
+    """One line in words: how it is now or since when that is unknown, and from where to where it went."""
+    row, now, unit, frame = drawing.rows[number], drawing.now[number], drawing.unit, drawing.frame
+    known = [(index, one) for index, one in enumerate(row) if not math.isnan(one)]
     if not known:
         return "nothing is known"
-    return f"{figure_text(_last(row), unit)} now, {figure_text(min(known), unit)} to {figure_text(max(known), unit)}"
+    figures = [one for _, one in known]
+    spread = f"{figure_text(min(figures), unit)} to {figure_text(max(figures), unit)}"
+    if math.isnan(now):
+        return f"unknown since {time_text(frame.time_of(known[-1][0]), frame)}, {spread} before"
+    return f"{figure_text(now, unit)} now, {spread}"
 
 
 def _x(index: float, count: int) -> float:
@@ -242,8 +254,8 @@ def _grid(scale: Sequence[float], unit: str, frame: TimeFrame) -> Markup:
     return Markup("").join(parts)
 
 
-def _unknown(drawing: _Drawing) -> Markup:
-    """The times of which no line knows anything."""
+def _unknown(drawing: _Drawing, left: int = LEFT, top: int = TOP, wide: int = WIDE, high: int = HIGH) -> Markup:
+    """The times of which no line knows anything, on a plot of that place and size."""
     count = len(drawing.rows[0]) if drawing.rows else 0
     blank = [all(math.isnan(row[index]) for row in drawing.rows) for index in range(count)]
     parts, begin = [], None
@@ -252,7 +264,7 @@ def _unknown(drawing: _Drawing) -> Markup:
             begin = index
         elif not is_blank and begin is not None:
             parts.append(Markup('<rect class="unknown" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
-                LEFT + WIDE * begin / count, TOP, WIDE * (index - begin) / count, HIGH
+                left + wide * begin / count, top, wide * (index - begin) / count, high
             ))  # fmt: skip
             begin = None
     return Markup("").join(parts)
@@ -270,7 +282,7 @@ def _path(row: Sequence[float], place: Callable[[int, float], tuple[float, float
 
 
 def _marks(drawing: _Drawing) -> Markup:
-    since, until, _ = drawing.frame
+    since, until = drawing.frame.since, drawing.frame.until
     return Markup("").join(
         Markup('<path class="mark" d="M{0:.1f} {1}v{2}m-4 0h8l-4 -7z"/>').format(
             LEFT + WIDE * (at - since) / (until - since), TOP, HIGH
@@ -331,20 +343,16 @@ def drawn_small(value: Mapping[str, Any]) -> Markup:
     def place(index: int, figure: float) -> tuple[float, float]:
         return SMALL_WIDE * (index + 0.5) / len(row), 2 + (SMALL_HIGH - 4) * (1 - figure / highest)
 
-    label = f"{value['title']}: {_summary(row, unit)}"
+    label = f"{value['title']}: {_summary(drawing, 0)}"
     return Markup(
-        '<svg class="small" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}"><title>{}</title>'
-        '<path class="grid" d="M0 {}H{}"/><path class="line c0" d="{}"/></svg> <span>{}</span>'
+        '<svg class="small" viewBox="0 0 {0} {1}" preserveAspectRatio="none" role="img" aria-label="{2}">'
+        '<title>{2}</title>{3}<path class="grid" d="M0 {4}H{0}"/><path class="line c0" d="{5}"/></svg> '
+        "<span{6}>{7}</span>"
     ).format(
-        SMALL_WIDE,
-        SMALL_HIGH,
-        label,
-        label,
-        SMALL_HIGH - 1,
-        SMALL_WIDE,
-        _path(row, place),
-        figure_text(_last(row), unit),
-    )
+        SMALL_WIDE, SMALL_HIGH, label, _unknown(drawing, 0, 0, SMALL_WIDE, SMALL_HIGH), SMALL_HIGH - 1,
+        _path(row, place), Markup(' class="none"') if math.isnan(drawing.now[0]) else "",
+        figure_text(drawing.now[0], unit),
+    )  # fmt: skip
 
 
 DAY_S: Final = 86_400.0

@@ -145,6 +145,7 @@ def console(
     others = _others(fleet_names, target, login)
     files = _figures_files(figures_configs, others)
     need_packages("the console needs", NEEDED, "console")
+    from fleetlog.brokers.console.memory import settle
     from fleetlog.brokers.console.serving import serve
     from fleetlog.brokers.console.web import FLEETS, ConsoleSettings, create_console
 
@@ -173,8 +174,10 @@ def console(
         )
         for name, other in others.items()
     ]  # fmt: skip
+    app = create_console(settings, below)
+    settle()
     serve(
-        app=create_console(settings, below),
+        app=app,
         host=str(address),
         port=port,
         certificate=tls.pair,

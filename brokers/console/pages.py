@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import click
@@ -23,7 +23,13 @@ from fleetlog.brokers.cli.diagnosis import Severity, Thresholds, findings_of
 from fleetlog.brokers.cli.doctor import gathered, judged
 from fleetlog.brokers.cli.group_lags import lag_of_groups
 from fleetlog.brokers.cli.output import number_text
-from fleetlog.brokers.cli.overview import fetch_overview, read_directories, read_incarnations
+from fleetlog.brokers.cli.overview import (
+    Overview,
+    PartitionOverview,
+    fetch_overview,
+    read_directories,
+    read_incarnations,
+)
 from fleetlog.brokers.cli.reassign import describe_moves
 from fleetlog.brokers.cli.topics import fetch_ends, topic_value
 from fleetlog.brokers.cli.users import users_at
@@ -57,35 +63,34 @@ MAP_ORDERS: Final = ("problems", "name", "partitions")
 
 
 def partitions_page(asking: Asking) -> Answer:
-    """The map: of each topic and broker which replicas lead, follow, are behind or move; some topics at a time."""
+    """The map: of each topic and broker which replicas lead, follow, are behind or move; some rows at a time.
+
+    Topics of one partition that have no problem share a row with those whose names begin alike, unless ``fold`` is no.
+    """
     overview = fetch_overview(asking.client, directories=False)
     part, order = asking.text("name").lower(), asking.choice("order", MAP_ORDERS)
-    by_topic: dict[str, list[Any]] = {}
+    by_topic: dict[str, list[PartitionOverview]] = {}
     counts = {"leader": 0, "follower": 0, "behind": 0, "moving": 0, "offline": 0}
-    for _, p in sorted(overview.partitions.items()):
+    for p in overview.partitions.values():
         counts["offline"] += p.offline
         for broker_id in p.replicas:
             counts[_replica_state(p, broker_id)] += 1
         if part in p.topic.lower():
             by_topic.setdefault(p.topic, []).append(p)
-    troubled = {
-        name: sum(p.under_replicated or p.offline or p.moving for p in partitions)
-        for name, partitions in by_topic.items()
-    }
-    keys: dict[str, Callable[[str], Any]] = {
-        "problems": lambda name: -troubled[name], "name": lambda name: name,
-        "partitions": lambda name: -len(by_topic[name]),
+    rows = map_rows(by_topic, fold=asking.choice("fold", ("yes", "no")) == "yes")
+    keys: dict[str, Callable[[MapRow], Any]] = {
+        "problems": lambda row: (-row.troubled, row.name), "name": lambda row: row.name,
+        "partitions": lambda row: (-len(row.partitions), row.name),
     }  # fmt: skip
-    ordered, start = sorted(by_topic, key=keys[order]), asking.number("start", 0, 0, 10**9)
+    ordered, start = sorted(rows, key=keys[order]), asking.number("start", 0, 0, 10**9)
     brokers = sorted(overview.brokers)
     return {
         "brokers": [{"id": number, "alive": overview.brokers[number].alive} for number in brokers],
-        "topics": [
-            _map_row(name, by_topic[name], troubled[name], brokers) for name in ordered[start : start + MAP_TOPICS]
-        ],
+        "topics": [_map_value(row, brokers) for row in ordered[start : start + MAP_TOPICS]],
         "counts": counts,
         "partitions": len(overview.partitions),
-        "count": len(ordered),
+        "count": len(by_topic),
+        "rows": len(ordered),
         "start": start,
         "next_start": start + MAP_TOPICS if start + MAP_TOPICS < len(ordered) else None,
         "order": order,
@@ -93,7 +98,7 @@ def partitions_page(asking: Asking) -> Answer:
     }
 
 
-def _replica_state(partition: Any, broker_id: int) -> str:
+def _replica_state(partition: PartitionOverview, broker_id: int) -> str:
     if broker_id in partition.adding or broker_id in partition.removing:
         return "moving"
     if broker_id == partition.leader:
@@ -101,13 +106,55 @@ def _replica_state(partition: Any, broker_id: int) -> str:
     return "follower" if broker_id in partition.isr and not partition.offline else "behind"
 
 
-def _map_row(name: str, partitions: list[Any], troubled: int, brokers: list[int]) -> dict[str, Any]:
+FOLD_LEAST: Final = 5
+"""So many topics of one partition share a row at least."""
+_FIRST_WORD: Final = re.compile("[._-]*[^._-]*[._-]?")
+
+
+class MapRow(NamedTuple):
+    """A topic of the map, or several of one partition each: then ``name`` is what their names begin with."""
+
+    name: str
+    partitions: list[PartitionOverview]
+    topics: int
+    troubled: int
+
+
+def map_rows(by_topic: dict[str, list[PartitionOverview]], *, fold: bool) -> list[MapRow]:
+    """A row for each topic; with ``fold`` those of one partition without a problem are together by their first word,
+    and the few that no other begins like, as well."""
+    rows: list[MapRow] = []
+    alike: dict[str, list[PartitionOverview]] = {}
+    for name, partitions in by_topic.items():
+        troubled = sum(p.under_replicated or p.offline or p.moving for p in partitions)
+        if fold and len(partitions) == 1 and not troubled:
+            word = _FIRST_WORD.match(name)
+            alike.setdefault(word[0] if word is not None else "", []).extend(partitions)
+        else:
+            rows.append(MapRow(name, sorted(partitions, key=lambda p: p.index), 1, troubled))
+    others: list[PartitionOverview] = []
+    for word, some in alike.items():
+        if len(some) < FOLD_LEAST:
+            others += some
+        else:
+            rows.append(MapRow(word, sorted(some, key=lambda p: p.topic), len(some), 0))
+    if len(others) < FOLD_LEAST:
+        return rows + [MapRow(p.topic, [p], 1, 0) for p in others]
+    return [*rows, MapRow("", sorted(others, key=lambda p: p.topic), len(others), 0)]
+
+
+def _map_value(row: MapRow, brokers: list[int]) -> dict[str, Any]:
+    """With the place of each square, which is a partition's number, or that of a topic in the order of names."""
     states: dict[int, list[tuple[int, str]]] = {broker_id: [] for broker_id in brokers}
-    for p in partitions:
+    for number, p in enumerate(row.partitions):
+        place = p.index if row.topics == 1 else number
         for broker_id in p.replicas:
-            states[broker_id].append((p.index, _replica_state(p, broker_id)))
+            states[broker_id].append((place, _replica_state(p, broker_id)))
+    folded = row.topics > 1
     return {
-        "topic": name, "partitions": len(partitions), "troubled": troubled, "width": partitions[-1].index + 1,
+        "topic": None if folded else row.name, "begin": row.name if folded else None, "topics": row.topics,
+        "partitions": len(row.partitions), "troubled": row.troubled,
+        "width": len(row.partitions) if folded else row.partitions[-1].index + 1,
         "replicas": [[broker_id, states[broker_id]] for broker_id in brokers],
     }  # fmt: skip
 
@@ -116,7 +163,7 @@ def _milliseconds(micros: int) -> float | None:
     return None if micros < 0 else micros / 1000
 
 
-BROKER_PARTITIONS_SHOWN: Final = 500
+BROKER_PARTITIONS_SHOWN: Final = 100
 
 
 def broker_page(asking: Asking) -> Answer:
@@ -126,16 +173,19 @@ def broker_page(asking: Asking) -> Answer:
     read_incarnations(client, overview)
     value = overview_value(overview, judged(client, overview)[1])
     (row,) = [one for one in value["brokers"] if one["id"] == broker_id]
-    placed = [p for _, p in sorted(overview.partitions.items()) if broker_id in p.replicas]
-    placed.sort(key=lambda p: not p.problem)
+    placed = [p for p in overview.partitions.values() if broker_id in p.replicas]
+    placed.sort(key=lambda p: (p.problem is None, p.topic, p.index))
+    start = asking.number("start", 0, 0, 10**9)
     return {
         **row,
         "is_controller": overview.controller == broker_id,
         "partitions": [
             {"topic": p.topic, "partition": p.index, "leads": p.leader == broker_id, "in_sync": broker_id in p.isr,
              "bytes": overview.size_of(p), "problem": p.problem}
-            for p in placed[:BROKER_PARTITIONS_SHOWN]
+            for p in placed[start : start + BROKER_PARTITIONS_SHOWN]
         ],
+        "start": start,
+        "next_start": start + BROKER_PARTITIONS_SHOWN if start + BROKER_PARTITIONS_SHOWN < len(placed) else None,
         "connections": _connections_of(client, broker_id, sorted(overview.brokers)),
         "settings": section(lambda: _broker_settings(asking, broker_id)),
         "pictures": Pictures(asking).of_broker(asking, broker_id),
@@ -267,27 +317,12 @@ def topics_page(asking: Asking) -> Answer:
     order = asking.choice("sort", TOPIC_ORDERS)
     overview = fetch_overview(asking.client)
     internal, part = asking.text("internal") == "yes", asking.text("name").lower()
-    names: dict[str, list[Any]] = {}
-    for _, p in sorted(overview.partitions.items()):
+    names: dict[str, list[PartitionOverview]] = {}
+    for p in overview.partitions.values():
         if (internal or not p.internal) and part in p.topic.lower():
             names.setdefault(p.topic, []).append(p)
     start = asking.number("start", 0, 0, 10**9)
-    rows = []
-    for name, partitions in names.items():
-        sizes = [size for p in partitions if (size := overview.size_of(p)) is not None]
-        rows.append({
-            "topic": name,
-            "partitions": len(partitions),
-            "replication": max(len(p.target) for p in partitions),
-            "bytes": sum(sizes) if sizes else None,
-            "records": None,
-            "behind": None,
-            "offline": sum(p.offline for p in partitions),
-            "under_replicated": sum(p.under_replicated for p in partitions),
-            "under_min_isr": sum(p.under_min_in_sync for p in partitions),
-            "moving": sum(p.moving for p in partitions),
-            "internal": partitions[0].internal,
-        })  # fmt: skip
+    rows = [_topic_row(overview, name, partitions) for name, partitions in sorted(names.items())]
     column = order.lstrip("-")
     counted = column == "records" or asking.text("records") == "yes"
     if column == "records":
@@ -314,6 +349,24 @@ def topics_page(asking: Asking) -> Answer:
     }
 
 
+def _topic_row(overview: Overview, name: str, partitions: list[PartitionOverview]) -> dict[str, Any]:
+    sizes = [size for p in partitions if (size := overview.size_of(p)) is not None]
+    short = [p for p in partitions if len(p.isr) < max(1, len(p.replicas))]
+    return {
+        "topic": name,
+        "partitions": len(partitions),
+        "replication": max([len(p.target) for p in partitions]),
+        "bytes": sum(sizes) if sizes else None,
+        "records": None,
+        "behind": None,
+        "offline": sum([p.leader < 0 for p in partitions]),
+        "under_replicated": sum([p.under_replicated for p in short]),
+        "under_min_isr": sum([p.under_min_in_sync for p in short]),
+        "moving": sum([p.moving for p in partitions]),
+        "internal": partitions[0].internal,
+    }
+
+
 def _look_who_lags(asking: Asking, rows: list[dict[str, Any]]) -> list[str]:
     """Seconds of the slowest of each topic's groups, None without one; returns what could not be asked."""
     lags, unknown = lag_of_groups(asking.client)
@@ -325,7 +378,7 @@ def _look_who_lags(asking: Asking, rows: list[dict[str, Any]]) -> list[str]:
     return unknown
 
 
-def _count_records(asking: Asking, rows: list[dict[str, Any]], names: dict[str, list[Any]]) -> None:
+def _count_records(asking: Asking, rows: list[dict[str, Any]], names: dict[str, list[PartitionOverview]]) -> None:
     """Offsets between the first and the end, of partitions whose leaders answer; None where none does."""
     ends = fetch_ends(asking.client, [p for row in rows for p in names[row["topic"]]])
     for row in rows:

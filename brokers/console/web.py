@@ -42,6 +42,7 @@ from fleetlog.brokers.console.logins import BrowserSession, BrowserSessions, Log
 from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
+from fleetlog.brokers.console.same_answers import remember_same_answers
 
 logger = logging.getLogger(__name__)
 
@@ -615,6 +616,7 @@ def create_console(settings: ConsoleSettings, others: Sequence[ConsoleSettings] 
 
     Fleets share nothing but the process: each has its logins, sessions, clients, threads and figures.
     """
+    remember_same_answers()
     root, below = Console(settings), [Console(one) for one in others]
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from fleetlog.brokers.cli.overview import PartitionOverview
 from fleetlog.brokers.console.charts import (
     BYTES,
     BYTES_S,
@@ -25,6 +26,7 @@ from fleetlog.brokers.console.charts import (
     replicas_cell,
     ticks,
 )
+from fleetlog.brokers.console.pages import map_rows
 
 NOW = 1_764_493_200
 FRAME = TimeFrame.of(RANGES[0], NOW)
@@ -88,6 +90,17 @@ def test_values_are_in_titles_and_in_a_table() -> None:
     assert 'aria-label="Lag: 30 now, 1 to 30"' in drawn_small(value)
 
 
+def test_what_a_dead_broker_did_last_is_not_what_it_does_now() -> None:
+    hour = TimeFrame.of(RANGES[1], NOW)
+    for age_s, now in ((20, 7.0), (90, None)):
+        value = chart_value("Bytes", BYTES_S, [Line("in", [(NOW - age_s - 600, 5.0), (NOW - age_s, 7.0)])], hour)
+        assert value["lines"][0]["now"] == now
+    assert drawn_small(value).endswith('<span class="none">–</span>')
+    assert 'aria-label="Bytes: unknown since 08:58:30, 5 B/s to 7 B/s before"' in drawn_small(value)
+    assert 'class="unknown"' in drawn_small(value)
+    assert "in <b>–</b>" in drawn(value)
+
+
 def test_a_point_of_several_steps_is_their_mean_or_the_highest() -> None:
     hour = TimeFrame.of(RANGES[1], NOW)
     figures = points(1.0, 2.0, 6.0)
@@ -117,3 +130,19 @@ def test_a_replica_stands_at_its_partitions_place() -> None:
     assert 'class="behind" d="M7 0h6v6h-6z"' in html
     assert "broker 2: 2 leader, 1 behind" in html
     assert replicas_cell(2, 30, []) == ""
+
+
+def _topic(name: str, partitions: int = 1, isr: tuple[int, ...] = (1, 2)) -> tuple[str, list[PartitionOverview]]:
+    return name, [PartitionOverview(name, index, 1, 0, (1, 2), isr) for index in range(partitions)]
+
+
+def test_the_map_has_a_row_for_many_topics_of_one_partition() -> None:
+    names = [*(f"orders-{number}" for number in range(7)), "a.b", "c", "d", "e", "f"]
+    topics = dict([*map(_topic, names), _topic("large", 3), _topic("orders-ill", isr=(1,))])
+    rows = {(row.name, row.topics): [p.topic for p in row.partitions] for row in map_rows(topics, fold=True)}
+    assert rows == {
+        ("orders-", 7): names[:7], ("", 5): names[7:], ("large", 1): ["large"] * 3, ("orders-ill", 1): ["orders-ill"],
+    }, "what has a problem stands by itself"  # fmt: skip
+    assert len(map_rows(topics, fold=False)) == len(topics)
+    few = dict(map(_topic, names[:4]))
+    assert [row.topics for row in map_rows(few, fold=True)] == [1] * 4, "four rows are no crowd"
