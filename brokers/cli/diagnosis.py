@@ -139,9 +139,11 @@ def verdict(facts: FleetFacts) -> FleetHealth:
         where = [f"{one.where}: " if one.where.startswith("broker ") else "" for one in shown]
         return FleetHealth(level, [f"{at}{one.what} ({one.why})" for at, one in zip(where, shown, strict=True)])
     brokers, partitions = len(facts.overview.brokers), len(facts.overview.partitions)
-    return FleetHealth(
-        "good", [f"all {brokers} brokers answer, all {partitions} partitions have their replicas in sync"]
-    )
+    answer = "the broker answers" if brokers == 1 else f"all {brokers} brokers answer"
+    if not partitions:
+        return FleetHealth("good", [f"{answer}, there is no partition yet"])
+    synced = "the partition has its" if partitions == 1 else f"all {partitions} partitions have their"
+    return FleetHealth("good", [f"{answer}, {synced} replicas in sync"])
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ from urllib.parse import urljoin
 
 from fleetlog._native.byte_reader import put_varint, zigzag
 from fleetlog.brokers.cli.options import need_packages, regular_expression
+from fleetlog.brokers.cli.output import count_text
 from fleetlog.brokers.cli.schema_values import (
     DEPTH_MAX,
     UNITS,
@@ -254,7 +255,8 @@ class _AvroWriter:
     def _fixed(self, schema: Mapping[str, Any], value: Any, path: str) -> None:
         raw = _latin(value, path)
         if len(raw) != schema["size"]:
-            raise EncodeError(f"{_at(path)}it has {len(raw)} bytes, and {_branch_name(schema)} has {schema['size']}")
+            has = count_text(len(raw), "byte")
+            raise EncodeError(f"{_at(path)}it has {has}, and {_branch_name(schema)} has {schema['size']}")
         self.out += raw
 
     def _enum(self, schema: Mapping[str, Any], value: Any, path: str) -> None:

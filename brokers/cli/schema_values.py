@@ -128,7 +128,7 @@ class AvroSchema:
         except (struct.error, IndexError, OverflowError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise AvroError(f"the value is not of its schema: {type(error).__name__} at byte {reader.at}") from None
         if reader.at != len(data):
-            raise AvroError(f"the value is not of its schema: {len(data) - reader.at} bytes are left over")
+            raise AvroError(f"the value is not of its schema: bytes left over: {len(data) - reader.at}")
         return value
 
 

@@ -155,7 +155,7 @@ def remarks_of(value: dict[str, Any]) -> list[str]:
     mean, first = value["batch_records"]["mean"], next(iter(value["most_frequent_keys"]), None)
     if value["batches"] >= MANY_BATCHES and mean < FEW_RECORDS:
         remarks.append(
-            f"Batches have {mean:g} records: producers that wait a little (linger.ms) send fewer, larger ones."
+            f"Records in a batch: {mean:g}. Producers that wait a little (linger.ms) send fewer, larger ones."
         )
     if value["batches"] >= MANY_BATCHES and set(value["codecs"]) == {"none"}:
         remarks.append(

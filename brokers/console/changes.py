@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from fleetlog.brokers.cli.client import Target
+from fleetlog.brokers.cli.output import count_text
 from fleetlog.brokers.cli.users import MECHANISMS
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
 from fleetlog.brokers.console.commands import CommandLine
@@ -107,7 +108,7 @@ def _altered(row: dict[str, Any]) -> dict[str, Any]:
     now = row.get("now", {})
     changes = [f"{name}: {now.get(name)} → {value}" for name, value in row["set"].items()]
     changes += [f"{name}: {now.get(name)} → its default" for name in row["unset"]]
-    changes += [f"{row['partitions']} partitions"] if row["partitions"] else []
+    changes += [count_text(row["partitions"], "partition")] if row["partitions"] else []
     return {"topic": row["topic"], "changes": changes}
 
 

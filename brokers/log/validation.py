@@ -346,7 +346,7 @@ def _check_timestamps(
 
 def record_errors(error: ErrorCode, wrong: list[tuple[int, str]], most: int) -> Rejected:
     """The refusal of a batch for these records (index, why); without their indexes if they are more than ``most``."""
-    message = f"{len(wrong)} records were rejected: {wrong[0][1]}"
+    message = f"{'1 record was' if len(wrong) == 1 else f'{len(wrong)} records were'} rejected: {wrong[0][1]}"
     if len(wrong) > most:
         return Rejected(error, message)
     named = [(index, why if number < _MAX_RECORD_MESSAGES else None) for number, (index, why) in enumerate(wrong)]

@@ -174,7 +174,7 @@ def _created(
     if name in INTERNAL_TOPICS or any(log.compacted for log in logs_of_it):
         config["cleanup.policy"] = "compact"
     lost = "" if name in INTERNAL_TOPICS else "; its settings are lost: nothing of it is deleted until you set them"
-    plan.lines.append(f"topic {name} (id {topic_id}) is made, with {len(assignment)} partition(s){lost}")
+    plan.lines.append(f"topic {name} (id {topic_id}) is made, partitions: {len(assignment)}{lost}")
     operations: list[Operation] = [
         Create(znodes.topic_path(name), znodes.encode_topic(TopicZnode(topic_id, tuple(assignment)))),
         Create(znodes.partitions_path(name)),

@@ -83,7 +83,7 @@ def test_logical_types_and_branches_are_written_as_another_implementation_does()
         ({"state": "X"}, 'state: one of OPEN, PAID is expected, there is "X"'),
         ({"x": 1}, "shop.Order has no field 'x'"),
         ({"lines": [{"a": "x"}]}, "lines[0]['a']: one of double, boolean is expected"),
-        ({"raw": "a"}, "raw: it has 1 bytes, and shop.Two has 2"),
+        ({"raw": "a"}, "raw: it has 1 byte, and shop.Two has 2"),
         ({"raw": "€a"}, "raw: bytes, a text whose characters"),
         ({"note": "\ud800"}, "note: it holds half of a surrogate pair"),
         ({"parent": SHOWN | {"note": 3}}, "parent.note: one of null, string is expected, there is 3"),
