@@ -72,6 +72,13 @@ def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _root(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    path = value.rstrip("/")
+    if path and re.fullmatch("(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,60}){1,5}", path) is None:
+        raise click.BadParameter("it is /NAME or /NAME/NAME, of letters, digits, '.', '_', '~' and '-'")
+    return path
+
+
 @click.command()
 @click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
@@ -91,6 +98,10 @@ def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--host-name", "names", multiple=True, metavar="NAME",
     help="A name by which browsers know the console, besides its address; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--path", "root", default="", metavar="/PATH", callback=_root,
+    help="Show the console below this path, as a proxy leads to it, which must leave the path as it is.",
 )  # fmt: skip
 @click.option(
     "--schema-registry", "registry_url", metavar="URL",
@@ -128,6 +139,7 @@ def console(
     login: str | None,
     tls: TlsFiles,
     names: tuple[str, ...],
+    root: str,
     registry_url: str | None,
     registry_config: Path | None,
     mask_file: Path | None,
@@ -157,20 +169,20 @@ def console(
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
     def ready(at: int) -> None:
-        url = f"{'https' if tls.pair is not None else 'http'}://{address_text(str(address), at)}/"
+        url = f"{'https' if tls.pair is not None else 'http'}://{address_text(str(address), at)}{root}/"
         out.done(f"console of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = ConsoleSettings(
         target, frozenset(hosts), login, tls.there, registry, issuer, masks, _figures(target, login, files.get("")),
-        figures_dir, _links(target, "", others),
+        figures_dir, _links(target, "", others, root), root, root,
     )  # fmt: skip
     below = [
         replace(
             settings, target=other,
             registry=_own_registry(name, other),
-            figures=_figures(other, login, files.get(name)), fleets=_links(target, name, others),
-            below=f"{FLEETS}/{name}",
+            figures=_figures(other, login, files.get(name)), fleets=_links(target, name, others, root),
+            below=f"{root}{FLEETS}/{name}",
         )
         for name, other in others.items()
     ]  # fmt: skip
@@ -233,7 +245,7 @@ def _figures_files(values: tuple[str, ...], others: Mapping[str, Target]) -> dic
     return files
 
 
-def _links(target: Target, here: str, others: Mapping[str, Target]) -> tuple[FleetLink, ...]:
+def _links(target: Target, here: str, others: Mapping[str, Target], below: str) -> tuple[FleetLink, ...]:
     """The fleets that the header leads to from the one named ``here``: those of this console, and those of which the
     user's profiles name another one. The file of profiles is the user's own."""
     from fleetlog.brokers.console.web import FLEETS, FleetLink
@@ -244,7 +256,7 @@ def _links(target: Target, here: str, others: Mapping[str, Target]) -> tuple[Fle
         warn(f"other fleets are not shown: {error.format_message()}")
         return ()
     root = next((name for name, one in sorted(profiles.items()) if one.bootstrap == target.bootstrap), target.bootstrap)
-    links = [FleetLink(name, f"{FLEETS}/{name}/", name == here) for name in others]
+    links = [FleetLink(name, f"{below}{FLEETS}/{name}/", name == here) for name in others]
     elsewhere = [
         FleetLink(name, one.console, False)
         for name, one in profiles.items()
@@ -252,7 +264,7 @@ def _links(target: Target, here: str, others: Mapping[str, Target]) -> tuple[Fle
     ]
     if not links and not elsewhere:
         return ()
-    return (FleetLink(root, "/", not here), *sorted((*links, *elsewhere)))
+    return (FleetLink(root, f"{below}/", not here), *sorted((*links, *elsewhere)))
 
 
 def _issuer(

@@ -65,8 +65,8 @@ class Guard:
     """Refuses hosts that are not the console's own names (another name that points at loopback is a rebinding attack),
     and requests that another site began."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, hosts: Collection[str], root: str) -> None:
+        self._app, self._root = app, root
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,14 +74,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope["path"].removeprefix(self._root)
 
         async def send_strict(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if not scope["path"].startswith("/static/"):
+                if not path.startswith("/static/"):
                     headers["Cache-Control"] = "no-store"
             await send(message)
 
@@ -130,8 +130,9 @@ COOKIE: Final = "fleetlog_console"
 LOGIN_COOKIE: Final = "fleetlog_console_login"
 FLEETS: Final = "/fleets"
 """Below it are the pages of other fleets than the one at the root."""
-_ADDRESS: Final = re.compile(r'(?<= )(?:href|action|formaction|hx-get|data-tail)="(?=/(?!static/|fleets/|/))')
-"""Before an address of a page. What a page quotes has no such quotes: they are escaped."""
+_ADDRESS: Final = r'(?<= )(?:href|action|formaction|hx-get|data-tail)="(?=/(?!static/|/))(?!{whole})'
+_STATIC: Final = re.compile('(?<= )(?:href|src)="(?=/static/)')
+"""Before an address of a page, or of a file. What a page quotes has no such quotes: they are escaped."""
 HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
 """Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
@@ -191,7 +192,8 @@ class FleetLink(NamedTuple):
 class ConsoleSettings:
     """How the console of a fleet is started. ``login`` names the mechanism of its users' logins; None: no login.
 
-    ``below`` is where its pages are, ``/fleets/NAME``, or empty: at the console's root.
+    ``root`` is the path of the whole console, as a proxy leads to it, or empty; ``below`` is where the pages of this
+    fleet are: the root, or ``/fleets/NAME`` below it.
 
     ``figures`` is how the console itself asks the brokers, for its charts; None: it has none.
     """
@@ -207,6 +209,7 @@ class ConsoleSettings:
     figures_directory: Path | None = None
     fleets: tuple[FleetLink, ...] = ()
     below: str = ""
+    root: str = ""
 
 
 class LoginNeeded(Exception):
@@ -222,6 +225,9 @@ class Console:
     def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
         self.below = settings.below
+        self._others = f"{settings.root}{FLEETS}/"
+        whole = "|".join(re.escape(one) for one in (self._others, f"{self.below}/" if self.below else "//"))
+        self._address = re.compile(_ADDRESS.format(whole=whole))
         self.cookie = f"{COOKIE}_{zlib.crc32(f'{settings.below} {settings.target.bootstrap}'.strip().encode()):08x}"
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
@@ -292,7 +298,8 @@ class Console:
         return RedirectResponse(self._whole(path), 303)
 
     def _whole(self, path: str) -> str:
-        return path if path.startswith(f"{FLEETS}/") else self.below + path
+        whole = path.startswith(self._others) or (self.below and path.startswith(f"{self.below}/"))
+        return path if whole else self.below + path
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 
@@ -367,7 +374,8 @@ class Console:
                 wants_login=self.settings.login is not None,
             )
             if self.below:
-                html = _ADDRESS.sub(lambda one: one[0] + self.below, html)
+                html = self._address.sub(lambda one: one[0] + self.below, html)
+                html = _STATIC.sub(lambda one: one[0] + self.settings.root, html)
             response = HTMLResponse(html, status, headers={"Vary": "Accept"})
         if session is not None:
             self._remember(response, session)
@@ -626,13 +634,19 @@ def create_console(settings: ConsoleSettings, others: Sequence[ConsoleSettings] 
                 await stack.enter_async_context(console.running())
             yield
 
+    static = Mount("/static", StaticFiles(directory=HERE / "static"))
     routes: list[BaseRoute] = [
-        Mount(one.below, Starlette(routes=one.routes(), exception_handlers=one.refusals())) for one in below
+        Mount(one.below.removeprefix(settings.root), Starlette(routes=one.routes(), exception_handlers=one.refusals()))
+        for one in below
     ]
-    routes += [*root.routes(), Route("/alive", _alive), Mount("/static", StaticFiles(directory=HERE / "static"))]
+    routes += [*root.routes(), static]
+    if settings.root:
+        inner = Starlette(routes=routes, exception_handlers=root.refusals())
+        routes = [Route("/", lambda _: RedirectResponse(f"{settings.root}/", 303)), Mount(settings.root, inner)]
+    routes.append(Route("/alive", _alive))
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=settings.hosts)],
+        middleware=[Middleware(Guard, hosts=settings.hosts, root=settings.root)],
         exception_handlers=root.refusals(),
         lifespan=lifespan,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -173,6 +174,59 @@ def test_a_user_logs_in_at_the_issuer_and_sees_what_its_acls_let_it(
         token.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n{line}\n")
         result = Shell(guarded).run("topics", "list", "--command-config", str(token), code=0 if good else 1)
         assert good or "token" in result.stderr
+
+
+@pytest.mark.zookeeper
+def test_below_a_path_pages_files_and_the_issuer_s_way_back_are_below_it(
+    guarded: Fleet, issuer: Issuer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(CLIENT_SECRET)
+    console = Served(
+        guarded.bootstrap, "--login", "OAUTHBEARER", "--command-config", str(scram_config(tmp_path)),
+        "--oidc-issuer", issuer.url, "--oidc-client-id", CLIENT_ID, "--oidc-client-secret-file", str(secret),
+        "--path", "/ops/console/",
+    )  # fmt: skip
+    try:
+        visitor, root = Visitor(console), "/ops/console"
+        assert console.url.endswith(f"{root}/")
+        assert visitor.get("/").headers["location"] == f"{root}/"
+        assert visitor.get("/topics").status == 404
+        assert visitor.get("/alive").status == 200
+        login = visitor.get(f"{root}/topics").headers["location"]
+        assert login == f"{root}/login?next=%2Fops%2Fconsole%2Ftopics"
+        (link,) = [unescape(part) for part in visitor.page(login).split('"') if "/login/oidc" in part]
+        assert link.startswith(f"{root}/login/oidc?")
+        issuer.user = "broker"
+        callback = urlsplit(sent_back(visitor.get(link).headers["location"]))
+        assert callback.path == f"{root}/login/oidc/callback"
+        done = visitor.get(f"{callback.path}?{callback.query}")
+        assert f'content="0; url={root}/topics"' in done.text
+        cookie = visitor.get(f"{root}/topics").headers["set-cookie"].lower()
+        assert f"path={root}/;" in f"{cookie};", "no other program of the host gets it"
+        for path in ("", "topics", "brokers/1", "partitions", "security", "find?q=b"):
+            page = visitor.page(f"{root}/{path}")
+            addresses = set(re.findall(r' (?:href|src|action|formaction|hx-get|data-tail)="(/[^"]*)', page))
+            assert {one for one in addresses if not one.startswith(f"{root}/")} == set(), path
+            assert {one for one in addresses if one.startswith(root * 2)} == set(), path
+            files = {one for one in addresses if "/static/" in one}
+            assert {visitor.get(one).status for one in files} == {200}
+        assert "no-store" not in visitor.get(f"{root}/static/console.css").headers.get("cache-control", "")
+        token = visitor.json(f"{root}/topics")["form_token"]
+        asked = visitor.post(f"{root}/change/create-topic", {"topic": "below", "form_token": token})
+        assert (asked.status, f'action="{root}/change/create-topic"' in asked.text) == (200, True)
+        out = visitor.post(f"{root}/logout", {"form_token": token})
+        assert (out.status, out.headers["location"]) == (303, f"{root}/")
+        assert visitor.get(f"{root}/topics").status == 303
+    finally:
+        issuer.user = "alice"
+        assert console.close() == 0
+
+
+@pytest.mark.parametrize("path", ["console", "/con sole", "/../x", "//evil.example", "/a/b/c/d/e/f"])
+def test_a_path_that_is_none_is_refused(path: str) -> None:
+    done = CliRunner().invoke(cli, ["console", "--path", path])
+    assert (done.exit_code, "it is /NAME" in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize(
