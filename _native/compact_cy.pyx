@@ -64,7 +64,6 @@ cdef extern from *:
         *second = v0 ^ v1 ^ v2 ^ v3;
     }
 
-    static inline int fl_adds_over(int64_t a, int64_t b, int64_t *sum) { return __builtin_add_overflow(a, b, sum); }
     static inline int fl_subs_over(int64_t a, int64_t b, int64_t *d) { return __builtin_sub_overflow(a, b, d); }
     """
     ctypedef struct Slot "fl_slot":
@@ -75,7 +74,6 @@ cdef extern from *:
     void fl_siphash(
         uint64_t k0, uint64_t k1, const uint8_t *p, size_t n, uint64_t *first, uint64_t *second
     ) noexcept nogil
-    bint fl_adds_over(int64_t a, int64_t b, int64_t *total) noexcept nogil
     bint fl_subs_over(int64_t a, int64_t b, int64_t *difference) noexcept nogil
 
 
@@ -179,137 +177,7 @@ cdef inline int64_t _get(KeyMap keys, const uint8_t *key, Py_ssize_t size) noexc
 # ---- records
 
 
-cdef Py_ssize_t RELEASE_GIL_FROM = 256 * 1024
-
-
-cdef struct Walk:
-    const uint8_t *p
-    Py_ssize_t size
-    Py_ssize_t position
-    int64_t base_offset
-    int64_t base_timestamp
-    int64_t previous
-    int32_t last
-    bint named  # a header's name has bytes that may be no UTF-8
-    const uint8_t *wanted  # the name of a header that is looked for, ASCII, or NULL
-    Py_ssize_t wanted_size
-    int64_t found  # how many headers of the last record have that name
-    Py_ssize_t value  # where the value of the last of them begins
-    int64_t value_size
-
-
-cdef struct Span:
-    Py_ssize_t start
-    Py_ssize_t body
-    Py_ssize_t rest
-    Py_ssize_t end
-    Py_ssize_t key
-    Py_ssize_t key_size
-    bint has_value
-    Py_ssize_t value
-    Py_ssize_t value_size
-    int64_t timestamp
-    int64_t offset
-
-
-cdef inline bint _signed(
-    const uint8_t *p, Py_ssize_t *position, Py_ssize_t end, int bits, int64_t *value
-) noexcept nogil:
-    cdef uint64_t found = 0
-    if _read_varint(p, position, end, bits, &found):
-        return False
-    value[0] = <int64_t>(found >> 1) ^ -<int64_t>(found & 1)
-    return True
-
-
-cdef inline bint _run(
-    const uint8_t *p, Py_ssize_t *position, Py_ssize_t end, Py_ssize_t *start, int64_t *size
-) noexcept nogil:
-    if not _signed(p, position, end, 32, size):
-        return False
-    start[0] = position[0]
-    if size[0] == -1:
-        return True
-    if size[0] < 0 or size[0] > end - position[0]:
-        return False
-    position[0] += <Py_ssize_t>size[0]
-    return True
-
-
-cdef bint _next(Walk *w, Span *s) noexcept nogil:
-    """The next record; False if it isn't one."""
-    cdef const uint8_t *p = w.p
-    cdef Py_ssize_t at = w.position, stop, start = 0, i
-    cdef int64_t length = 0, delta = 0, size = 0, names = 0, _n
-    s.start = at
-    if not _signed(p, &at, w.size, 32, &length) or length < 6 or length > w.size - at:
-        return False
-    s.body = at
-    stop = at + <Py_ssize_t>length
-    at += 1
-    if not _signed(p, &at, stop, 64, &delta) or fl_adds_over(w.base_timestamp, delta, &s.timestamp):
-        return False
-    s.rest = at
-    if not _signed(p, &at, stop, 32, &delta) or delta < 0 or delta > w.last or delta <= w.previous:
-        return False
-    w.previous = delta
-    s.offset = w.base_offset + delta
-    if not _run(p, &at, stop, &s.key, &size):
-        return False
-    s.key_size = <Py_ssize_t>size
-    if not _run(p, &at, stop, &s.value, &size):
-        return False
-    s.has_value = size >= 0
-    s.value_size = <Py_ssize_t>size
-    if not _signed(p, &at, stop, 32, &names) or names < 0 or names > (stop - at) // 2:
-        return False
-    w.found = 0
-    for _n in range(names):
-        if not _run(p, &at, stop, &start, &size) or size < 0:
-            return False
-        if w.wanted != NULL and size == w.wanted_size and memcmp(p + start, w.wanted, <size_t>size) == 0:
-            w.found += 1
-            if not _run(p, &at, stop, &w.value, &w.value_size):
-                return False
-            continue
-        for i in range(start, start + <Py_ssize_t>size):
-            if p[i] >= 0x80:
-                w.named = True
-                break
-        if not _run(p, &at, stop, &start, &size):
-            return False
-    s.end = stop
-    w.position = stop
-    return at == stop
-
-
-cdef int _begin(Walk *w, Py_buffer *view, header, bytes wanted=None) except -1:
-    w.p = <const uint8_t *>view.buf
-    w.size = view.len
-    w.position = 0
-    w.base_offset = header.base_offset
-    w.base_timestamp = header.base_timestamp
-    w.previous = -1
-    w.last = header.last_offset_delta
-    w.named = False
-    w.wanted = NULL
-    w.wanted_size = 0
-    if wanted is not None:
-        w.wanted = wanted
-        w.wanted_size = len(wanted)
-    w.found = 0
-    w.value = 0
-    w.value_size = -1
-    return 0
-
-
-cdef int _check_end(Walk *w, bint sound, payload, header) except -1:
-    """After a walk: raise what the specification raises for this payload, if it is not sound."""
-    if not sound or w.position != w.size or w.named:
-        validate_records(payload, header)
-        if not sound or w.position != w.size:
-            raise CorruptBatch("records that can't be read", w.position)
-    return 0
+include "walk.pxi"
 
 
 def collect_keys(payload, header, KeyMap keys not None, int64_t start):
@@ -700,103 +568,5 @@ def leave_out(payload, header, set gone not None):
         if not kept or header.is_log_append_time:
             largest = header.max_timestamp
         return Kept(bytes(out), kept, header.base_timestamp, largest)
-    finally:
-        PyBuffer_Release(&view)
-
-
-# ---- ids of schemas
-
-
-cdef bint _has_row(const uint8_t *table, Py_ssize_t size, Py_ssize_t width, const uint8_t *row) noexcept nogil:
-    """Whether the table, whose rows are sorted, has this one."""
-    cdef Py_ssize_t low = 0, high = size // width, middle
-    cdef int order
-    while low < high:
-        middle = (low + high) >> 1
-        order = memcmp(table + middle * width, row, <size_t>width)
-        if order == 0:
-            return True
-        if order < 0:
-            low = middle + 1
-        else:
-            high = middle
-    return False
-
-
-cdef Py_ssize_t _schema_id(const Walk *w, const Span *s, bint of_keys, Py_ssize_t *place) noexcept nogil:
-    """The size of the id that the last record carries, 4 or 16, and where it stands; 0: none, -1: none is needed."""
-    cdef Py_ssize_t start = s.key if of_keys else s.value, size = s.key_size if of_keys else s.value_size
-    cdef bint alone = w.found > 0
-    if size < 0:
-        return -1
-    if alone:
-        start, size = w.value, <Py_ssize_t>w.value_size
-    place[0] = start + 1
-    if size >= 5 and w.p[start] == 0 and (size == 5 or not alone):
-        return 4
-    if size >= 17 and w.p[start] == 1 and (size == 17 or not alone):
-        return 16
-    return 0
-
-
-cdef struct Tables:
-    const uint8_t *ids
-    Py_ssize_t ids_size
-    const uint8_t *guids
-    Py_ssize_t guids_size
-    Py_ssize_t last  # where the id stands that was found last, or -1
-    Py_ssize_t last_width
-
-
-cdef int64_t _misfit(
-    Walk *w, Tables *t, bint of_keys, int64_t index, int64_t count, Py_ssize_t *place, Py_ssize_t *width
-) noexcept nogil:
-    """The first record from ``index`` on whose id is in no table; ``count`` if there is none, -1 if one is broken."""
-    cdef Span s
-    while index < count:
-        if not _next(w, &s):
-            return -1
-        width[0] = _schema_id(w, &s, of_keys, place)
-        if width[0] == 0:
-            return index
-        if width[0] > 0 and not (
-            width[0] == t.last_width and memcmp(w.p + t.last, w.p + place[0], <size_t>width[0]) == 0
-        ):
-            if width[0] == 4 and not _has_row(t.ids, t.ids_size, 4, w.p + place[0]):
-                return index
-            if width[0] == 16 and not _has_row(t.guids, t.guids_size, 16, w.p + place[0]):
-                return index
-            t.last, t.last_width = place[0], width[0]
-        index += 1
-    return count
-
-
-def misfits(payload, header, bytes name not None, bint of_keys, bytes ids not None, bytes guids not None, int64_t most):
-    cdef Py_buffer view
-    cdef Walk w
-    cdef Tables t
-    cdef int64_t count = max(0, header.record_count), index = 0
-    cdef Py_ssize_t place = 0, width = 0
-    cdef list wrong = []
-    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
-    try:
-        _begin(&w, &view, header, name)
-        t.ids, t.ids_size, t.guids, t.guids_size = ids, len(ids), guids, len(guids)
-        t.last, t.last_width = 0, -1
-        if count > view.len // 7:
-            validate_records(payload, header)
-        while True:
-            if view.len < RELEASE_GIL_FROM:
-                index = _misfit(&w, &t, of_keys, index, count, &place, &width)
-            else:
-                with nogil:
-                    index = _misfit(&w, &t, of_keys, index, count, &place, &width)
-            if index < 0 or index == count or len(wrong) == most:
-                break
-            wrong.append((index, PyBytes_FromStringAndSize(<const char *>w.p + place, width)))
-            index += 1
-        if index < 0 or index == count:
-            _check_end(&w, index >= 0, payload, header)
-        return wrong
     finally:
         PyBuffer_Release(&view)

@@ -1,7 +1,6 @@
 """The specification of the compaction kernel: which record of a key is the last, and which records of a batch stay.
 
-It also reads the positions that records of deduplicating topics have in a header, and leaves duplicates out; and it
-compares the ids of schemas that records carry with those that a topic takes.
+It also reads the positions that records of deduplicating topics have in a header, and leaves duplicates out.
 
 The map is one block of slots of 24 bytes: a keyed hash of the key (16 bytes, SipHash-2-4 with 128 bits, under a secret
 of the pass) and the record's offset plus one, little-endian; zero is an empty slot. Open addressing, linear probing.
@@ -15,13 +14,12 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fleetlog._native.batch_py import BatchHeader, Record, _RecordReader, decode_records, validate_records
+from fleetlog._native.batch_py import BatchHeader, _RecordReader, decode_records, validate_records
 from fleetlog._native.byte_reader import put_varint, zigzag
 
 __all__ = [
     "PAGE_BITS", "SLOT_BYTES", "Gathered", "Kept", "KeyMap", "PagePositions", "Position", "collect_keys",
-    "gather_positions", "keep_records", "leave_out", "misfits", "page_positions", "read_positions", "record_keys",
-    "siphash128",
+    "gather_positions", "keep_records", "leave_out", "page_positions", "read_positions", "record_keys", "siphash128",
 ]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
@@ -336,35 +334,3 @@ def leave_out(payload: Buffer, header: BatchHeader, gone: set[int]) -> Kept:
         largest = header.max_timestamp
     out = b"".join(view[span.start : span.end] for span in kept)
     return Kept(out, len(kept), header.base_timestamp, largest)
-
-
-def _schema_id(record: Record, wanted: str, of_keys: bool) -> bytes | None:
-    """The id that a record carries, of 4 bytes or 16; empty for none, None where none is needed."""
-    data = record.key if of_keys else record.value
-    if data is None:
-        return None
-    alone = [value for name, value in record.headers if name == wanted]
-    if alone:
-        data = alone[-1] or b""
-    for magic, size in ((0, 5), (1, 17)):
-        if len(data) >= size and data[0] == magic and (len(data) == size or not alone):
-            return bytes(data[1:size])
-    return b""
-
-
-def misfits(
-    payload: Buffer, header: BatchHeader, name: bytes, of_keys: bool, ids: bytes, guids: bytes, most: int
-) -> list[tuple[int, bytes]]:
-    """The records of a batch whose value (or key) carries no id of a schema that is in ``ids`` or ``guids``.
-
-    They are (index, id), with an empty id where there is none, at most ``most`` of them. An id is what stands behind
-    a magic byte: 4 bytes behind 0, 16 behind 1, in the last header ``name`` or, without it, at the start of the value.
-    A null needs none. The tables have rows of 4 and 16 bytes, sorted. Raises CorruptBatch, but not for what lies behind
-    more than ``most`` of them. ``payload`` is decompressed.
-    """
-    validate_records(payload, header)
-    known = {table[at : at + width] for table, width in ((ids, 4), (guids, 16)) for at in range(0, len(table), width)}
-    carried = (
-        (index, _schema_id(one, name.decode(), of_keys)) for index, one in enumerate(decode_records(payload, header))
-    )
-    return [(index, mine) for index, mine in carried if mine is not None and mine not in known][:most]

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from fleetlog._native.batch import HEADER_SIZE, BatchHeader, parse_header
-from fleetlog._native.compact import misfits
+from fleetlog._native.schemas import misfits
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import TopicConfig
 from fleetlog.brokers.log.disk.files import Buffer

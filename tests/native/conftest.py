@@ -28,6 +28,11 @@ def compact(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture(params=["pure", "cython"])
+def schemas(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("schemas")[request.param == "cython"]
+
+
+@pytest.fixture(params=["pure", "cython"])
 def wire_kernel(request: pytest.FixtureRequest) -> ModuleType:
     return _twins("wire")[request.param == "cython"]
 

@@ -251,13 +251,6 @@ def _gathered_of(twin: Any, payload: bytes, header: BatchHeader) -> Any:
         return str(wrong), wrong.position
 
 
-def _misfits_of(twin: Any, payload: bytes, header: BatchHeader, of_keys: bool) -> Any:
-    try:
-        return twin.misfits(payload, header, HEADER, of_keys, b"", b"", 10)
-    except CorruptBatch as wrong:
-        return str(wrong), wrong.position
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_hostile_bytes(seed: int) -> None:
     """Bytes changed anywhere, cut anywhere, counts that lie: both twins find the same, and nothing else happens."""
@@ -280,8 +273,6 @@ def test_hostile_bytes(seed: int) -> None:
         collected = [_collected(twin, data, lying) for twin in TWINS]
         kept = [_kept(twin, data, lying) for twin in TWINS]
         gathered = [_gathered_of(twin, data, lying) for twin in TWINS]
-        strange = [[_misfits_of(twin, data, lying, of_keys) for twin in TWINS] for of_keys in (False, True)]
-        assert all(one == other for one, other in strange), (data, lying)
         assert gathered[0] == gathered[1], (data, lying)
         assert collected[0] == collected[1], (data, lying)
         keys = [_keys_of(twin, data, lying) for twin in TWINS]
@@ -435,43 +426,3 @@ def test_offsets_that_do_not_rise_are_no_records(compact: ModuleType) -> None:
         call(second)
         with pytest.raises(CorruptBatch, match="offset delta 0 after 0"):
             call(first + first)
-
-
-# ---- ids of schemas
-
-IDS = [b"\0\0\0\1", b"\0\0\0\2", b"\0\1\0\0", b"\xff\xff\xff\xff"]
-GUIDS = [bytes([number]) * 16 for number in (0, 1, 200)]
-frames = (
-    st.none()
-    | st.binary(max_size=18)
-    | st.tuples(st.just(b"\0"), st.sampled_from([*IDS, b"\0\0\0\3"]), st.sampled_from([b"", b"payload"])).map(b"".join)
-    | st.tuples(st.just(b"\1"), st.sampled_from([*GUIDS, b"x" * 16]), st.sampled_from([b"", b"payload"])).map(b"".join)
-)
-framed_rows = st.tuples(
-    frames, frames, st.lists(st.tuples(st.sampled_from(["fleetlog.source", "other", "é"]), frames), max_size=2)
-)
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(framed_rows, min_size=1, max_size=8), st.sets(st.sampled_from(IDS)), st.sets(st.sampled_from(GUIDS)),
-    st.booleans(), st.sampled_from([0, 1, 2, 99]),
-)  # fmt: skip
-def test_both_twins_find_the_same_misfits(
-    rows: list[Any], ids: set[bytes], guids: set[bytes], of_keys: bool, most: int
-) -> None:
-    payload, header = batch_of([Record(at, NOW, key, value, tuple(more)) for at, (key, value, more) in enumerate(rows)])
-    tables = b"".join(sorted(ids)), b"".join(sorted(guids))
-    strange = compact_py.misfits(payload, header, HEADER, of_keys, *tables, most)
-    assert compact_cy.misfits(memoryview(payload), header, HEADER, of_keys, *tables, most) == strange
-    assert len(strange) <= most
-    for index, number in strange:
-        assert rows[index][0 if of_keys else 1] is not None
-        assert number not in {*ids, *guids}
-
-
-def test_ids_of_a_large_batch_are_looked_for_without_the_lock(compact: ModuleType) -> None:
-    values = [b"\0" + IDS[at % 2] + b"x" * 200_000 for at in range(4)]
-    payload, header = batch_of([Record(at, NOW, None, value, ()) for at, value in enumerate(values)])
-    assert compact.misfits(payload, header, HEADER, False, b"".join(IDS), b"", 9) == []
-    assert compact.misfits(payload, header, HEADER, False, IDS[1], b"", 9) == [(0, IDS[0]), (2, IDS[0])]
