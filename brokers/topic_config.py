@@ -99,7 +99,8 @@ class TopicConfig:
         pattern="refuse|tag|dlq:.+", live=True,
     )  # fmt: skip
     fleetlog_schema_validation: str = setting(
-        STRING, "none", "What values are checked for before they are taken: the id of a schema of the topic's subject.",
+        STRING, "none", "What values are checked for before they are taken: the id of a schema of the topic's subject; "
+        "full: also that they are of that schema.",
         choices=("none", "id", "full"), live=True,
     )  # fmt: skip
     index_interval_bytes: int = setting(
@@ -211,17 +212,17 @@ class TopicConfig:
         return self.fleetlog_schema_validation != "none" or self.confluent_value_schema_validation
 
     @property
+    def checks_payloads(self) -> bool:
+        """Whether what has an id must be of that schema, too."""
+        return self.fleetlog_schema_validation == "full"
+
+    @property
     def checks_schemas(self) -> bool:
         """Whether values or keys must."""
         return self.checks_values or self.confluent_key_schema_validation
 
     def _check_schemas(self) -> None:
         """Raises ConfigError for what this version cannot do."""
-        if self.fleetlog_schema_validation == "full":
-            raise ConfigError(
-                "fleetlog.schema.validation", "full", "is not possible in this version: records are not decoded at the "
-                "broker, so set 'id', which looks at the schema's id alone",
-            )  # fmt: skip
         if self.fleetlog_schema_invalid != "refuse":
             raise ConfigError(
                 "fleetlog.schema.invalid", self.fleetlog_schema_invalid, "is not possible in this version: 'refuse' is "

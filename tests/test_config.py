@@ -301,7 +301,7 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         ({"follower.replication.throttled.replicas": "none,0:1"}, "alone"),
         ({"follower.replication.throttled.replicas": "0:1,0:2"}, ""),
         ({"follower.replication.throttled.replicas": "*"}, ""),
-        ({"fleetlog.schema.validation": "full"}, "records are not decoded at the broker"),
+        ({"fleetlog.schema.validation": "full"}, ""),
         ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "tag"}, "there is no dead-letter topic"),
         ({"fleetlog.schema.invalid": "dlq:letters"}, "there is no dead-letter topic"),
         ({"remote.storage.enable": "true", "cleanup.policy": "compact"}, "not possible for a compacted topic"),
@@ -353,17 +353,19 @@ def test_a_tier_needs_all_brokers_and_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["fleetlog.schema.validation=id", "confluent.value.schema.validation=true",
-                "confluent.key.schema.validation=true"],
+    ("setting", "level"),
+    [("fleetlog.schema.validation=id", 1), ("confluent.value.schema.validation=true", 1),
+     ("confluent.key.schema.validation=true", 1), ("fleetlog.schema.validation=full", 2)],
 )  # fmt: skip
-def test_a_check_of_schemas_needs_all_brokers_and_schemas(setting: str) -> None:
+def test_a_check_of_schemas_needs_all_brokers_and_schemas(setting: str, level: int) -> None:
     config = TopicConfig.parse(
         dict([setting.split("=")]), BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
     )
-    finalized = {"fleetlog.schema.version": 1}
+    finalized, before = {"fleetlog.schema.version": level}, {"fleetlog.schema.version": level - 1}
     check_schemas("orders", config, ["_schemas"], finalized)
     for name, topics, features, why in (
-        ("orders", ["_schemas"], {}, "before fleetlog.schema.version 1 is finalized"),
+        ("orders", ["_schemas"], {}, f"before fleetlog.schema.version {level} is finalized"),
+        ("orders", ["_schemas"], before, f"before fleetlog.schema.version {level} is finalized"),
         ("orders", ["orders"], finalized, "there is no topic _schemas"),
         ("_schemas", ["_schemas"], finalized, "what is written to _schemas has no schema"),
         ("__fleetlog_audit", ["_schemas"], finalized, "has no schema"),

@@ -21,7 +21,7 @@ from fleetlog._native.batch import HEADER_SIZE, CorruptBatch, Record, decode_rec
 from fleetlog._native.errors import MalformedMessage
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.disk.failures import OffsetOutOfRange
-from fleetlog.brokers.log.door import KnownSchemas, Table, Want
+from fleetlog.brokers.log.door import KnownSchemas, Reference, Source, Table, Want, packed
 from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 PLACE: Final = TopicPartition(SCHEMAS_TOPIC, 0)
 VERSIONS_MAX: Final = 500_000
 """Of wanted subjects, some 200 bytes each: what is beyond them stays unknown."""
+SOURCES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of schemas' texts, compressed: records with the ids of those beyond them wait."""
+REFERENCED_MAX: Final = 10_000
 READ_BYTES: Final = 1024 * 1024
 INFLATE_MAX: Final = 64 * 1024 * 1024
 FETCH_VERSION: Final = 13
@@ -60,16 +63,23 @@ class Version(NamedTuple):
     id: bytes
     guid: bytes
     names: tuple[str, ...]
+    source: Source | None = None
 
 
 class SchemaRows:
-    """The versions of wanted subjects, as records of the topic make them. Pure."""
+    """The versions of wanted subjects, and others that are referred to, as records of the topic make them. Pure."""
 
-    def __init__(self, wants: Iterable[Want]) -> None:
+    def __init__(self, wants: Iterable[Want], referenced: Iterable[Reference] = ()) -> None:
         self.wants = frozenset(wants)
-        self.count = 0
-        self._subjects = {want.subject for want in self.wants if not want.of_records}
+        self.referenced = frozenset(referenced)
+        self.references: dict[Reference, Source | None] = dict.fromkeys(self.referenced)
+        self.lacking: set[Reference] = set()
+        """What kept schemas refer to, but for ``referenced``."""
+        self.count = self.size = 0
+        self._subjects = {want.subject: want.texts for want in self.wants if not want.of_records}
+        self._subjects |= {want.subject: True for want in self.wants if want.texts and not want.of_records}
         self._prefixes = tuple(want.subject for want in self.wants if want.of_records)
+        self._text_prefixes = tuple(want.subject for want in self.wants if want.of_records and want.texts)
         self._rows: dict[str, dict[int, Version]] = {}
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
@@ -82,27 +92,55 @@ class SchemaRows:
             if fields["keytype"] != "SCHEMA":
                 return
             subject, version = str(fields["subject"]).removeprefix(":.:"), int(fields["version"])
-            by_name = subject.startswith(self._prefixes)
-            if subject not in self._subjects and not by_name:
-                return
-            self._drop(subject, version)
-            if value is not None and self.count < VERSIONS_MAX:
-                schema = json.loads(value)
-                kind = schema.get("schemaType") or "AVRO"
-                names = set(filter(subject.endswith, names_of(kind, schema["schema"], len(subject)))) if by_name else ()
-                number = int(schema["id"]).to_bytes(4, "big")
-                more = [
-                    one if one and isinstance(one, dict) else None for one in map(schema.get, ("metadata", "ruleSet"))
-                ]
-                guid = guid_of(schema["schema"], schema.get("references") or (), *more)
-                self._rows.setdefault(subject, {})[version] = Version(number, guid.bytes, tuple(names))
-                self.count += 1
+            self._apply(subject, version, value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             logger.warning("a record of %s is not understood, and is left out: %s", SCHEMAS_TOPIC, error)
 
+    def _apply(self, subject: str, version: int, value: bytes | None) -> None:
+        by_name, reference = subject.startswith(self._prefixes), (subject, version)
+        wanted = by_name or subject in self._subjects
+        if not wanted and reference not in self.referenced:
+            return
+        self._drop(subject, version)
+        if reference in self.referenced:
+            self.references[reference] = None
+        if value is None:
+            return
+        schema = json.loads(value)
+        kind = schema.get("schemaType") or "AVRO"
+        names = set(filter(subject.endswith, names_of(kind, schema["schema"], len(subject)))) if by_name else ()
+        number = int(schema["id"]).to_bytes(4, "big")
+        more = [one if one and isinstance(one, dict) else None for one in map(schema.get, ("metadata", "ruleSet"))]
+        guid = guid_of(schema["schema"], schema.get("references") or (), *more)
+        checked = self._subjects.get(subject) or (names and subject.startswith(self._text_prefixes))
+        source = self._source(schema, kind) if checked or reference in self.referenced else None
+        if reference in self.referenced:
+            self.references[reference] = source
+            if source is None:
+                del self.references[reference]
+        if wanted and self.count < VERSIONS_MAX:
+            self._rows.setdefault(subject, {})[version] = Version(number, guid.bytes, tuple(names), source)
+            self.count += 1
+
+    def _source(self, schema: Any, kind: str) -> Source | None:
+        """The schema with its text; None if there is no room."""
+        references = tuple(
+            (str(row["subject"]).removeprefix(":.:"), int(row["version"])) for row in schema.get("references") or ()
+        )
+        text = packed(schema["schema"])
+        if self.size + len(text) > SOURCES_BYTES_MAX:
+            return None
+        self.lacking.update(row for row in references if row not in self.referenced)
+        self.size += len(text)
+        return Source(str(kind), text, references)
+
     def _drop(self, subject: str, version: int) -> None:
         rows = self._rows.get(subject, {})
-        if rows.pop(version, None) is not None:
+        row = rows.pop(version, None)
+        source = row.source if row is not None else self.references.get((subject, version))
+        if source is not None:
+            self.size -= len(source.packed)
+        if row is not None:
             self.count -= 1
             if not rows:
                 del self._rows[subject]
@@ -113,7 +151,10 @@ class SchemaRows:
         for want in self.wants:
             versions = list(self._versions(want))
             ids, guids = ({one.id for one in versions}, {one.guid for one in versions})
-            tables[want] = Table(b"".join(sorted(ids)), b"".join(sorted(guids)))
+            tables[want] = table = Table(b"".join(sorted(ids)), b"".join(sorted(guids)))
+            if want.texts:
+                kept = [(one, one.source) for one in versions if one.source is not None]
+                table.sources = {number: source for one, source in kept for number in (one.id, one.guid)}
         return tables
 
     def _versions(self, want: Want) -> Iterator[Version]:
@@ -248,7 +289,8 @@ class SchemaReader:
             self._wanted.clear()
             if not self._known.wants:
                 self._rows, self._place = SchemaRows(()), None
-                self._known.learn({}, -1)
+                self._known.referenced.clear()
+                self._known.learn({}, -1, {})
                 await self._wanted.wait()
                 self._current_ms = self._services.clock.mono_ms()
                 continue
@@ -291,10 +333,10 @@ class SchemaReader:
             raise CannotRead("it does not exist")
         state = topic.partitions[0]
         place = topic.id, state.leader_epoch
-        lacking = not self._rows.wants.issuperset(self._known.wants)
+        lacking = self._lacking()
         stale = self._ended_ms is not None and now_ms - self._ended_ms > ANEW_MS
         if place != self._place or lacking or stale:
-            self._rows, self._place, self._offset, self._ended_ms = SchemaRows(self._known.wants), place, 0, None
+            self._rows, self._place, self._offset, self._ended_ms = self._new_rows(), place, 0, None
             self._changed = True
         if state.leader == self._services.config.broker_id:
             chunk = self._read_here()
@@ -308,14 +350,30 @@ class SchemaReader:
         if self._offset < chunk.end and self._offset > before:
             return False
         if self._changed or self._known.tables.keys() != self._rows.wants:
-            self._known.learn(self._rows.tables(), now_ms)
+            self._known.learn(self._rows.tables(), now_ms, self._rows.references.copy())
             self._changed = False
         else:
             self._known.learn(self._known.tables, now_ms)
-        if self._rows.count >= VERSIONS_MAX:
-            logger.error("%s has more than %d versions that topics check: some stay unknown", PLACE, VERSIONS_MAX)
+        if self._rows.count >= VERSIONS_MAX or self._rows.size > SOURCES_BYTES_MAX * 0.9:
+            logger.error(
+                "%s has more than %d versions, or %d bytes, that topics check: some stay unknown",
+                PLACE,
+                VERSIONS_MAX,
+                SOURCES_BYTES_MAX,
+            )
         self._ended_ms = self._current_ms = now_ms
-        return True
+        return not self._lacking()
+
+    def _new_rows(self) -> SchemaRows:
+        return SchemaRows(self._known.wants, self._known.referenced)
+
+    def _lacking(self) -> bool:
+        """Whether more is wanted than was read, also since it was found that schemas refer to it."""
+        for reference in self._rows.lacking:
+            if len(self._known.referenced) < REFERENCED_MAX:
+                self._known.referenced[reference] = None
+        rows, known = self._rows, self._known
+        return not (rows.wants.issuperset(known.wants) and rows.referenced.issuperset(known.referenced))
 
     def _read_here(self) -> _Chunk:
         partition, refusal = self._services.replicas.leader(PLACE)

@@ -205,8 +205,10 @@ def check_schemas(name: str, config: TopicConfig, topics: Container[str], featur
     """Refuse a check that not every broker would make, or that nothing could pass: INVALID_CONFIG."""
     if not config.checks_schemas:
         return
-    if features.get(SCHEMA_VERSION, 0) < 1:
-        why = f"schemas are not checked before {SCHEMA_VERSION} 1 is finalized: fleetlog features upgrade."
+    level = 2 if config.checks_payloads else 1
+    if features.get(SCHEMA_VERSION, 0) < level:
+        what = "payloads" if config.checks_payloads else "schemas"
+        why = f"{what} are not checked before {SCHEMA_VERSION} {level} is finalized: fleetlog features upgrade."
     elif SCHEMAS_TOPIC not in topics:
         why = f"there is no topic {SCHEMAS_TOPIC}, from which brokers have the ids: start a schema registry first."
     elif name == SCHEMAS_TOPIC or name in PROTECTED_TOPICS:

@@ -444,6 +444,8 @@ class Appender:
         door, sets = log.door, log.producers.positions
         try:
             refused = None if door is None else door.check(payloads, headers, terms.explain)
+            if door is not None and door.reads_payloads:
+                terms.unpack_more(0, 2 * sum(map(len, payloads)))
             if refused is not None and not refused.record_errors:  # those that are named count elsewhere
                 terms.explained(headers[0].record_count)
             if refused is not None or sets is None:

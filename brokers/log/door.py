@@ -1,5 +1,7 @@
 """What a topic asks of its records' schemas: each value (or key) carries the id of a schema of the topic's subject.
 
+Where the topic asks for more, it is also a payload of that schema.
+
 A leader asks it of what clients send, before it appends; what is in a log is not looked at again. Which ids a topic
 takes is known from the topic ``_schemas``, of which a broker keeps what its topics need (:class:`KnownSchemas`), as far
 as it has read. An id that is not there may be one that is not there *yet*: so it is refused for good only when the
@@ -7,24 +9,31 @@ broker has read up to the end since it was first seen. Until then the answer is 
 client and librdkafka take for "not appended, try again", and after which an idempotent producer stays in order
 (``producers.rejected``).
 
+Payloads are checked by programs that are compiled from schemas when a record comes with their id, and kept as long as
+there is room (:mod:`brokers.schema_programs`).
+
 Framing: Confluent's serializers (magic byte 0 and an id, magic byte 1 and a GUID, also in a header).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from fleetlog._native.batch import HEADER_SIZE, BatchHeader, parse_header
-from fleetlog._native.schemas import misfits
 from fleetlog._native.errors import CorruptBatch
+from fleetlog._native.schemas import REASONS, UNKNOWN, Unfit, misfits, unfit
 from fleetlog.brokers.config import TopicConfig
 from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.validation import Rejected, record_errors
 from fleetlog.brokers.model import SCHEMAS_TOPIC, Clock
+from fleetlog.brokers.schema_programs import NoProgram, Program, compile_avro
 from fleetlog.brokers.topic_config import RECORD_NAMES, TOPIC_NAMES
 from fleetlog.wire.errors import ErrorCode
 
@@ -36,28 +45,73 @@ SOUGHT_MS: Final = 30_000
 """How long an id that was not there is looked for."""
 SOUGHT_MAX: Final = 1_000
 """Ids that are looked for at a time; what more is asked for is refused as not known yet."""
+PROGRAMS_MAX: Final = 1_000
+PROGRAM_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of the texts of the schemas whose programs are kept."""
+COMPILED_AT_ONCE: Final = 100_000
+"""Characters of schemas, some 10 ms: when so many were compiled for a batch, it waits if there are more."""
+REFERENCES_MAX: Final = 100
+"""Schemas that one refers to, those that they refer to among them."""
 _TOLD_MS: Final = 10_000
 NOT_YET: Final = ErrorCode.NOT_ENOUGH_REPLICAS
 _HEADERS: Final = (b"__value_schema_id", b"__key_schema_id")
 
 
 class Want(NamedTuple):
-    """A subject whose schemas are wanted; ``of_records``: those that are this and the name of the schema itself."""
+    """A subject whose schemas are wanted; ``of_records``: those that are this and the name of the schema itself.
+
+    ``texts``: not only their ids.
+    """
 
     subject: str
     of_records: bool = False
+    texts: bool = False
 
     def __str__(self) -> str:
         return f"a subject {self.subject}<name of the record>" if self.of_records else f"subject {self.subject}"
 
 
+Reference = tuple[str, int]
+"""A subject and a version."""
+
+
+class Source(NamedTuple):
+    """A schema as it was registered; ``packed`` is its text (zlib)."""
+
+    kind: str
+    packed: bytes
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What was packed."""
+        return zlib.decompress(self.packed).decode("utf-8", "surrogatepass")
+
+
+def packed(text: str) -> bytes:
+    """A text for :class:`Source`."""
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+
+
 @dataclass(slots=True)
 class Table:
-    """The ids and GUIDs of a want's schemas, as the kernel takes them. ``used`` since that was last looked at."""
+    """The ids and GUIDs of a want's schemas, as the kernel takes them. ``used`` since that was last looked at.
+
+    ``sources`` are the schemas by id and GUID, if the want asks for them and there was room.
+    """
 
     ids: bytes = b""
     guids: bytes = b""
     used: bool = True
+    sources: Mapping[bytes, Source] = field(default_factory=dict)
+
+    def has(self, number: bytes) -> bool:
+        """Whether it has this id, or GUID."""
+        if not number:
+            return False
+        width, rows = len(number), self.ids if len(number) == 4 else self.guids
+        at = bisect_left(range(len(rows) // width), number, key=lambda row: rows[row * width : (row + 1) * width])
+        return rows[at * width : (at + 1) * width] == number
 
 
 NOTHING_READ: Final = Table()
@@ -72,6 +126,59 @@ class DoorCounts:
     told_ms: int | None = None
 
 
+class Checks:
+    """The programs of a want's schemas that records came with, by id; a text says why there is none."""
+
+    def __init__(self) -> None:
+        self.compiled: dict[bytes, Program | str] = {}
+        self.ids = self.guids = b""
+        self.codes: tuple[bytes, ...] = ()
+
+    def add(self, number: bytes, program: Program | str) -> None:
+        """From now on records with this id are checked by it."""
+        self.compiled[number] = program
+        programs = {key: one for key, one in self.compiled.items() if isinstance(one, Program)}
+        ids, guids = (sorted(key for key in programs if len(key) == width) for width in (4, 16))
+        self.ids, self.guids = b"".join(ids), b"".join(guids)
+        self.codes = tuple(programs[key].code for key in (*ids, *guids))
+
+
+class Programs:
+    """Programs of schemas, as many as there is room for: those that were asked for last."""
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[tuple[Source, ...], tuple[Program | str, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, sources: tuple[Source, ...]) -> tuple[Program | str, int, bool]:
+        """The program of the last of these, which refers to those before it.
+
+        Also how many characters were compiled for it, and whether others had to go.
+        """
+        row = self._programs.get(sources)
+        if row is not None:
+            self._programs.move_to_end(sources)
+            return row[0], 0, False
+        texts = [source.text for source in sources]
+        row = _compiled(sources[-1].kind, texts), sum(map(len, texts))
+        self._programs[sources] = row
+        self._size += row[1]
+        full = False
+        while len(self._programs) > PROGRAMS_MAX or (self._size > PROGRAM_BYTES_MAX and len(self._programs) > 1):
+            self._size -= self._programs.popitem(last=False)[1][1]
+            full = True
+        return *row, full
+
+
+def _compiled(kind: str, texts: list[str]) -> Program | str:
+    if kind != "AVRO":
+        return f"payloads of {kind} schemas cannot be checked in this version"
+    try:
+        return compile_avro(texts[-1], texts[:-1])
+    except NoProgram as why:
+        return str(why)
+
+
 class KnownSchemas:
     """What a broker knows of ``_schemas``; who reads it sets ``wake``, and calls :meth:`learn`."""
 
@@ -79,6 +186,11 @@ class KnownSchemas:
         self.wake: Callable[[], None] = lambda: None
         self.wants: dict[Want, None] = {}
         self.tables: Mapping[Want, Table] = {}
+        self.referenced: dict[Reference, None] = {}
+        """What wanted schemas refer to; who reads adds to it."""
+        self._references: Mapping[Reference, Source | None] = {}
+        self._checks: dict[Want, Checks] = {}
+        self._programs = Programs()
         self.counts: dict[str, DoorCounts] = {}
         self.sought: dict[tuple[Want, bytes], int] = {}
         """When each id was first looked for that no table has."""
@@ -96,9 +208,65 @@ class KnownSchemas:
         table.used = True
         return table
 
-    def learn(self, tables: Mapping[Want, Table], read_ms: int) -> None:
-        """All of these were read up to an end that was the end at ``read_ms`` or later."""
+    def learn(
+        self, tables: Mapping[Want, Table], read_ms: int, references: Mapping[Reference, Source | None] | None = None
+    ) -> None:
+        """All of these were read up to an end that was the end at ``read_ms`` or later.
+
+        ``references``: what others refer to, None for what is not there; without them nothing has changed in it.
+        """
+        if tables is not self.tables:
+            self._checks = {}
+        if references is not None:
+            self._references, self._checks = references, {}
         self.tables, self._read_ms = tables, read_ms
+
+    def checks(self, want: Want) -> Checks:
+        """The programs of a want that were made so far."""
+        checks = self._checks.get(want)
+        if checks is None:
+            checks = self._checks[want] = Checks()
+        return checks
+
+    def compile(self, want: Want, number: bytes) -> int | None:
+        """Have the program of a schema among the checks of its want; None if not all of it was read yet.
+
+        Returns how many characters were compiled.
+        """
+        source = self.table(want).sources.get(number)
+        if source is None:
+            self.wake()
+            return None
+        sources: dict[Reference | None, Source] = {}
+        why = self._gather(None, source, sources)
+        if why == "":
+            self.wake()
+            return None
+        program, size, full = (why, 0, False) if why else self._programs.get(tuple(sources.values()))
+        if full:
+            self._checks = {}
+        self.checks(want).add(number, program)
+        return size
+
+    def _gather(
+        self, name: Reference | None, source: Source, sources: dict[Reference | None, Source], depth: int = 0
+    ) -> str | None:
+        """Add what a schema refers to, then the schema itself; returns why that is not possible, "" for not yet."""
+        if depth > REFERENCES_MAX or len(sources) > REFERENCES_MAX:
+            return f"the schema refers to more than {REFERENCES_MAX} others"
+        for reference in source.references:
+            if reference in sources:
+                continue
+            if reference not in self._references:
+                return ""
+            other = self._references[reference]
+            if other is None:
+                return f"the schema refers to {reference[0]} version {reference[1]}, which is not there"
+            why = self._gather(reference, other, sources, depth + 1)
+            if why is not None:
+                return why
+        sources[name] = source
+        return None
 
     def lacks(self, want: Want, number: bytes) -> bool:
         """Whether it is certain that no schema of the want has the id, which no table has."""
@@ -133,26 +301,29 @@ class _Side(NamedTuple):
     want: Want
 
 
-def _want(topic: str, strategy: str, part: str) -> Want:
+def _want(topic: str, strategy: str, part: str, texts: bool) -> Want:
     if strategy == TOPIC_NAMES:
-        return Want(f"{topic}-{part}")
-    return Want("" if strategy == RECORD_NAMES else f"{topic}-", of_records=True)
+        return Want(f"{topic}-{part}", texts=texts)
+    return Want("" if strategy == RECORD_NAMES else f"{topic}-", of_records=True, texts=texts)
 
 
 class Door:
     """The check of a topic's records; without settings that ask for one there is none."""
 
-    __slots__ = ("_counts", "_known", "_sides", "_topic")
+    __slots__ = ("_counts", "_known", "_sides", "_topic", "reads_payloads")
 
     def __init__(self, topic: str, config: TopicConfig, known: KnownSchemas) -> None:
         self._topic = topic
         self._known = known
         self._counts = known.counts.setdefault(topic, DoorCounts())
+        self.reads_payloads = config.checks_payloads
+        """Whether it looks at more than ids."""
+        values, keys = config.confluent_value_subject_name_strategy, config.confluent_key_subject_name_strategy
         self._sides: list[_Side] = []
         if config.checks_values:
-            self._sides.append(_Side(False, _want(topic, config.confluent_value_subject_name_strategy, "value")))
+            self._sides.append(_Side(False, _want(topic, values, "value", self.reads_payloads)))
         if config.confluent_key_schema_validation:
-            self._sides.append(_Side(True, _want(topic, config.confluent_key_subject_name_strategy, "key")))
+            self._sides.append(_Side(True, _want(topic, keys, "key", self.reads_payloads)))
 
     def passing(self, batches: Sequence[Buffer]) -> int:
         """How many of the first batches need no closer look for their ids; whether they are sound is not said."""
@@ -165,15 +336,31 @@ class Door:
                 return number
         return len(batches)
 
-    def _strange(self, payload: Buffer, header: BatchHeader, most: int) -> list[tuple[int, _Side, bytes]]:
-        """Up to so many records of each side whose ids are not known."""
-        strange: list[tuple[int, _Side, bytes]] = []
+    def _strange(self, payload: Buffer, header: BatchHeader, most: int) -> list[tuple[_Side, Unfit]]:
+        """Up to so many records of each side whose ids are not known, or whose payloads are not of their schemas."""
+        strange: list[tuple[_Side, Unfit]] = []
         for side in self._sides:
-            table = self._known.table(side.want)
-            wrong = misfits(payload, header, _HEADERS[side.of_keys], side.of_keys, table.ids, table.guids, most)
-            if wrong:
-                strange += [(index, side, number) for index, number in wrong]
+            table, name = self._known.table(side.want), _HEADERS[side.of_keys]
+            if side.want.texts:
+                checks = self._known.checks(side.want)
+                rows = unfit(payload, header, name, side.of_keys, checks.ids, checks.guids, checks.codes, most)
+                strange += [(side, row) for row in rows]
+            else:
+                wrong = misfits(payload, header, name, side.of_keys, table.ids, table.guids, most)
+                strange += [(side, Unfit(index, number, UNKNOWN, 0, ())) for index, number in wrong]
         return strange
+
+    def _compiled(self, strange: list[tuple[_Side, Unfit]]) -> int | None:
+        """Make programs for these records' ids; how many characters were compiled, None if there is no new program."""
+        size, any_new = 0, False
+        for side, row in strange:
+            want, number = side.want, row.number
+            if row.code != UNKNOWN or not want.texts or number in self._known.checks(want).compiled:
+                continue
+            if size <= COMPILED_AT_ONCE and self._known.table(want).has(number):
+                made = self._known.compile(want, number)
+                size, any_new = size + (made or 0), any_new or made is not None
+        return size if any_new else None
 
     def check(self, payloads: Sequence[Buffer], headers: Sequence[BatchHeader], explain: int) -> Rejected | None:
         """Why the batches are not taken; ``payloads`` are their records, decompressed. Raises CorruptBatch.
@@ -182,29 +369,50 @@ class Door:
         """
         for payload, header in zip(payloads, headers, strict=True):
             most = header.record_count if header.record_count <= explain else 1
-            strange = self._strange(payload, header, most)
+            strange, compiled = self._strange(payload, header, most), 0
+            while strange and compiled <= COMPILED_AT_ONCE and (made := self._compiled(strange)) is not None:
+                compiled += max(made, COMPILED_AT_ONCE // 100)
+                strange = self._strange(payload, header, most)
             if strange:
                 return self._refused(strange, header, explain)
         return None
 
-    def _refused(self, strange: Iterable[tuple[int, _Side, bytes]], header: BatchHeader, explain: int) -> Rejected:
+    def _refused(self, strange: Sequence[tuple[_Side, Unfit]], header: BatchHeader, explain: int) -> Rejected:
         why: dict[int, str] = {}
-        numbers = {(side.want, number) for _, side, number in strange if number}
-        unsure = [one for one in numbers if not self._known.lacks(*one)]
+        numbers = {(side.want, row.number) for side, row in strange if row.code == UNKNOWN and row.number}
+        unsure = [one for one in numbers if not self._settled(*one)]
         if unsure:
             want, number = unsure[0]
             self._counts.waiting_batches += 1
             return Rejected(
                 NOT_YET, f"{_text(number)} is not known yet as one of {want}: {SCHEMAS_TOPIC} is being read"
             )
-        for index, side, number in strange:
-            what = "key" if side.of_keys else "value"
-            wrong = f"{_text(number)}, which is none of {side.want}" if number else "no schema's id"
-            why.setdefault(index, f"the {what} has {wrong}")
+        for side, row in strange:
+            why.setdefault(row.index, self._why(side, row))
         self._note(len(why), next(iter(why.values())))
         if header.record_count > explain:
             return Rejected(ErrorCode.INVALID_RECORD, next(iter(why.values())))
         return record_errors(ErrorCode.INVALID_RECORD, sorted(why.items()), explain)
+
+    def _settled(self, want: Want, number: bytes) -> bool:
+        """Whether it is certain that a record with this id, by which nothing was checked, is not taken."""
+        table = self._known.table(want)
+        if not table.has(number):
+            return self._known.lacks(want, number)
+        return number in self._known.checks(want).compiled
+
+    def _why(self, side: _Side, row: Unfit) -> str:
+        what = "key" if side.of_keys else "value"
+        if not row.number:
+            return f"the {what} has no schema's id"
+        program = self._known.checks(side.want).compiled.get(row.number) if side.want.texts else None
+        if program is None:
+            return f"the {what} has {_text(row.number)}, which is none of {side.want}"
+        if isinstance(program, str):
+            return f"the {what} has {_text(row.number)}, by which it cannot be checked: {program}"
+        path = program.path(row.trail)
+        place = f"the {what}'s field {path}" if path else f"the {what}"
+        return f"{place} {REASONS[row.code]} ({_text(row.number)}, byte {row.position} of the payload)"
 
     def _note(self, records: int, reason: str) -> None:
         counts, now_ms = self._counts, self._known.now_ms()

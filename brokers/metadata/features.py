@@ -27,7 +27,7 @@ from fleetlog.wire.errors import ErrorCode
 GROUP_VERSION: Final = "group.version"
 """Level 1: groups of the consumer protocol (KIP-848) are served, whose records older coordinators skip."""
 SCHEMA_VERSION: Final = "fleetlog.schema.version"
-"""Level 1: topics may ask for the ids of schemas, which older leaders do not look at."""
+"""Level 1: topics may ask for the ids of schemas, which older leaders do not look at; 2: and for payloads of them."""
 SHARE_VERSION: Final = "share.version"
 """Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing.
 
@@ -38,7 +38,7 @@ SHARE_ORDER_LEVEL: Final = 2
 TIERING_VERSION: Final = "fleetlog.tiering.version"
 """Level 1: topics may be tiered; older brokers would delete segments that nobody has copied."""
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 1), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 1),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 2), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 1),
     "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaReader, SchemaRows, names_of
 from fleetlog.brokers.log.door import DoorCounts, Want
 from fleetlog.brokers.metrics.registry import Metrics
@@ -155,6 +156,53 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(rows, ORDERS) == [0, 1]
 
 
+TEXTS, NAMED_TEXTS = ORDERS._replace(texts=True), NAMED._replace(texts=True)
+REFERS = [{"name": "n", "subject": "other", "version": 2}]
+
+
+def test_texts_are_kept_of_subjects_whose_payloads_are_checked() -> None:
+    rows = SchemaRows([ORDERS, TEXTS, NAMED_TEXTS])
+    order = json.dumps({"type": "record", "name": "Order", "fields": []})
+    rows.apply(key("orders-value"), value(1, order, references=REFERS))
+    rows.apply(key("Order"), value(2, order))
+    rows.apply(key("Orders"), value(3, order))
+    tables = rows.tables()
+    assert not tables[ORDERS].sources
+    assert {int.from_bytes(number, "big") for number in tables[TEXTS].sources if len(number) == 4} == {1}
+    assert [one.text for one in tables[TEXTS].sources.values()] == [order, order], "by id, and by GUID"
+    assert {int.from_bytes(number, "big") for number in tables[NAMED_TEXTS].sources if len(number) == 4} == {2}
+    assert rows.lacking == {("other", 2)}
+    rows.apply(key("orders-value"), None)
+    rows.apply(key("Order"), None)
+    assert rows.size == 0
+
+
+def test_what_schemas_refer_to_is_kept_by_subject_and_version() -> None:
+    rows = SchemaRows([TEXTS], [("other", 2), ("other", 3)])
+    rows.apply(key(":.:other", 1), value(1))
+    rows.apply(key(":.:other", 2), value(2, references=[{"name": "n", "subject": ":.:more", "version": 1}]))
+    rows.apply(key("orders-value"), value(3, references=REFERS))
+    kept = rows.references[("other", 2)]
+    assert kept is not None
+    assert (kept.text, kept.references) == ('"string"', (("more", 1),))
+    assert rows.references[("other", 3)] is None
+    assert rows.lacking == {("more", 1)}
+    assert ids(rows, TEXTS) == [3]
+    rows.apply(key("other", 2), None)
+    assert rows.references[("other", 2)] is None
+
+
+def test_there_is_a_bound_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlog.brokers.api.schema_reader.SOURCES_BYTES_MAX", 40)
+    rows = SchemaRows([TEXTS], [("other", 2)])
+    for version in range(4):
+        rows.apply(key("orders-value", version), value(version))
+    rows.apply(key("other", 2), value(9))
+    assert ids(rows, TEXTS) == [0, 1, 2, 3]
+    assert 0 < len(rows.tables()[TEXTS].sources) < 5
+    assert ("other", 2) not in rows.references, "it is not known"
+
+
 def test_a_topic_that_is_deleted_has_no_series(tmp_path: Path) -> None:
     stage, metrics = Stage(tmp_path), Metrics()
     known = stage.logs.schemas
@@ -185,6 +233,32 @@ def test_a_new_leader_knows_nothing_until_the_records_of_its_predecessor_are_com
             assert known.tables == {}
             stage.fetched("_schemas", OTHER, 1)
             await eventually_async(lambda: ORDERS in known.tables, "the topic is read", 10)
+        finally:
+            reading.cancel()
+
+    asyncio.run(follow(*begun))
+
+
+def test_what_is_referred_to_is_read_too(tmp_path: Path) -> None:
+    stage, begun = Stage(tmp_path), list[Any]()
+    known = stage.logs.schemas
+    SchemaReader(stage.services, known, connect=lambda: cast("Any", object()), start=begun.append)
+    stage.topic("_schemas")
+    order = '{"type": "record", "name": "Order", "fields": [{"name": "a", "type": "Inner"}]}'
+    refers = [{"name": "n", "subject": "inner", "version": 1}]
+    rows = [
+        Record(0, 0, key("inner"), value(1, '{"type": "fixed", "name": "Inner", "size": 1}'), ()),
+        Record(1, 0, key("orders-value"), value(2, order, references=refers), ()),
+    ]
+    stage.replicate("_schemas", encode_batch(rows))
+    known.table(TEXTS)
+    number = (2).to_bytes(4, "big")
+
+    async def follow(work: Any) -> None:
+        reading = asyncio.create_task(work)
+        try:
+            await eventually_async(lambda: known.compile(TEXTS, number) is not None, "both are read", 10)
+            assert number in known.checks(TEXTS).ids
         finally:
             reading.cancel()
 

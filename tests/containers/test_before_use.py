@@ -29,7 +29,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 
-NEWEST = {"transaction.version": 2, "group.version": 1, "fleetlog.schema.version": 1}
+NEWEST = {"transaction.version": 2, "group.version": 1, "fleetlog.schema.version": 2}
 
 
 @pytest.fixture

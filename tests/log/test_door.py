@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.log import Origin, Terms
-from fleetlog.brokers.log.door import FRESH_MS, NOT_YET, SOUGHT_MAX, SOUGHT_MS, KnownSchemas, Table, Want
+from fleetlog.brokers.log.door import (
+    COMPILED_AT_ONCE,
+    FRESH_MS,
+    NOT_YET,
+    SOUGHT_MAX,
+    SOUGHT_MS,
+    KnownSchemas,
+    Programs,
+    Reference,
+    Source,
+    Table,
+    Want,
+    packed,
+)
 from fleetlog.brokers.log.state import AppendInfo, LogSettings
 from fleetlog.brokers.topic_config import RECORD_NAMES
 from fleetlog.wire.compression import GZIP, ZSTD
@@ -270,3 +283,169 @@ def test_whatever_happens_nothing_gets_in_and_nothing_is_refused_wrongly(
                 assert number not in registered or now_ms - registered[number] <= FRESH_MS
             else:
                 assert error in (ErrorCode.NONE, NOT_YET)
+
+
+# ---- payloads
+
+PAYLOADS = Want("events-value", texts=True)
+INT, TEXT = '"int"', '{"type": "record", "name": "Order", "fields": [{"name": "text", "type": "string"}]}'
+
+
+def source(text: str, *references: Reference, kind: str = "AVRO") -> Source:
+    return Source(kind, packed(text), references)
+
+
+def reads(stage: Stage, *, references: dict[Reference, Source | None] | None = None, **sources: Source) -> None:
+    """The broker has read of these schemas: ``id_7`` is the one with id 7."""
+    by_id = {int(name[3:]).to_bytes(4, "big"): one for name, one in sources.items()}
+    known = table(*(int.from_bytes(number, "big") for number in by_id), guids=GUID)
+    known.sources = by_id | {GUID: list(by_id.values())[-1]}
+    stage.clock.now_ms += 1
+    stage.known.learn({PAYLOADS: known}, stage.clock.mono_ms(), references)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Stage:
+    stage = Stage(tmp_path, fleetlog_schema_validation="full")
+    stage.append(batch(value=framed(7)))
+    assert list(stage.known.wants) == [PAYLOADS]
+    reads(stage, id_7=source(TEXT), id_8=source(INT))
+    return stage
+
+
+@pytest.mark.parametrize("codec", [0, ZSTD])
+def test_payloads_of_their_schemas_are_taken(full: Stage, codec: int) -> None:
+    for value in (framed(7, b"\2x"), framed(8, b"\2"), b"\1" + GUID + b"\2", None):
+        assert full.append(batch(3, value=value, codec=codec)).error is ErrorCode.NONE
+    assert full.log.log_end_offset == 12
+
+
+def test_payloads_of_others_are_refused_and_it_is_said_why(full: Stage) -> None:
+    from fleetlog._native.batch import Record, encode_batch
+
+    values = [
+        framed(7, b"\2x"),
+        framed(7, b"\4x"),
+        framed(8, b"\2\2"),
+        framed(8, b"\2"),
+        b"plain",
+        framed(7, b"\2\xff"),
+    ]
+    data = encode_batch([Record(at, NOW, b"k", value, ()) for at, value in enumerate(values)])
+    info = full.append(data)
+    assert info.error is ErrorCode.INVALID_RECORD
+    assert info.record_errors == (
+        (1, "the value's field text has a length that does not fit (schema id 7, byte 0 of the payload)"),
+        (2, "the value has bytes left over (schema id 8, byte 1 of the payload)"),
+        (4, "the value has no schema's id"),
+        (5, "the value's field text is no UTF-8 (schema id 7, byte 0 of the payload)"),
+    )
+    assert full.log.log_end_offset == 0
+    assert full.append(data, explain=3).record_errors == ()
+
+
+def test_an_id_that_is_not_there_waits_and_is_refused_as_without_payloads(full: Stage) -> None:
+    assert full.append(batch(value=framed(9, b"\2"))).error is NOT_YET
+    reads(full, id_7=source(TEXT), id_9=source(INT))
+    assert full.append(batch(value=framed(9, b"\2"))).error is ErrorCode.NONE
+    assert full.append(batch(value=framed(8, b"\2"))).error is NOT_YET
+    reads(full, id_7=source(TEXT), id_9=source(INT))
+    assert full.append(batch(value=framed(8, b"\2"))).error is ErrorCode.INVALID_RECORD
+
+
+def test_a_schema_counts_no_longer_when_it_is_gone_or_another(full: Stage) -> None:
+    """In mode IMPORT an id may become another schema's."""
+    assert full.append(batch(value=framed(8, b"\2"))).error is ErrorCode.NONE
+    reads(full, id_8=source('"string"'))
+    assert full.append(batch(value=framed(8, b"\2"))).error is ErrorCode.INVALID_RECORD
+    reads(full, id_7=source(TEXT))
+    assert full.append(batch(value=framed(8, b"\2x"))).error is NOT_YET
+
+
+def test_a_schema_whose_text_was_not_kept_waits(full: Stage) -> None:
+    full.known.learn({PAYLOADS: table(7)}, full.clock.mono_ms())
+    info = full.append(batch(value=framed(7, b"\2x")))
+    assert (info.error, full.log.log_end_offset) == (NOT_YET, 0)
+
+
+def test_what_a_schema_refers_to_has_to_be_read_too(full: Stage) -> None:
+    fields = '[{"name": "of", "type": "Order"}, {"name": "more", "type": "Order"}]'
+    outer = f'{{"type": "record", "name": "Outer", "fields": {fields}}}'
+    inner, unknown = ("inner", 3), ("unknown", 1)
+    reads(full, id_7=source(outer, inner))
+    assert full.append(batch(value=framed(7, b"\2x\2x"))).error is NOT_YET
+    reads(full, id_7=source(outer, inner), id_8=source(INT, unknown), references={inner: source(TEXT), unknown: None})
+    assert full.append(batch(value=framed(7, b"\2x\2x"))).error is ErrorCode.NONE
+    refused = full.append(batch(value=framed(7, b"\2x\4x")))
+    assert "the value's field more.text has a length" in str(refused.record_errors)
+    refused = full.append(batch(value=framed(8, b"\2")))
+    assert "refers to unknown version 1, which is not there" in str(refused.record_errors)
+
+
+def test_schemas_that_refer_to_each_other_come_to_an_end(full: Stage) -> None:
+    rows: dict[Reference, Source | None] = {("s", n): source(INT, ("s", (n + 1) % 300)) for n in range(300)}
+    reads(full, id_7=source(INT, ("s", 0)), references=rows)
+    refused = full.append(batch(value=framed(7, b"\2")))
+    assert "refers to more than 100 others" in str(refused.record_errors)
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (source("{}"), "the schema is none of Avro"),
+        (source('"nobody"'), "the schema is none of Avro"),
+        (source('{"type": "array", "items": ' * 65 + INT + "}" * 65), "nested deeper than 64 levels"),
+        (source("{}", kind="JSON"), "payloads of JSON schemas cannot be checked in this version"),
+    ],
+)
+def test_a_schema_by_which_nothing_can_be_checked_takes_nothing(full: Stage, one: Source, why: str) -> None:
+    reads(full, id_7=one)
+    info = full.append(batch(value=framed(7, b"\2")))
+    assert (info.error, full.log.log_end_offset) == (ErrorCode.INVALID_RECORD, 0)
+    assert why in str(info.record_errors)
+
+
+def test_a_batch_of_very_many_schemas_is_compiled_in_several_tries(full: Stage) -> None:
+    from fleetlog._native.batch import Record, encode_batch
+
+    doc = "x" * (COMPILED_AT_ONCE // 3)
+    sources = {f"id_{n}": source(f'{{"type": "int", "doc": "{doc}{n}"}}') for n in range(20)}
+    reads(full, **sources)
+    data = encode_batch([Record(at, NOW, b"k", framed(at, b"\2"), ()) for at in range(20)])
+    tries = 0
+    while full.append(data).error is NOT_YET:
+        tries += 1
+    assert 2 <= tries <= 10
+    assert full.log.log_end_offset == 20
+
+
+def test_keys_are_looked_at_as_closely_as_values(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, fleetlog_schema_validation="full", confluent_key_schema_validation=True)
+    stage.append(batch(value=framed(7)))
+    known = table(7)
+    known.sources = {(7).to_bytes(4, "big"): source(INT)}
+    stage.known.learn({PAYLOADS: known, Want("events-key", texts=True): known}, stage.clock.mono_ms())
+    assert stage.append(batch(key=framed(7, b"\2"), value=framed(7, b"\2"))).error is ErrorCode.NONE
+    info = stage.append(batch(key=framed(7, b""), value=framed(7, b"\2")))
+    assert "the key is cut off" in str(info.record_errors)
+
+
+def test_programs_that_nobody_asked_for_lately_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlog.brokers.log.door.PROGRAMS_MAX", 2)
+    programs = Programs()
+    one, two, three = (source(text) for text in (INT, TEXT, '"long"'))
+    assert [programs.get((s,))[1:] for s in (one, two, one)] == [(5, False), (len(TEXT), False), (0, False)]
+    assert programs.get((three,))[1:] == (6, True)
+    assert [programs.get((s,))[1:] for s in (one, three, two)] == [(0, False), (0, False), (len(TEXT), True)]
+
+
+def test_checking_payloads_counts_as_work(full: Stage) -> None:
+    terms = Terms(Origin.CLIENT, whole_request=True)
+    full.log.appender.append([bytearray(batch(3, value=framed(8, b"\2"), codec=ZSTD))], 0, NOW, terms)
+    paid = terms.work
+    full.log.config = config(fleetlog_schema_validation="id")
+    full.append(batch(value=framed(8)))
+    full.learn(values=table(8))
+    terms = Terms(Origin.CLIENT, whole_request=True)
+    full.log.appender.append([bytearray(batch(3, value=framed(8, b"\2"), codec=ZSTD))], 0, NOW, terms)
+    assert paid > terms.work
