@@ -40,11 +40,11 @@ from fleetlog.wire.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 FRESH_MS: Final = 500
-"""How old what was read may be when an id is refused that is not in it."""
+"""How long ago a read may have come to the end when an id is refused that is not in what was read."""
 SOUGHT_MS: Final = 30_000
 """How long an id that was not there is looked for."""
 SOUGHT_MAX: Final = 1_000
-"""Ids that are looked for at a time; what more is asked for is refused as not known yet."""
+"""Ids of a want that are looked for at a time; what more is asked for is refused as not known yet."""
 PROGRAMS_MAX: Final = 1_000
 PROGRAM_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of the texts of the schemas whose programs are kept."""
@@ -192,9 +192,9 @@ class KnownSchemas:
         self._checks: dict[Want, Checks] = {}
         self._programs = Programs()
         self.counts: dict[str, DoorCounts] = {}
-        self.sought: dict[tuple[Want, bytes], int] = {}
+        self.sought: dict[Want, dict[bytes, int]] = {}
         """When each id was first looked for that no table has."""
-        self._read_ms = -1
+        self._read_ms = self._learned_ms = -1
         self.now_ms = clock.mono_ms
 
     def table(self, want: Want) -> Table:
@@ -219,7 +219,7 @@ class KnownSchemas:
             self._checks = {}
         if references is not None:
             self._references, self._checks = references, {}
-        self.tables, self._read_ms = tables, read_ms
+        self.tables, self._read_ms, self._learned_ms = tables, read_ms, self.now_ms()
 
     def checks(self, want: Want) -> Checks:
         """The programs of a want that were made so far."""
@@ -270,12 +270,12 @@ class KnownSchemas:
 
     def lacks(self, want: Want, number: bytes) -> bool:
         """Whether it is certain that no schema of the want has the id, which no table has."""
-        now_ms = self.now_ms()
-        since = self.sought.get((want, number))
+        now_ms, sought = self.now_ms(), self.sought.setdefault(want, {})
+        since = sought.get(number)
         if since is None or now_ms - since > SOUGHT_MS:
-            if since is not None or len(self.sought) < SOUGHT_MAX:
-                self.sought[want, number] = now_ms
-        elif want in self.tables and self._read_ms > since and now_ms - self._read_ms <= FRESH_MS:
+            if since is not None or len(sought) < SOUGHT_MAX:
+                sought[number] = now_ms
+        elif want in self.tables and self._read_ms > since and now_ms - self._learned_ms <= FRESH_MS:
             return True
         self.wake()
         return False
@@ -283,7 +283,10 @@ class KnownSchemas:
     def looks_for_any(self) -> bool:
         """Whether an id was asked for that is not there, not long ago: then it is read more often."""
         earliest = self.now_ms() - SOUGHT_MS
-        self.sought = {sought: since_ms for sought, since_ms in self.sought.items() if since_ms >= earliest}
+        for want, numbers in list(self.sought.items()):
+            self.sought[want] = {number: since_ms for number, since_ms in numbers.items() if since_ms >= earliest}
+            if not self.sought[want]:
+                del self.sought[want]
         return bool(self.sought)
 
     def forget_unused(self) -> None:

@@ -158,12 +158,28 @@ def test_an_id_is_looked_for_for_a_while(stage: Stage) -> None:
 
 
 def test_not_all_ids_of_the_world_are_looked_for(stage: Stage) -> None:
+    """Nor do those that somebody invents for one topic keep others' from being refused."""
     for number in range(100, 100 + SOUGHT_MAX + 10):
         assert stage.append(batch(value=framed(number))).error is NOT_YET
-    assert len(stage.known.sought) == SOUGHT_MAX
-    stage.learn(values=table(7))
+    assert len(stage.known.sought[VALUES]) == SOUGHT_MAX
+    stage.log.config = config(confluent_key_schema_validation=True)
+    assert stage.append(batch(key=framed(3))).error is NOT_YET
+    stage.learn(values=table(7), keys=table())
+    assert stage.append(batch(key=framed(3))).error is ErrorCode.INVALID_RECORD
+    stage.log.config = config(fleetlog_schema_validation="id")
     assert stage.append(batch(value=framed(100))).error is ErrorCode.INVALID_RECORD
     assert stage.append(batch(value=framed(99))).error is NOT_YET
+
+
+def test_reads_that_take_long_refuse_all_the_same(stage: Stage) -> None:
+    """What was registered since such a read began may be refused wrongly: the answer is as old as the read."""
+    assert stage.append(batch(value=framed(8))).error is NOT_YET
+    begun_ms = stage.clock.mono_ms() + 1
+    stage.clock.now_ms += 5 * FRESH_MS
+    stage.known.learn({VALUES: table(7)}, begun_ms)
+    assert stage.append(batch(value=framed(8))).error is ErrorCode.INVALID_RECORD
+    stage.clock.now_ms += FRESH_MS + 1
+    assert stage.append(batch(value=framed(8))).error is NOT_YET
 
 
 def test_a_request_has_so_many_records_looked_at_and_no_more(stage: Stage) -> None:
