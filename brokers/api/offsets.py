@@ -32,7 +32,7 @@ from fleetlog.brokers.api.waiting import JoinedResponse
 from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.read import LogReader
-from fleetlog.brokers.model import PROTECTED_TOPICS, TopicPartition
+from fleetlog.brokers.model import PROTECTED_TOPICS, SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.replication.partition import Partition
 from fleetlog.brokers.replication.replicas import LedPartition
 from fleetlog.brokers.replication.serving import Serve
@@ -85,7 +85,8 @@ def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Paced:
 
     A leader without its lease asks its followers first: an answer from memory could be older than a successor's.
     """
-    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, (topic.name for topic in request.topics))
+    names = (topic.name for topic in request.topics if topic.name != SCHEMAS_TOPIC or not context.acts_as_broker())
+    denied = yield from context.denied_in_turns(DESCRIBE, TOPIC, names)
     twice = yield from _named_twice(request)
     listing = _Listing(request, context, denied, twice)
     unconfirmed = yield from listing.unconfirmed()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fleetlog._native.batch import HEADER_SIZE, CorruptBatch, Record, decode_records, scan, validate_batch
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, Record, decode_records, scan, validate_batch
 from fleetlog._native.errors import MalformedMessage
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.disk.failures import OffsetOutOfRange
@@ -26,10 +26,11 @@ from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.schema_guids import guid_of
-from fleetlog.wire.api_keys import FETCH
+from fleetlog.wire.api_keys import FETCH, LIST_OFFSETS
 from fleetlog.wire.compression import CodecError, decompress
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.hot import NO_HIGH_WATERMARK, FetchPart, decode_fetch_response, encode_fetch_request
+from fleetlog.wire.messages import ListOffsetsRequest
 
 if TYPE_CHECKING:
     from fleetlog.brokers.api.base import Services
@@ -46,6 +47,8 @@ REFERENCED_MAX: Final = 10_000
 READ_BYTES: Final = 1024 * 1024
 INFLATE_MAX: Final = 64 * 1024 * 1024
 FETCH_VERSION: Final = 13
+ENDS_VERSION: Final = 6
+LATEST: Final = -1
 ANSWER_MS: Final = 10_000
 PAUSE_S, SOUGHT_PAUSE_S = 1.0, 0.1
 ANEW_MS: Final = 3_600_000
@@ -246,6 +249,8 @@ class SchemaReader:
         self._rows = SchemaRows(())
         self._place: tuple[uuid.UUID, int] | None = None
         """The topic's id and leader epoch when the rows were begun."""
+        self._asked: tuple[uuid.UUID, int] | None = None
+        """Those for which another broker has said that it knows what is committed."""
         self._offset = 0
         self._changed = False
         """Whether the rows have what the tables lack."""
@@ -342,6 +347,9 @@ class SchemaReader:
             chunk = self._read_here()
         else:
             assert self._peers is not None, "made when the first topic asked"
+            if self._asked != place:
+                await self._ask_for_end(self._peers, state.leader, state.leader_epoch)
+                self._asked = place
             chunk = await self._fetch(self._peers, state.leader, topic.id, state.leader_epoch)
         if chunk.start > self._offset:
             self._offset = chunk.start
@@ -395,6 +403,23 @@ class SchemaReader:
         run.release()
         return _Chunk(b"".join(pieces), log.high_watermark, log.log_start_offset)
 
+    async def _ask_for_end(self, peers: PeersPort, leader: int, epoch: int) -> None:
+        """Raises CannotRead if the leader is new and does not know yet what its predecessor had committed.
+
+        What it serves then ends too early. It leads in this epoch until there is another one, so it is asked once.
+        """
+        partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+            partition_index=0, current_leader_epoch=epoch, timestamp=LATEST
+        )
+        request = ListOffsetsRequest(
+            version=ENDS_VERSION, replica_id=-1, isolation_level=0,
+            topics=[ListOffsetsRequest.ListOffsetsTopic(name=SCHEMAS_TOPIC, partitions=[partition])],
+        )  # fmt: skip
+        answer = await peers.call(leader, LIST_OFFSETS, ENDS_VERSION, request, timeout_ms=ANSWER_MS)
+        error = ErrorCode(answer.topics[0].partitions[0].error_code)
+        if error not in (ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED):  # an older broker asks for Describe
+            raise CannotRead(f"broker {leader} answers {error.name}")
+
     async def _fetch(self, peers: PeersPort, leader: int, topic_id: uuid.UUID, epoch: int) -> _Chunk:
         asked = FetchPart(None, topic_id, 0, epoch, self._offset, -1, -1, READ_BYTES, NO_HIGH_WATERMARK)
         body = encode_fetch_request(
@@ -417,10 +442,11 @@ class SchemaReader:
         try:
             for position, header in scan(records):
                 validate_batch(records, position)
-                payload: Any = memoryview(records)[position + HEADER_SIZE : position + header.size]
-                if header.codec:
-                    payload = decompress(header.codec, payload, INFLATE_MAX)
-                taken: list[Record] = [] if header.is_control else decode_records(payload, header)
+                payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
+                if header.codec:  # some kilobytes may be 64 MiB: the loop goes on meanwhile
+                    taken = await asyncio.to_thread(_unpacked, payload, header)
+                else:
+                    taken = [] if header.is_control else decode_records(payload, header)
                 for record in taken:
                     if record.offset >= self._offset:
                         self._rows.apply(record.key, record.value)
@@ -429,3 +455,9 @@ class SchemaReader:
                 self._changed = True
         except (CorruptBatch, CodecError) as wrong:
             raise CannotRead(str(wrong)) from None
+
+
+def _unpacked(payload: memoryview, header: BatchHeader) -> list[Record]:
+    """The records of a batch with a codec. Raises CorruptBatch, CodecError."""
+    unpacked = decompress(header.codec, payload, INFLATE_MAX)
+    return [] if header.is_control else decode_records(unpacked, header)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +13,15 @@ from uuid import UUID
 import pytest
 
 from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.api.offsets import handle_list_offsets
 from fleetlog.brokers.api.schema_reader import VERSIONS_MAX, SchemaReader, SchemaRows, names_of
 from fleetlog.brokers.log.door import DoorCounts, Want
 from fleetlog.brokers.metrics.registry import Metrics
+from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.brokers.schemas.registry import RegistryState
+from fleetlog.wire.compression import ZSTD, decompress
+from fleetlog.wire.messages import decode_response, encode_response
+from tests.support.logs import batch
 from tests.support.stage import ME, OTHER, Stage
 from tests.support.waiting import eventually_async
 
@@ -263,3 +269,70 @@ def test_what_is_referred_to_is_read_too(tmp_path: Path) -> None:
             reading.cancel()
 
     asyncio.run(follow(*begun))
+
+
+class Leader:
+    """Another broker, which leads the topic: its answers to ListOffsets are its own, it is never fetched from."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.fetches = 0
+
+    async def call(self, broker_id: int, key: int, version: int, message: Any, timeout_ms: int) -> Any:
+        made = handle_list_offsets(message, self.stage.context(key, version))
+        response = self.stage.made(self.stage.made(made).response)
+        return decode_response(key, version, encode_response(response, key, version))
+
+    async def exchange(self, *_: Any) -> Any:
+        self.fetches += 1
+        raise PeerUnavailable("it is not there")
+
+
+def test_another_broker_that_is_new_as_leader_is_read_when_it_knows_what_is_committed(tmp_path: Path) -> None:
+    there, here, begun = Stage(tmp_path / "there"), Stage(tmp_path / "here"), list[Any]()
+    here.topic("_schemas", leader=OTHER, epoch=1, replicas=(ME, OTHER))
+    there.topic("_schemas", replicas=(ME, OTHER))
+    there.append("_schemas")
+    there.topic("_schemas", epoch=1, replicas=(ME, OTHER))
+    leader = Leader(there)
+    SchemaReader(here.services, here.logs.schemas, connect=lambda: cast("Any", leader), start=begun.append)
+    here.logs.schemas.table(ORDERS)
+
+    async def follow(work: Any) -> None:
+        reading = asyncio.create_task(work)
+        try:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not leader.fetches
+            there.fetched("_schemas", OTHER, 1)
+            await eventually_async(lambda: leader.fetches > 0, "it is read", 10)
+        finally:
+            reading.cancel()
+
+    asyncio.run(follow(*begun))
+
+
+def test_a_batch_with_a_codec_is_unpacked_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, begun, threads = Stage(tmp_path), list[Any](), set[int]()
+
+    def seen(*of: Any) -> Any:
+        threads.add(threading.get_ident())
+        return decompress(*of)
+
+    monkeypatch.setattr("fleetlog.brokers.api.schema_reader.decompress", seen)
+    known = stage.logs.schemas
+    SchemaReader(stage.services, known, connect=lambda: cast("Any", object()), start=begun.append)
+    stage.topic("_schemas")
+    stage.replicate("_schemas", batch(value=value(7), key=key("orders-value"), codec=ZSTD))
+    known.table(ORDERS)
+
+    async def follow(work: Any) -> None:
+        reading = asyncio.create_task(work)
+        try:
+            await eventually_async(lambda: known.table(ORDERS).ids == (7).to_bytes(4, "big"), "it is read", 10)
+        finally:
+            reading.cancel()
+
+    asyncio.run(follow(*begun))
+    assert threads
+    assert threading.get_ident() not in threads
