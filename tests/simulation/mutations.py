@@ -46,6 +46,9 @@ from fleetlog.brokers.replication.isr_writer import IsrWriter
 from fleetlog.brokers.replication.partition import Confirmations, InSyncSet, Partition
 from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.server import connection
+from fleetlog.brokers.shares.keys import KeyOrder
+from fleetlog.brokers.shares.state import RecordState, StateBatch
+from fleetlog.brokers.shares.window import Noted, Window
 from fleetlog.coordination.election import CONTROLLER_EPOCH, Leadership
 from fleetlog.coordination.store import Check
 from fleetlog.coordination.zookeeper import ZookeeperStore
@@ -486,7 +489,26 @@ def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) 
 
 
 REBALANCES = ("rebalances", "kill", "pause", "slow", "client cut", "lose an answer")
+SHARES = ("shares", "kill", "pause", "stop", "isolate", "cut from zookeeper", "lose an answer")
 RENEWS = ("renews", "kill", "pause", "slow", "zookeeper lag", "depose the controller")
+
+
+def _answers_before_it_is_persisted(original: Any, self: Any, member: Any, pieces: Any, now_ms: int) -> Noted:
+    original(self, member, pieces, now_ms)
+    return Noted.NOTHING
+
+
+def _finishes_gaps(
+    original: Any, self: Any, state: Any, limits: Any, *, fresh: bool, predecessors_until_ms: int
+) -> None:
+    end, batches = state.start, []
+    for batch in state.batches:
+        batches += [StateBatch(end, batch.first - 1, RecordState.ARCHIVED, 0)] if batch.first > end else []
+        batches.append(batch)
+        end = batch.last + 1
+    original(
+        self, state._replace(batches=tuple(batches)), limits, fresh=fresh, predecessors_until_ms=predecessors_until_ms
+    )
 
 
 def _takes_any_log_of_the_name(original: Any, self: Any, tp: Any, topic_id: Any, state: Any) -> Any:
@@ -553,7 +575,7 @@ MUTATIONS = (
     Mutation("connections that are batched get each other's offsets", (instead(produce._append_together, _each_gets_the_offsets_of_the_first),), 19),
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
-    Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),
+    Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved, tiers: []),), 2, ("slow", "cut", "operator")),
     Mutation("a gap in the change log is not noticed", (
         instead(MetadataCache._has_gap, lambda self, sequences, news: False),
         instead(MetadataCache._apply, _applies_any_change),
@@ -595,6 +617,11 @@ MUTATIONS = (
     Mutation("a member is told what was on its coordinator's way when it resigned", (instead(ShardHost._committed, _acknowledges_as_it_resigns),), 56,
         ("rebalances", "isolate", "cut from zookeeper", "hold the loop")),
     Mutation("the session of a member that vanished has no end", (instead(consumer_group.session_ms, lambda value, settings: 1 << 30),), 0, REBALANCES),
+    # ---- share groups
+    Mutation("what a worker says of a record is answered before it is persisted", (instead(Window.acknowledge, _answers_before_it_is_persisted),), 4, SHARES),
+    Mutation("a new leader takes what no write names for finished", (instead(Window.__init__, _finishes_gaps),), 15, SHARES),
+    Mutation("a lock has no end", (instead(Window.expire, lambda self, now_ms: False),), 0, SHARES),
+    Mutation("a record overtakes another of its key", (instead(KeyOrder.learn, lambda original, self, offset, key: original(self, offset, None)),), 2, SHARES),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(passes.delete_horizon, lambda header: 0),), 21),
     # ---- rights
