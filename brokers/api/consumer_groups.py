@@ -21,6 +21,7 @@ from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import PAUSE
 from fleetlog.brokers.api.waiting import when_done
 from fleetlog.brokers.audit.events import EventType
+from fleetlog.brokers.coordinators.shard_host import Beside
 from fleetlog.brokers.groups.consumer.group import (
     JOINS,
     LEAVES,
@@ -58,10 +59,11 @@ NOTHING_NEW = {version: b"\0\xff\xff\xff\xff" + b"\0" * (4 + version) for versio
 """How a heartbeat ends that says nothing new, behind the instance id: nulls, and a rebalance timeout of -1."""
 NO_ASSIGNMENT = -1
 _I32 = struct.Struct(">i")
-_ANSWER_HEAD, _ANSWER_TAIL = struct.Struct(">ii8xB"), struct.Struct(">iibx")
-"""Size, correlation id, nothing in tags, throttling, error and message, the member id's size; behind that, the epoch,
-the interval, no assignment, no tags."""
-_ANSWER_SIZE = _ANSWER_HEAD.size - SIZE_BYTES + _ANSWER_TAIL.size
+_FRAME_HEAD = struct.Struct(">iix")
+"""An answer's size, its correlation id, no tags."""
+_ANSWER_HEAD, _ANSWER_TAIL = struct.Struct(">7xB"), struct.Struct(">iibx")
+"""Nothing in throttling, error and message, the member id's size; behind that, the epoch, the interval, no assignment,
+no tags."""
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 """Types of members: by the protocol that they use (KIP-1099)."""
 
@@ -69,18 +71,6 @@ CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 @in_slices
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Paced:
     """ConsumerGroupHeartbeat v0-v1: joins, keeps and ends a membership, and tells the member its partitions."""
-
-    @in_slices
-    def render(answer: Any) -> Generator[Any, None, Any]:
-        if isinstance(answer, CommandFailed):
-            answer = BeatAnswer(answer.error)
-        by_topic = _by_topic(answer.assignment or ())
-        names = context.services.metadata.topic_names
-        held = [names[topic_id] for topic_id in by_topic if topic_id in names]
-        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, held)
-        if denied:  # another member's pattern, or what could be described when it joined
-            answer = BeatAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return _heartbeat_response(answer, by_topic, context.api_version)
 
     def refused(error: ErrorCode, message: str | None = None) -> Done:
         return Done(_heartbeat_response(BeatAnswer(error, message), {}, context.api_version))
@@ -115,9 +105,36 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         f"/{context.connection.peer_host}",
         resolved,
     )
-    settings, picture = consumer_settings(request.group_id, context), topics_of(context)
+    return _submitted(beat, context)
+
+
+def _submitted(beat: Beat, context: Context) -> Outcome:
+    """The group's answer to a heartbeat."""
+    settings, picture = consumer_settings(beat.group_id, context), topics_of(context)
+
+    @in_slices
+    def render_assignment(answer: BeatAnswer) -> Generator[Any, None, Any]:
+        by_topic = _by_topic(answer.assignment or ())
+        names = context.services.metadata.topic_names
+        held = [names[topic_id] for topic_id in by_topic if topic_id in names]
+        denied = yield from context.denied_in_turns(*DESCRIBE_TOPIC, held)
+        if denied:  # another member's pattern, or what could be described when it joined
+            answer = BeatAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _heartbeat_response(answer, by_topic, context.api_version)
+
+    def render(answer: BeatAnswer | CommandFailed) -> Any:
+        if isinstance(answer, CommandFailed):
+            answer = BeatAnswer(answer.error)
+        if answer.assignment is not None:
+            return render_assignment(answer)
+        if answer.error is ErrorCode.NONE and answer.member_id is not None and len(answer.member_id.encode()) < SHORT:
+            return _unmoved(answer.member_id, answer.epoch, answer.interval_ms)
+        return _heartbeat_response(answer, {}, context.api_version)
+
     pending = context.services.groups.submit(
-        request.group_id, lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket)
+        beat.group_id,
+        lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket),
+        beside=Beside(beat.member_id, lambda shard: shard.consumer_moves_alone(beat, picture)),
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
@@ -289,24 +306,40 @@ def execute_resting_beats(beats: Sequence[RestingBeat], contexts: Sequence[Conte
 
 def _kept_alive(beat: RestingBeat, context: Context) -> Outcome:
     _, _, _, context.client_id, group_id, member_id, epoch, instance_id = beat
-    host = context.services.groups.idle_host(group_id)
-    client = (context.client_id, f"/{context.connection.peer_host}")
-    if (
-        host is None
-        or not served(context)
-        or not host.shard.consumer_rests(group_id, member_id, epoch, instance_id, client, topics_of(context))
-    ):
+    groups, picture = context.services.groups, topics_of(context)
+    host = groups.idle_host(group_id, member_id)
+    client = context.client_id, f"/{context.connection.peer_host}"
+    rests = host is not None and host.shard.consumer_rests(group_id, member_id, epoch, instance_id, client, picture)
+    if not served(context) or not (rests or _needs_no_look(beat, context)):
         request = m.ConsumerGroupHeartbeatRequest(
             version=beat.version, group_id=group_id, member_id=member_id, member_epoch=epoch, instance_id=instance_id
         )
         return handle_consumer_group_heartbeat(request, context)
     if (code := context.refusal(*READ_GROUP, group_id)) is not ErrorCode.NONE:
         return Done(_heartbeat_response(BeatAnswer(code), {}, beat.version))
+    if host is None or not rests:
+        asked = Beat(group_id, member_id, epoch, instance_id, client_id=client[0], client_host=client[1])
+        return _submitted(asked, context)
     settings = consumer_settings(group_id, context)
     host.schedule(timer_name("member", group_id, member_id), settings.session_timeout_ms)
+    body = _unmoved(member_id, epoch, settings.heartbeat_interval_ms)
+    return Done([_FRAME_HEAD.pack(len(body) + _FRAME_HEAD.size - SIZE_BYTES, beat.correlation_ids[0]) + body])
+
+
+def _needs_no_look(beat: RestingBeat, context: Context) -> bool:
+    """Whether the request is one that no rule of its form forbids, of a member without a pattern to be looked up."""
+    _, shard = context.services.groups.shard_for(beat.group_id)
+    group = shard.consumers.get(beat.group_id) if shard is not None else None
+    member = group.members.get(beat.member_id) if group is not None else None
+    if member is None or member.value is None or member.value.regex or beat.member_epoch <= JOINS:
+        return False
+    return beat.instance_id is None or bool(beat.instance_id.strip())
+
+
+def _unmoved(member_id: str, epoch: int, interval_ms: int) -> bytes:
+    """The answer of both versions to a member that is told no assignment, without header."""
     name = member_id.encode()
-    head = _ANSWER_HEAD.pack(_ANSWER_SIZE + len(name), beat.correlation_ids[0], len(name) + 1)
-    return Done([head + name + _ANSWER_TAIL.pack(epoch, settings.heartbeat_interval_ms, NO_ASSIGNMENT)])
+    return _ANSWER_HEAD.pack(len(name) + 1) + name + _ANSWER_TAIL.pack(epoch, interval_ms, NO_ASSIGNMENT)
 
 
 Row(

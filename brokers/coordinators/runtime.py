@@ -14,7 +14,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fleetlog.brokers.coordinators.pending import PendingAnswer
-from fleetlog.brokers.coordinators.shard_host import ShardHost, ShardState, TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import Beside, ShardHost, ShardState, TransactionMarker
 from fleetlog.brokers.model import Clock
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.timers import Timers
@@ -181,15 +181,16 @@ class CoordinatorRuntime(Generic[S]):
         refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
         return refused, host.shard if refused is ErrorCode.NONE else None
 
-    def idle_host(self, key: str) -> ShardHost[S] | None:
-        """The host of a key's shard, if a command of the key that writes nothing would be answered at once."""
+    def idle_host(self, key: str, part: str) -> ShardHost[S] | None:
+        """The host of a key's shard, if a command of that part of it which writes nothing would be answered at once."""
         host = self._hosts.get(self.partition_for(key))
-        return host if host is not None and host.answers_now(key) else None
+        return host if host is not None and host.answers_now(key, part) else None
 
     def submit(
-        self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
-    ) -> PendingAnswer:
-        """Run ``command(shard, now, ticket)`` on the key's shard when the key is free.
+        self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None,
+        beside: Beside | None = None,
+    ) -> PendingAnswer:  # fmt: skip
+        """Run ``command(shard, now, ticket)`` on the key's shard when the key is free; ``beside`` others: sooner.
 
         ``guard`` goes with the append of a transactional write (``brokers.coordinators.transactions.verification``).
 
@@ -201,7 +202,7 @@ class CoordinatorRuntime(Generic[S]):
             pending = PendingAnswer(self._next_ticket())
             pending.complete(CommandFailed(ErrorCode.NOT_COORDINATOR))
             return pending
-        pending = host.submit(key, command, guard)
+        pending = host.submit(key, command, guard, beside)
         if deadline_ms is not None and not pending.done:
             expired = CommandFailed(ErrorCode.REQUEST_TIMED_OUT)
             self._timers.later(deadline_ms, partial(host.expire, pending.ticket, expired))

@@ -2,7 +2,8 @@
 
 It implements the rules of ``txn.commands``:
 
-- commands of one key run one after another; a key with records in flight is held, and its later commands queue;
+- commands of one key run one after another; a key with records in flight is held, and its later commands queue. Those
+  that run beside each other (:class:`Beside`) do not wait for one another, but for all others and these for them;
 - writes of one iteration of the loop are batched, appended in order with the leader epoch of the load, and applied
   strictly in log order once they are below the high watermark;
 - a write never times out: its record may still be committed, so its key stays held until the outcome is known. Only
@@ -257,6 +258,17 @@ RECORD_OVERHEAD = 24
 """An upper bound of a record's varints and attributes without headers, in bytes."""
 
 
+class Beside(NamedTuple):
+    """A command that may run while records of others like it are in flight, if theirs are of other parts of the key.
+
+    ``commutes(shard)``: whether it is one, by the state in the log: its records and its answer depend on nothing that
+    the others' records change.
+    """
+
+    part: str
+    commutes: Callable[[Any], bool]
+
+
 @dataclass(slots=True)
 class ShardWrite:
     """One command's records, or one marker. All records of a write are in one batch, so a crash cannot split it."""
@@ -267,6 +279,8 @@ class ShardWrite:
     marker: TransactionMarker | None = None
     on_marker: Callable[[ErrorCode], None] | None = None
     guard: object | None = None
+    part: str | None = None
+    """Of the key, if that is not held as a whole."""
 
 
 def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[ShardWrite]]:
@@ -335,6 +349,7 @@ class _Item:
     command: Command
     ticket: Ticket
     guard: object | None = None
+    beside: Beside | None = None
     cancelled: bool = False
 
 
@@ -372,6 +387,8 @@ class ShardHost(Generic[S]):
         self._write_markers = write_markers
         self._on_lost = on_lost
         self._held: dict[str, deque[_Item]] = {}
+        self._parts: dict[str, set[str]] = {}
+        """Of keys that are not held as a whole, those with records in flight."""
         self._pending: dict[Ticket, PendingAnswer] = {}
         self._staged: list[ShardWrite] = []
         self._flights: deque[_Flight] = deque()
@@ -402,6 +419,7 @@ class ShardHost(Generic[S]):
         self._loader.cancel()
         self._timers.clear()
         self._held = {}
+        self._parts = {}
         self._due = {}
         writes = [w for flight in self._flights for w in flight.writes] + self._staged
         self._flights = deque()
@@ -468,9 +486,9 @@ class ShardHost(Generic[S]):
             case ShardState.CLOSED:
                 return ErrorCode.NOT_COORDINATOR
 
-    def answers_now(self, key: str) -> bool:
-        """Whether a command of the key would be run at once, and what it answers from memory would leave at once."""
-        idle = self.state is ShardState.ACTIVE and key not in self._held
+    def answers_now(self, key: str, part: str) -> bool:
+        """Whether a command of that part of the key would run at once, and what it says from memory leave at once."""
+        idle = self.state is ShardState.ACTIVE and key not in self._held and part not in self._parts.get(key, ())
         return idle and self.partition.may_serve(Serve.COORDINATOR_STATE) is ErrorCode.NONE
 
     def schedule(self, name: str, delay_ms: int) -> None:
@@ -478,8 +496,10 @@ class ShardHost(Generic[S]):
         self._forget_due(name)
         self._timers.schedule(name, delay_ms)
 
-    def submit(self, key: str, command: Command, guard: object | None = None) -> PendingAnswer:
-        """Run the command when its key is free.
+    def submit(
+        self, key: str, command: Command, guard: object | None = None, beside: Beside | None = None
+    ) -> PendingAnswer:
+        """Run the command when its key is free, or what is in flight of it may be ``beside`` it.
 
         ``guard`` is the log's verification guard for a transactional write (KIP-890): the append is rejected if a
         marker was written in between.
@@ -493,7 +513,7 @@ class ShardHost(Generic[S]):
             pending.complete(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
             return pending
         self._pending[pending.ticket] = pending
-        self._enqueue(key, _Item(command, pending.ticket, guard))
+        self._enqueue(key, _Item(command, pending.ticket, guard, beside))
         return pending
 
     def run(self, key: str, command: Command) -> None:
@@ -525,7 +545,7 @@ class ShardHost(Generic[S]):
         self._drain(key)
 
     def _drain(self, key: str) -> None:
-        """Run the key's queue until it is empty or a command's records are in flight."""
+        """Run the key's queue until it is empty or a command must wait for records in flight."""
         while True:
             line = self._held.get(key)
             if line is None or not self._active():
@@ -533,7 +553,13 @@ class ShardHost(Generic[S]):
             if not line:
                 del self._held[key]
                 return
-            item = line.popleft()
+            item, in_flight = line[0], self._parts.get(key)
+            part = None
+            if item.beside is not None and item.beside.commutes(self.shard):
+                part = item.beside.part
+            if in_flight and (part is None or part in in_flight) and not item.cancelled:
+                return
+            line.popleft()
             if item.cancelled:
                 continue
             try:
@@ -543,13 +569,29 @@ class ShardHost(Generic[S]):
                 logger.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
                 self._answer(item.ticket, CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
                 continue
-            if self._perform(key, item.ticket, result, item.guard):
+            if self._perform(key, item.ticket, result, item.guard, part) and part is None:
                 return
 
-    def _perform(self, key: str | None, ticket: Ticket | None, result: Result, guard: object | None = None) -> bool:
-        """Perform a result; True if its records are in flight, so that the key stays held."""
+    def _free(self, write: ShardWrite) -> None:
+        """The write's key, or part of one, has no records in flight any more."""
+        if write.key is None or not self._active():
+            return
+        if write.part is not None:
+            in_flight = self._parts[write.key]
+            in_flight.remove(write.part)
+            if not in_flight:
+                del self._parts[write.key]
+        self._drain(write.key)
+
+    def _perform(
+        self, key: str | None, ticket: Ticket | None, result: Result, guard: object | None = None,
+        part: str | None = None,
+    ) -> bool:  # fmt: skip
+        """Perform a result; True if its records are in flight, so that the key, or a part of it, stays held."""
         if result.records:
-            self._stage(ShardWrite(key, ticket, result, guard=guard))
+            if key is not None and part is not None:
+                self._parts.setdefault(key, set()).add(part)
+            self._stage(ShardWrite(key, ticket, result, guard=guard, part=part))
             return True
         if ticket is not None and result.response is not DEFERRED:
             self._answer(ticket, result.response)
@@ -691,11 +733,11 @@ class ShardHost(Generic[S]):
                     "coordinator %s: a command of %r failed to handle %s", self.partition.tp, write.key, error.name
                 )
                 instead = Result(CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
-            held = self._perform(write.key, write.ticket, instead)
+            held = self._perform(write.key, write.ticket, instead, part=write.part)
         elif write.ticket is not None:
             self._answer(write.ticket, CommandFailed(commit_failure(error)))
-        if not held and write.key is not None:
-            self._drain(write.key)
+        if not held:
+            self._free(write)
 
     def _committed(self, flight: _Flight, error: ErrorCode) -> None:
         if not self._active():
@@ -741,8 +783,7 @@ class ShardHost(Generic[S]):
         if write.ticket is not None and write.result.response is not DEFERRED:
             self._answer(write.ticket, write.result.response, replicated=True)
         self._effects(write.result.effects)
-        if write.key is not None:
-            self._drain(write.key)
+        self._free(write)
 
     def _now(self) -> Now:
         return Now(self._clock.wall_ms(), self._clock.mono_ms())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
-from fleetlog.brokers.coordinators.shard_host import LONG_WRITE, TransactionMarker
+from fleetlog.brokers.coordinators.shard_host import LONG_WRITE, Beside, TransactionMarker
 from fleetlog.txn.commands import (
     DEFERRED,
     Answer,
@@ -84,6 +84,68 @@ def test_commands_of_a_key_see_its_committed_state_and_others_continue(bench: Be
     assert second == []
     bench.partition.commit()
     assert second == [["1"]]
+
+
+def of_part(part: str) -> Beside:
+    return Beside(part, lambda shard: True)
+
+
+def test_commands_of_other_parts_of_a_key_do_not_wait_for_each_other(bench: Bench) -> None:
+    parts = [bench.submit("a", put("a", part), beside=of_part(part)) for part in "123"]
+    again = bench.submit("a", put("a", "1 again"), beside=of_part("1"))
+    behind = bench.submit("a", put("a", "4"), beside=of_part("4"))
+    whole = bench.submit("a", put("a", "whole"))
+    after = bench.submit("a", put("a", "5"), beside=of_part("5"))
+    bench.loop.settle()
+
+    def ran() -> list[str]:
+        return [line.removeprefix("run a+") for line in bench.shard.log if line.startswith("run")]
+
+    assert batches(bench) == 1
+    assert ran() == ["1", "2", "3"], "the order of the key stays"
+    bench.partition.commit()
+    assert parts == [[[]]] * 3, "they saw what was in the log"
+    bench.loop.settle()
+    assert ran() == ["1", "2", "3", "1 again", "4"]
+    assert (again, behind, whole, after) == ([], [], [], [])
+    bench.partition.commit()
+    assert again == behind == [["1"]], "as soon as what they wait for was applied"
+    bench.loop.settle()
+    assert ran()[-1] == "whole"
+    bench.partition.commit()
+    assert whole == [["1", "2", "3", "1 again", "4"]]
+    bench.loop.settle()
+    bench.partition.commit()
+    assert after == [["1", "2", "3", "1 again", "4", "whole"]]
+    assert bench.submit("a", get("a"))[0][-1] == "5", "nothing is held"
+
+
+def test_a_command_that_does_not_commute_is_run_as_any(bench: Bench) -> None:
+    first = bench.submit("a", put("a", "1"), beside=of_part("1"))
+    second = bench.submit("a", put("a", "2"), beside=Beside("2", lambda shard: "a" in shard.lists))
+    third = bench.submit("a", put("a", "3"), beside=of_part("3"))
+    bench.loop.settle()
+    assert bench.shard.log == ["loaded", "run a+1"]
+    bench.partition.commit()
+    bench.loop.settle()
+    assert bench.shard.log[-2:] == ["run a+2", "run a+3"], "it commutes now"
+    bench.partition.commit()
+    assert (first, second, third) == ([[]], [["1"]], [["1"]])
+
+
+def test_parts_that_cannot_be_written_free_their_key(bench: Bench) -> None:
+    bench.partition.refuse = E.NOT_ENOUGH_REPLICAS
+    answers = [bench.submit("a", put("a", part), beside=of_part(part)) for part in "12"]
+    whole = bench.submit("a", get("a"))
+    bench.loop.settle()
+    assert answers == [[CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]] * 2
+    assert whole == [[]]
+    bench.partition.refuse = E.NONE
+    answers = [bench.submit("a", put("a", part), beside=of_part(part)) for part in "12"]
+    bench.loop.settle()
+    assert answers == [[], []]
+    bench.runtime.partition_resigned(bench.partition.tp)
+    assert answers == [[CommandFailed(E.NOT_COORDINATOR)]] * 2
 
 
 def test_one_round_of_the_loop_makes_one_batch(bench: Bench) -> None:
@@ -362,23 +424,23 @@ def test_without_its_lease_a_broker_answers_what_was_replicated(bench: Bench) ->
 
 
 def test_what_writes_nothing_may_be_answered_at_once_by_a_host_that_is_idle(bench: Bench) -> None:
-    host = bench.runtime.idle_host("a")
+    host = bench.runtime.idle_host("a", "1")
     assert host is not None
     assert host.shard is bench.shard
     host.schedule("t/a", 50)
     bench.submit("a", put("a", "1"))
-    assert bench.runtime.idle_host("a") is None, "what is in flight comes first"
-    assert bench.runtime.idle_host("b") is host
+    assert bench.runtime.idle_host("a", "1") is None, "what is in flight comes first"
+    assert bench.runtime.idle_host("b", "1") is host
     bench.loop.settle()
     bench.partition.commit()
-    assert bench.runtime.idle_host("a") is host
+    assert bench.runtime.idle_host("a", "1") is host
     bench.loop.advance(60)
     assert bench.shard.log.count("timer t/a") == 1
     bench.partition.confirmed = False
-    assert bench.runtime.idle_host("a") is None, "it may have been replaced"
+    assert bench.runtime.idle_host("a", "1") is None, "it may have been replaced"
     bench.partition.confirmed = True
     bench.runtime.close()
-    assert bench.runtime.idle_host("a") is None
+    assert bench.runtime.idle_host("a", "1") is None
 
 
 def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import struct
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fleetlog.brokers.coordinators.pending import PendingAnswer
@@ -17,7 +18,7 @@ from fleetlog.brokers.groups.consumer.embedded import assignment_bytes, decode_a
 from fleetlog.brokers.groups.consumer.group import Beat, BeatAnswer, ConsumerGroup, Picture
 from fleetlog.brokers.groups.consumer.records import Partition
 from fleetlog.brokers.groups.members import Group, timer_name
-from fleetlog.brokers.groups.records import CommittedOffset
+from fleetlog.brokers.groups.records import CommittedOffset, ConsumerKey, ConsumerKind, decode_group_key
 from fleetlog.brokers.groups.requests import (
     ConsumerSettings,
     GroupSettings,
@@ -33,7 +34,7 @@ from fleetlog.brokers.groups.requests import (
 )
 from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.model import PartitionState, TopicInfo
-from fleetlog.txn.commands import CommandFailed, Now, Result, Schedule, Ticket
+from fleetlog.txn.commands import Command, CommandFailed, Now, Result, Schedule, Ticket
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.support.group_driver import Driver
@@ -176,6 +177,8 @@ class World:
     number: int = 0
     rested: int = 0
     """Heartbeats of members at rest."""
+    beside: int = 0
+    """How often several came together."""
     revoking: dict[str, tuple[Driver, frozenset[Partition], int]] = field(default_factory=dict)
     """Since when members have to give up what, by the coordinator that knows."""
 
@@ -213,10 +216,23 @@ class World:
     # -- what clients do
 
     def send(self, beat: Beat) -> BeatAnswer:
+        return self.send_together([beat])[0]
+
+    def send_together(self, beats: list[Beat]) -> list[BeatAnswer]:
+        answers = self.driver.submit_beside([self.command(beat) for beat in beats])
+        for answer in answers:
+            assert isinstance(answer, BeatAnswer | CommandFailed)
+        return [BeatAnswer(answer.error) if isinstance(answer, CommandFailed) else answer for answer in answers]
+
+    def command(self, beat: Beat) -> tuple[str, Command, Callable[[GroupShard], bool]]:
         picture = self.picture()
+        own_record = (ConsumerKey(ConsumerKind.CURRENT, GROUP, beat.member_id),)
+
+        def commutes(shard: GroupShard) -> bool:
+            return shard.consumer_moves_alone(beat, picture)
 
         def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
-            rests = self.rests(beat)
+            rests, alone = self.rests(beat), commutes(shard)
             result = shard.consumer_heartbeat(beat, picture, SETTINGS, now, ticket)
             if rests:
                 self.rested += 1
@@ -226,14 +242,11 @@ class World:
                 )
                 if (result.response, result.records, result.effects) != (answer, (), (timer,)):
                     raise Violation(f"{beat.member_id} seemed to be at rest at epoch {beat.epoch}: {result}")
+            if alone and tuple(decode_group_key(record.key) for record in result.records) not in ((), own_record):
+                raise Violation(f"{beat.member_id} was to change what it has alone: {result}")
             return result
 
-        pending = self.driver.submit(GROUP, command)
-        answer = pending.response
-        if isinstance(answer, CommandFailed):
-            return BeatAnswer(answer.error)
-        assert isinstance(answer, BeatAnswer)
-        return answer
+        return beat.member_id, command, commutes
 
     def rests(self, beat: Beat) -> bool:
         """Whether the coordinator would take that for the heartbeat of a member at rest, and look no closer."""
@@ -243,19 +256,23 @@ class World:
         return self.driver.shard.consumer_rests(GROUP, *beat[1:4], client, self.picture())
 
     def heartbeat(self, client: Client, lost: bool = False) -> None:
-        beat = client.beat()
-        if client.liar:
-            beat = self._lie(client, beat)
-        member = self.group.members.get(client.id)
-        at = member.at if member is not None else None
-        answer = self.send(beat)
-        self.history.append(f"{client.id} {beat.epoch} owns {beat.owned} -> {answer} {'lost' if lost else ''}")
-        if answer.error is ErrorCode.NONE and beat.epoch > 0 and (at is None or beat.epoch > at.epoch):
-            raise Violation(f"{client.id} is heard at epoch {beat.epoch}, the coordinator knows {at}")
-        if lost:
-            client.unsure = True
-        else:
-            client.heard(answer, beat.owned)
+        self.heartbeats([client], lost)
+
+    def heartbeats(self, clients: list[Client], lost: bool = False) -> None:
+        """Of several clients in one turn of the coordinator."""
+        beats = [self._lie(client, client.beat()) if client.liar else client.beat() for client in clients]
+        had = [self.group.members.get(client.id) for client in clients]
+        known = [member.at if member is not None else None for member in had]
+        answers = self.send_together(beats)
+        for client, beat, at, answer in zip(clients, beats, known, answers, strict=True):
+            self.history.append(f"{client.id} {beat.epoch} owns {beat.owned} -> {answer} {'lost' if lost else ''}")
+            if answer.error is ErrorCode.NONE and beat.epoch > 0 and (at is None or beat.epoch > at.epoch):
+                raise Violation(f"{client.id} is heard at epoch {beat.epoch}, the coordinator knows {at}")
+            if lost:
+                client.unsure = True
+            else:
+                client.heard(answer, beat.owned)
+        self.beside += len(clients) > 1
 
     def _lie(self, client: Client, beat: Beat) -> Beat:
         every = [(info.id.bytes, index) for info in self.topics.values() for index in range(len(info.partitions))]
@@ -399,7 +416,10 @@ class World:
             return
         client = self.random.choice(self.clients)
         action = self.random.random()
-        if action < 0.5:
+        if action < 0.05:
+            awake = [one for one in self.clients if not one.paused_ms and not one.dead]
+            self.heartbeats(awake, lost=self.random.random() < 0.2)
+        elif action < 0.5:
             if not client.paused_ms and not client.dead:
                 self.heartbeat(client, lost=self.random.random() < 0.2)
         elif action < 0.7:

@@ -28,6 +28,7 @@ PLANTED_SEEDS = 150
 def test_histories(part: int) -> None:
     worlds = [run(seed) for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4)]
     assert sum(world.rested for world in worlds) > 100, "what is said of members at rest is looked at"
+    assert sum(world.beside for world in worlds) > 10, "as are heartbeats beside each other"
 
 
 def taken_at_its_word(member: Member, beat: Beat) -> bool:
@@ -70,6 +71,11 @@ def whatever_the_topics(group: ConsumerGroup, *asked: Any) -> bool:
     return rests(group, *asked[:-1], Picture(asked[-1].topics, group.hashed_version or 0))
 
 
+def always_alone(group: ConsumerGroup, beat: Beat, *_: object) -> bool:
+    """As if no heartbeat changed anything but what its member has."""
+    return beat.member_id in group.members
+
+
 Upgraded = tuple[dict[str, MemberValue], dict[str, list[Partition]]]
 
 
@@ -107,6 +113,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "no session ends": (machine, "on_timer", nothing_ends),
     "giving up takes as long as it likes": (machine, "on_timer", no_time_to_give_up),
     "a member at its epoch is at rest": (machine, "rests", at_its_epoch),
+    "all heartbeats may be handled beside each other": (machine, "moves_alone", always_alone),
     "members are at rest whatever happens to topics": (machine, "rests", whatever_the_topics),
 }  # fmt: skip
 

@@ -62,7 +62,8 @@ class Api:
         response = outcome.response if isinstance(outcome, Done) else outcome
         if isinstance(response, InSlices):
             response = through(response.work)
-        return m.decode_response(key, version, m.encode_response(response, key, version))
+        body = response if isinstance(response, bytes) else m.encode_response(response, key, version)
+        return m.decode_response(key, version, body)
 
     def join(self, version: int, member_id: str = "", **kw: Any) -> Any:
         protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=version, name="range", metadata=b"sub")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetlog.brokers.coordinators.pending import PendingAnswer
@@ -90,14 +90,44 @@ class Driver:
         else:
             self.shard.apply(entry[0], entry[1], self.now)
 
-    def submit(self, key: str, command: Command, *, deadline_ms: int | None = None) -> PendingAnswer:
+    def submit(
+        self, key: str, command: Command, *, deadline_ms: int | None = None, beside: Any = None
+    ) -> PendingAnswer:
         self._tickets += 1
         ticket = Ticket(self._tickets)
         pending = self.pending[ticket] = _KeptAnswer(ticket)
         self._perform(ticket, command(self.shard, self.now, ticket))
         return pending
 
-    def idle_host(self, key: str) -> Driver:
+    def submit_beside(self, commands: Sequence[tuple[str, Command, Callable[[GroupShard], bool]]]) -> list[Any]:
+        """The answers to commands of one key that come together, by part: the records of those that commute are applied
+        when the others have been run, too.
+        """
+        answers: list[PendingAnswer] = []
+        flights: dict[str, tuple[Ticket, Result]] = {}
+
+        def land() -> None:
+            for flight in flights.values():
+                self._perform(*flight)
+            flights.clear()
+
+        for part, command, commutes in commands:
+            if part in flights or not commutes(self.shard):
+                land()
+            beside = commutes(self.shard)
+            self._tickets += 1
+            ticket = Ticket(self._tickets)
+            answers.append(_KeptAnswer(ticket))
+            self.pending[ticket] = answers[-1]
+            result = command(self.shard, self.now, ticket)
+            if beside:
+                flights[part] = ticket, result
+            else:
+                self._perform(ticket, result)
+        land()
+        return [answer.response for answer in answers]
+
+    def idle_host(self, key: str, part: str) -> Driver:
         return self
 
     def schedule(self, name: str, delay_ms: int) -> None:

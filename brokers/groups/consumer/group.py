@@ -502,6 +502,19 @@ def rests(
     return True
 
 
+def moves_alone(group: ConsumerGroup, beat: Beat, picture: Picture) -> bool:
+    """Whether a heartbeat changes at most what its own member has, towards a target that the log has.
+
+    Such heartbeats of several members may be handled by the same state of the log, one beside the other: a partition is
+    in one target alone, and nobody else takes it; what others give up meanwhile is not free for this one yet.
+    """
+    member = group.members.get(beat.member_id)
+    if beat.epoch <= JOINS or beat.resolved or member is None or member.value is None:
+        return False
+    late = group.epoch > group.assignment_epoch or picture.version != group.hashed_version
+    return not late and _updated(member.value, beat) == member.value
+
+
 def step(
     group: ConsumerGroup, beat: Beat, member: Member | None, replaced: Member | None, turn: Turn,
     settings: ConsumerSettings,
