@@ -26,7 +26,7 @@ MORE = {
     "acls set": "--allow --principal User:a --operation read --topic t --dry-run",
     "acls remove": "--topic t", "apply": "-f file.json",
     "brokers replace": "--with 2", "cluster config set": "log.retention.ms=1000000", "cluster rebalance": "--plan",
-    "consume": "--to end", "features upgrade": "--dry-run", "groups reset": "--topic t --to-latest",
+    "consume": "--to end", "dlq purge": "--to 0 --yes", "features upgrade": "--dry-run", "groups reset": "--topic t --to-latest",
     "groups seek": "--topic t --to-latest", "quotas remove": "--user u", "records write": "--value one",
     "schemas show": "some", "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
     "topics reassign": "--replication-factor 1", "topics trim": "--before 0 --dry-run",
@@ -34,8 +34,10 @@ MORE = {
 }  # fmt: skip
 """What a command is given besides."""
 INSTEAD = {
+    "dlq show": "t:0:0",
     "quotas set": "--user u producer_byte_rate=1000000",
-    "bucket sweep": "nowhere://bucket", "records copy": "t:0:0 t",
+    "bucket sweep": "nowhere://bucket",
+    "records copy": "t:0:0 t",
     "schemas from-model": "some:Model",
 }
 SERVERS = {"console", "mcp", "registry"}
@@ -44,7 +46,7 @@ USAGE = 2
 MODULES = 315
 """The most that a command has loaded when it has asked the fleet, those of a bare Python included."""
 LOADS_MORE = {
-    "apply": 355, "consume": 345, "debug": 350, "produce": 330, "records": 330, "schemas": 350,
+    "apply": 355, "consume": 345, "debug": 350, "dlq": 345, "produce": 330, "records": 330, "schemas": 350,
     "schemas from-model": 400, "topics analyze": 330,
 }  # fmt: skip
 HELP_MODULES = 325
@@ -64,6 +66,7 @@ USES = {
     "acls": {"kafka.protocol.admin.acl"}, "apply": {"yaml"},
     "bucket": {"asyncio"}, "cluster rebalance": {"fleetlog.brokers.controller.balance"},
     "consume": {"kafka.consumer", "kafka.protocol.consumer.fetch"}, "debug": {"email"},
+    "dlq": {"kafka.consumer", "kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce"},
     "records": {"kafka.protocol.consumer.fetch", "kafka.protocol.producer.produce"},
     "schemas": {"email", "fleetlog.brokers.tls"}, "schemas from-model": {"email", "fleetlog.brokers.tls", "pydantic"},
     "topics analyze": {"kafka.protocol.consumer.fetch"},

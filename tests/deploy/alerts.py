@@ -41,6 +41,7 @@ from tests.deploy.client_faults import (
     slow_rebalance,
     tight_quota,
     unframed_records,
+    waiting_letters,
     wrong_passwords,
 )
 from tests.deploy.disk_faults import (
@@ -283,6 +284,7 @@ FAULTS: dict[Fault, set[str]] = {
     damaged_produces: {"DamagedProduces"},
     refused_produces: {"FailedProduces"},
     unframed_records: {"SchemaRefusals"},
+    waiting_letters: {"DeadLettersWait"},
     hanging_transaction: {"TransactionHangs"},
     forgotten_transaction: {"TransactionHangs"},
     slow_rebalance: {"RebalanceSlow"},

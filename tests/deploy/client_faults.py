@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import AcknowledgeType, Consumer, Producer, ShareConsumer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 import fleetlog.wire.messages as m
+from tests.cli.shell import Shell
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently
 from tests.support.harness import Client
 from tests.support.produce_runs import batch, frame
@@ -94,6 +96,34 @@ def groups_behind(stage: Stage) -> Iterator[Callable[[], None]]:
     for name, (count, _) in filled.items():
         commit(name, count)
         consumers[name].close()
+
+
+def waiting_letters(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A share group whose topic of dead letters has no permit."""
+    shell = Shell(stage.fleet)
+    shell.run("features", "upgrade", "share.version=2")
+    stage.topic("jobs", [1])
+    stage.topic("dlq.jobs", [1])
+    settings = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs",
+                "share.delivery.count.limit": "2", "share.record.lock.duration.ms": "15000"}  # fmt: skip
+    entries = [ConfigEntry(*one, incremental_operation=AlterConfigOpType.SET) for one in settings.items()]
+    resource = ConfigResource(ConfigResource.Type.GROUP, "workers", incremental_configs=entries)
+    for future in (
+        AdminClient({"bootstrap.servers": stage.fleet.bootstrap}).incremental_alter_configs([resource]).values()
+    ):
+        future.result(PATIENCE_S)
+    stage.produce("jobs", 5)
+    worker = ShareConsumer({"bootstrap.servers": stage.fleet.bootstrap, "group.id": "workers",
+                            "share.acknowledgement.mode": "explicit"})  # fmt: skip
+    worker.subscribe(["jobs"])
+
+    def give_back() -> None:
+        for message in worker.poll(1) or ():
+            worker.acknowledge(message, AcknowledgeType.RELEASE)
+
+    yield give_back
+    shell.run("topics", "alter", "dlq.jobs", "--set", "errors.deadletterqueue.group.enable=true")
+    worker.close()
 
 
 def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:

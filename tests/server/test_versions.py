@@ -13,7 +13,7 @@ from fleetlog.brokers.api.versions import handle_api_versions
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
-SHARES = {77, 78, 79}
+SHARES = {77, 78, 79, 90, 91, 92}
 
 
 def ask(
@@ -46,7 +46,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
     assert [(f.name, f.min_version, f.max_version) for f in ask(4, {}).supported_features] == [
         ("group.version", 0, 1),
         ("fleetlog.schema.version", 0, 2),
-        ("share.version", 0, 1),
+        ("share.version", 0, 2),
         ("fleetlog.tiering.version", 0, 1),
         ("transaction.version", 0, 2),
     ]

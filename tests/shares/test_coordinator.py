@@ -120,3 +120,46 @@ def test_other_records_are_counted() -> None:
         log.shard.apply(CoordinatorRecord(key, value), None, NOW)
     assert dict(log.shard.skipped) == {"key": 1, "damaged": 2, "snapshot value": 1}
     assert list(log.shard.metric_parts()) == [{"share_partitions": 1.0, "skipped_records": 4.0}]
+
+
+PRODUCER = 7, 3
+
+
+def in_transaction(log: Log, *batches: StateBatch) -> StateAnswer:
+    result = log.shard.write(ShareWrite(KEY, 0, 1, 3, -1, batches), NOW, TICKET, PRODUCER)
+    assert result.producer == (PRODUCER if result.records else None)
+    for record in result.records:
+        log.shard.apply(record, PRODUCER, NOW)
+    assert isinstance(result.response, StateAnswer)
+    return result.response
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_is_written_in_a_transaction_counts_with_its_commit(commit: bool) -> None:
+    log = Log()
+    log.read(1)
+    before = log.state
+    assert in_transaction(log, DONE).error is ErrorCode.NONE
+    assert log.state == before, "until it ends nothing has changed"
+    for busy in (log.read(2), log.write(1, 9), log.do(log.shard.delete(KEY, NOW, TICKET))):
+        assert busy.error is ErrorCode.CONCURRENT_TRANSACTIONS, "what comes between would be lost, or not be in it"
+    assert log.do(log.shard.initialize(KEY, 1, 9, NOW, TICKET)).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert in_transaction(log, DONE).error is ErrorCode.NONE, "asked again"
+    log.shard.apply_marker(8, 0, True, NOW)
+    assert log.write(1, 9).error is ErrorCode.CONCURRENT_TRANSACTIONS, "another producer's end"
+    log.shard.apply_marker(PRODUCER[0], PRODUCER[1], commit, NOW)
+    assert (log.state == before) is not commit
+    assert log.state.batches == ((DONE,) if commit else ())
+    assert log.read(2).error is ErrorCode.NONE
+
+
+def test_a_coordinator_that_loads_waits_for_the_end_of_a_transaction() -> None:
+    log = Log()
+    log.read(1)
+    (record,) = log.shard.write(ShareWrite(KEY, 0, 1, 3, -1, (DONE,)), NOW, TICKET, PRODUCER).records
+    again = Log()
+    again.shard.apply(log.records[0], None, NOW)
+    again.shard.apply(record, PRODUCER, NOW)
+    assert again.read(2).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    again.shard.apply_marker(*PRODUCER, True, NOW)
+    assert again.read(2).state.batches == (DONE,)

@@ -101,8 +101,36 @@ def never_enough(self: Window, each: WindowRun) -> RecordState:
     return RecordState.AVAILABLE
 
 
+def buried_again(self: Window, persisted: bool, now_ms: int) -> None:
+    """What was buried stays doomed."""
+    doomed = [each for each in self.runs if each.writing and each.doom is not None and each.becomes is None]
+    whys = [each.doom for each in doomed]
+    end_write(self, persisted, now_ms)
+    for each, why in zip(doomed, whys, strict=True):
+        if each in self.runs:
+            each.state, each.doom = RecordState.ARCHIVING, why
+
+
+def without_a_letter(self: Window, kind: AckType, each: WindowRun) -> None:
+    return None
+
+
+def passes_the_doomed(self: Window, buried: Sequence[WindowRun] | None = None) -> int:
+    at = finished_until(self, buried)
+    for each in self.runs:
+        if each.first == at and each.doom is not None:
+            at = each.last + 1
+    return at
+
+
+def forgets_the_doomed(self: Window, letters: bool) -> None:
+    """A new leader gives out what the one before could not bury."""
+    self.buries = letters
+
+
 acknowledge, updated, read, opened = Window.acknowledge, coordinator.updated, ShareShard.read, Window.__init__
 end_lock, learn = vars(Window)["_end_lock"], KeyOrder.learn
+finished_until = vars(Window)["_finished_until"]
 give, archive_gap, end_write = vars(Window)["_give"], vars(Window)["_archive_gap"], Window.end_write
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "an acknowledgement is answered before it is persisted": (Window, "acknowledge", answered_at_once),
@@ -115,6 +143,10 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a gap is archived with the record after it": (Window, "_archive_gap", one_too_many),
     "a write that failed counts": (Window, "end_write", always_persisted),
     "locks do not end": (Window, "expire", lambda self, now_ms: False),
+    "a record is buried twice": (Window, "end_write", buried_again),
+    "a rejected record has no letter": (Window, "_doom", without_a_letter),
+    "the start passes what has no letter yet": (Window, "_finished_until", passes_the_doomed),
+    "what could not be buried is given out by the next leader": (Window, "bury", forgets_the_doomed),
     "a record is delivered for ever": (Window, "_freed", never_enough),
     "a record overtakes another of its key": (KeyOrder, "learn", without_its_key),
     "a new leader knows of no locks": (Window, "__init__", knows_of_no_locks),

@@ -6,7 +6,18 @@ import pytest
 
 from fleetlog.brokers.shares import window as w
 from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
-from fleetlog.brokers.shares.window import AckBatch, Acquired, ShareLimits, Window, WrongAcknowledgement, checked
+from fleetlog.brokers.shares.window import (
+    AckBatch,
+    AckType,
+    Acquired,
+    Doom,
+    Doomed,
+    Noted,
+    ShareLimits,
+    Window,
+    WrongAcknowledgement,
+    checked,
+)
 from fleetlog.wire.errors import ErrorCode
 
 LOCK_MS = 30_000
@@ -254,3 +265,75 @@ def test_a_record_that_was_delivered_often_comes_with_fewer_others() -> None:
     assert take(window, 80) == [Acquired(0, 31, 5)]
     window.release("a", 0)
     assert [take(window, 3) for _ in range(4)] == [[Acquired(at, at, 6)] for at in range(4)], "at last each alone"
+
+
+def burying(deliveries: int = 2) -> Window:
+    """Offsets 0 to 9 are with member "m"."""
+    window = Window(ShareState(start=0), ShareLimits(100, deliveries, 1_000))
+    window.bury(True)
+    window.acquire("m", (0, 9), [(0, 9)], 10, 0)
+    return window
+
+
+def test_what_is_rejected_ends_with_its_letter() -> None:
+    window = burying()
+    pieces = [(0, 1, AckType.ACCEPT), (2, 3, AckType.REJECT), (4, 9, AckType.ACCEPT)]
+    assert window.acknowledge("m", pieces, 0) == Noted.WRITE | Noted.BURIAL
+    write = window.begin_write()
+    assert write is not None
+    assert (write.start, [batch[:2] for batch in write.batches]) == (2, [(4, 9)]), "the doomed wait"
+    window.end_write(True, 0)
+    assert window.doomed == [Doomed(2, 3, 1, Doom.REJECTED)]
+    assert window.begin_write() is None
+    burial = window.begin_burial([(2, 2)])
+    assert burial is not None
+    assert (burial.start, burial.batches) == (3, ()), "what is below the start needs no state"
+    window.end_write(True, 0)
+    assert (window.start, window.doomed) == (3, [Doomed(3, 3, 1, Doom.REJECTED)])
+
+
+def test_a_burial_passes_nothing_that_is_not_persisted() -> None:
+    window = burying()
+    assert window.acknowledge("m", [(0, 0, AckType.REJECT), (1, 1, AckType.ACCEPT)], 0) == Noted.WRITE | Noted.BURIAL
+    burial = window.begin_burial([(0, 0)])
+    assert burial is not None
+    assert burial.start == 1
+    window.end_write(True, 0)
+    assert window.unsaved, "its acceptance has yet to be persisted"
+
+
+def test_a_rejection_that_is_not_buried_was_never_said() -> None:
+    window = burying()
+    window.acknowledge("m", [(0, 9, AckType.REJECT)], 0)
+    assert window.begin_burial([(0, 9)]) is not None
+    window.end_write(False, 0)
+    assert window.doomed == []
+    assert window.acknowledge("m", [(0, 9, AckType.ACCEPT)], 0) == Noted.WRITE, "it has its lock"
+
+
+def test_what_was_delivered_too_often_stays_doomed_also_for_the_next_leader() -> None:
+    window = burying(1)
+    assert window.expire(1_000)
+    assert window.doomed == [Doomed(0, 9, 1, Doom.TOO_MANY_DELIVERIES)]
+    assert window.begin_burial([(0, 9)]) is not None
+    window.end_write(False, 1_000)
+    assert window.doomed == [Doomed(0, 9, 1, Doom.TOO_MANY_DELIVERIES)]
+    write = window.begin_write()
+    assert write is not None
+    assert write.batches == (StateBatch(0, 9, RecordState.AVAILABLE, 1),), "Kafka's states alone are persisted"
+    window.end_write(True, 1_000)
+    successor = Window(ShareState(start=0, batches=write.batches), ShareLimits(100, 1, 1_000))
+    successor.bury(True)
+    assert successor.doomed == [Doomed(0, 9, 1, Doom.TOO_MANY_DELIVERIES)]
+    assert not successor.acquire("n", (0, 9), [(0, 9)], 10, 0)
+    successor.bury(False)
+    assert successor.begin_write() is not None, "without letters it is archived"
+    successor.end_write(True, 0)
+    assert successor.start == 10
+
+
+def test_what_retention_takes_has_its_letter_all_the_same() -> None:
+    window = burying(1)
+    window.expire(1_000)
+    window.log_starts(5)
+    assert window.doomed == [Doomed(0, 9, 1, Doom.TOO_MANY_DELIVERIES)]
