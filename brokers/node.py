@@ -272,6 +272,7 @@ class Node:
         states = ShareStates(
             config.broker_id, metadata, peers, share_states, controller.auto_create, transactions.verifier.ask, clock
         )
+        offsets = ShareOffsets(config.broker_id, groups, states, metadata, replicas, peers)
         letters = DeadLetters(
             config.broker_id, metadata, peers, transactions, replicas, states, controller.auto_create, clock,
             self._metrics.dead_letters,
@@ -302,8 +303,8 @@ class Node:
             groups=groups,
             transactions=transactions,
             share_states=share_states,
-            share_partitions=SharePartitions(states, timers, clock, letters),
-            share_offsets=ShareOffsets(config.broker_id, groups, states, metadata, replicas, peers),
+            share_partitions=SharePartitions(states, timers, clock, letters, offsets.subscribed),
+            share_offsets=offsets,
             controller=controller,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
@@ -395,7 +396,7 @@ class Node:
             clock=clock, origin=Origin.COORDINATOR,
         )  # fmt: skip
         transactions.states_of[SHARE_STATE_TOPIC] = share_states
-        metadata.subscribe(lambda change: drop_topic_states(share_states, change.deleted))
+        metadata.subscribe(lambda change: drop_topic_states(share_states, change.deleted, ports.loop.call_soon))
         return groups, transactions, share_states
 
     def _watch_lag(self, services: Services) -> None:

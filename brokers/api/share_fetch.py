@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,6 +103,9 @@ class _Work:
         """An error of the fetch, with the leader where that may help."""
         row = self.row(place)
         row.error = error
+        self._tell_leader(place, row, error)
+
+    def _tell_leader(self, place: Place, row: _Row, error: ErrorCode) -> None:
         if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
             topic = self.context.services.metadata.topic_names.get(uuid.UUID(bytes=place[0]))
             row.leader = current_leader(self.context, TopicPartition(topic, place[1])) if topic is not None else None
@@ -111,13 +115,22 @@ class _Work:
     async def acknowledge(self, topics: Sequence[Any], renews: bool) -> None:
         """Take over what the member says, and wait until it is persisted."""
         waiting: list[tuple[Place, asyncio.Future[ErrorCode]]] = []
+        named = Counter(
+            (topic.topic_id.bytes, part.partition_index)
+            for topic in topics
+            for part in topic.partitions
+            if topic.topic_id is not None and part.acknowledgement_batches
+        )
         for topic in topics:
             for part in topic.partitions:
                 await self.context.yield_now()
                 if topic.topic_id is None:
                     continue
                 place = (topic.topic_id.bytes, part.partition_index)
-                if part.acknowledgement_batches:
+                if named[place] > 1:
+                    row = self.row(place)
+                    row.acknowledged, row.message = ErrorCode.INVALID_REQUEST, "The partition is named more than once."
+                elif part.acknowledgement_batches:
                     future = self._acknowledge(place, part.acknowledgement_batches, renews)
                     if future is not None:
                         waiting.append((place, future))
@@ -125,13 +138,18 @@ class _Work:
             return
         await asyncio.wait([future for _, future in waiting], timeout=ACKNOWLEDGE_S)
         for place, future in waiting:
-            self.row(place).acknowledged = future.result() if future.done() else ErrorCode.REQUEST_TIMED_OUT
+            self._acknowledged(place, future.result() if future.done() else ErrorCode.REQUEST_TIMED_OUT)
+
+    def _acknowledged(self, place: Place, error: ErrorCode) -> None:
+        row = self.row(place)
+        row.acknowledged = error
+        self._tell_leader(place, row, error)
 
     def _acknowledge(self, place: Place, batches: Sequence[Any], renews: bool) -> asyncio.Future[ErrorCode] | None:
         row = self.row(place)
         share = self.share(place, ErrorCode.INVALID_RECORD_STATE)
         if isinstance(share, ErrorCode):
-            row.acknowledged = share
+            self._acknowledged(place, share)
             return None
         try:
             pieces = checked(AckBatch(b.first_offset, b.last_offset, b.acknowledge_types) for b in batches)
@@ -190,6 +208,21 @@ def _session(owner: Owner, epoch: int, context: Context) -> ShareSession:
     return session
 
 
+async def _wait(owner: Owner, seconds: float, context: Context) -> None:
+    """Raises ClientGone as soon as nobody waits for the answer."""
+    gone, disconnects, connection_id = asyncio.Event(), context.services.disconnects, context.connection.id
+    if context.gone():
+        raise ClientGone
+    disconnects.watch(connection_id, (owner, "refused"), gone.set)
+    try:
+        await asyncio.wait_for(gone.wait(), seconds)
+    except TimeoutError:
+        return
+    finally:
+        disconnects.unwatch(connection_id, (owner, "refused"))
+    raise ClientGone
+
+
 def _watch(owner: Owner, context: Context) -> None:
     """The session ends with the connection. Raises ClientGone."""
     sessions, connection_id = context.services.share_sessions, context.connection.id
@@ -234,7 +267,7 @@ async def _fetch(request: ShareFetchRequest, context: Context) -> _Work:
         most = services.config.group_share_max_share_sessions
         opened = sessions.open(owner, context.connection.id, most, services.clock.mono_ms())
         if opened is None:  # clients would come back at once
-            await asyncio.sleep(min(max(request.max_wait_ms, 0), LONGEST_WAIT_MS) / 1000)
+            await _wait(owner, min(max(request.max_wait_ms, 0), LONGEST_WAIT_MS) / 1000, context)
             raise _Refused(ErrorCode.SHARE_SESSION_LIMIT_REACHED)
         session = opened
         _watch(owner, context)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.coordinators.share_partitions import ShareStates
 from fleetlog.brokers.groups.share import StateTopic
-from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.positions import NO_OFFSET, ask_positions, own_position
 from fleetlog.brokers.shares.coordinator import StateAnswer
 from fleetlog.brokers.shares.state import ShareKey, ShareState
 from fleetlog.txn.commands import CommandFailed
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 TOGETHER = 50
 """States of a group that are asked for at a time."""
+ASK_MS = 5_000
+"""How long a group's coordinator has to say whether the group has a topic."""
 WHOLE_S = 25.0
 """How long all states of a request have; those that were not asked for by then have timed out."""
 
@@ -75,6 +78,29 @@ class ShareOffsets:
             lag = unfinished(state, ends.get(wanted[key])) if key in begun else -1
             told[key] = ShareProgress(answer.error, state.start, max(state.leader_epoch, 0), lag)
         return told
+
+    async def subscribed(self, group_id: str, topic: str) -> bool:
+        """Whether the group has the topic, as its coordinator knows it, so that its states go with the group."""
+        info = self._metadata.topics.get(topic)
+        place = TopicPartition(GROUP_METADATA_TOPIC, self._groups.partition_for(group_id))
+        state = self._metadata.partition(place)
+        if info is None or state is None or state.leader not in self._metadata.brokers:
+            return False
+        if state.leader == self._broker_id:
+            _, shard = self._groups.shard_for(group_id)
+            group = shard.shares.get(group_id) if shard is not None else None
+            return group is not None and info.id.bytes in group.states
+        request = messages.ShareGroupDescribeRequest(
+            version=1, group_ids=[group_id], include_authorized_operations=False
+        )
+        try:
+            answer = await self._peers.call(state.leader, request.API_KEY, 1, request, ASK_MS)
+        except PeerUnavailable:
+            return False
+        (told,) = answer.groups
+        if told.error_code in (ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
+            return True  # brokers need no right to describe groups
+        return any(topic in member.subscribed_topic_names for member in told.members)
 
     async def summaries(self, keys: Iterable[ShareKey]) -> dict[ShareKey, StateAnswer]:
         """What the share coordinators have of them."""

@@ -69,6 +69,8 @@ LONG_KEY_BYTES = 16
 LETTER_TOPIC, COPIES = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
 LETTERS_TOGETHER = 200
 """Dead letters of one transaction at most."""
+DROPPED_TOGETHER = 100
+"""States of deleted topics that are forgotten in one turn of the loop."""
 BURIAL_PAUSES_MS = (1_000, 30_000)
 """After dead letters that could not be written, before they are tried again: at first, and at most."""
 _FENCED = (
@@ -352,6 +354,10 @@ class SharePartition:
             return
         state, fresh = answer.state, answer.state.start == NO_OFFSET
         try:
+            if fresh and not await self.home.subscribed(self.key.group_id, self.partition.tp.topic):
+                await self.home.states.delete(self.key)  # nobody would ever delete it with its group
+                self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                return
             if fresh:
                 state = state._replace(start=await self._first_start())
             if self.home.get(self.key) is not self:
@@ -713,7 +719,16 @@ class _Read(NamedTuple):
 class SharePartitions:
     """Those that are open on this broker."""
 
-    def __init__(self, states: ShareStates, timers: Timers, clock: Clock, letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        states: ShareStates,
+        timers: Timers,
+        clock: Clock,
+        letters: DeadLetters,
+        subscribed: Callable[[str, str], Awaitable[bool]],
+    ) -> None:
+        """``subscribed`` says whether a group has a topic: only then one of its share partitions may begin."""
+        self.subscribed = subscribed
         self.states = states
         self.letters = letters
         self.timers = timers
@@ -795,15 +810,26 @@ class SharePartitions:
         self._disk.shutdown(wait=False, cancel_futures=True)
 
 
-def drop_topic_states(runtime: CoordinatorRuntime[ShareShard], deleted: Iterable[TopicInfo]) -> None:
-    """Topics were deleted: forget the states of their share partitions that are coordinated here.
+def drop_topic_states(
+    runtime: CoordinatorRuntime[ShareShard],
+    deleted: Iterable[TopicInfo],
+    call_soon: Callable[[Callable[[], None]], Any],
+) -> None:
+    """Topics were deleted: forget the states of their share partitions that are coordinated here, some in each turn.
 
     What is left over, because a shard was loading, is bounded, and no later topic has it: that has another id.
     """
-    ids = {topic.id.bytes for topic in deleted}
-    for shard in runtime.shards() if ids else ():
-        for key in [key for key in shard.states if key.topic_id in ids]:
+    ids = [topic.id.bytes for topic in deleted]
+    keys = [key for shard in (runtime.shards() if ids else ()) for one in ids for key in shard.of_topic(one)]
+
+    def some() -> None:
+        for key in keys[:DROPPED_TOGETHER]:
             runtime.submit(coordinator_key(key), partial(_forget, key))
+        del keys[:DROPPED_TOGETHER]
+        if keys:
+            call_soon(some)
+
+    some()
 
 
 def _forget(key: ShareKey, shard: ShareShard, now: Now, ticket: Ticket) -> Result:

@@ -94,6 +94,7 @@ class ShareShard:
         self.states: dict[ShareKey, ShareState] = {}
         self.skipped: Counter[str] = Counter()
         """Skipped records by kind."""
+        self._by_topic: dict[bytes, set[ShareKey]] = {}
         self._updates: dict[ShareKey, int] = {}
         self._open: dict[int, list[CoordinatorRecord]] = {}
         """Records of transactions that have not ended, by producer id."""
@@ -176,6 +177,10 @@ class ShareShard:
             return known
         return known._replace(complete=sum(b.last - b.first + 1 for b in known.batches if b.state in ENDS))
 
+    def of_topic(self, topic_id: bytes) -> list[ShareKey]:
+        """The share partitions of a topic."""
+        return list(self._by_topic.get(topic_id, ()))
+
     def _record(self, write: ShareWrite, now: Now) -> CoordinatorRecord:
         known = self.states.get(write.key)
         batches = merged((), write.batches, write.start)
@@ -213,12 +218,17 @@ class ShareShard:
         self._updates.pop(key, None)
         if value is None:
             self.states.pop(key, None)
+            keys = self._by_topic.get(key.topic_id, set())
+            keys.discard(key)
+            if not keys:
+                self._by_topic.pop(key.topic_id, None)
             return
         state = decode_share_snapshot(value)
         if state is None:
             self.skipped["snapshot value"] += 1
         else:
             self.states[key] = state
+            self._by_topic.setdefault(key.topic_id, set()).add(key)
 
     def _apply_update(self, key: ShareKey, value: bytes, now: Now) -> None:
         update, known = decode_share_update(value), self.states.get(key)

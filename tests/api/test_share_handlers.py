@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,52 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
         assert (await Member(broker, "two").fetch(0)).error_code == 0
         assert (await Member(broker, "three").fetch(0)).error_code == E.SHARE_SESSION_LIMIT_REACHED
         assert (await Member(broker, "one").fetch(0)).error_code == 0
+
+    served(tmp_path, story)
+
+
+def test_nobody_waits_for_a_session_that_is_gone(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        await Member(broker, "one").fetch(0)
+        await Member(broker, "two").fetch(0)
+        waits = asyncio.create_task(Member(broker, "three").fetch(0, wait_ms=50_000))
+        await asyncio.sleep(0.05)
+        broker.services.disconnects.closed(1)
+        with pytest.raises(ClientGone):
+            await asyncio.wait_for(waits, 5)
+
+    served(tmp_path, story)
+
+
+def test_a_partition_that_is_named_twice_is_not_acknowledged(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 1, 1)]
+        kind = m.ShareAcknowledgeRequest
+        rows = [
+            one.batches(kind.AcknowledgeTopic.AcknowledgePartition, {0: ((offset, offset, [1]),)}) for offset in (5, 0)
+        ]
+        request = kind(
+            version=2, group_id="g", member_id="m", share_session_epoch=one.epoch,
+            topics=[kind.AcknowledgeTopic(topic_id=TOPIC, partitions=some) for some in rows],
+        )  # fmt: skip
+        answer = await broker.call(79, 2, request)
+        assert [row.error_code for row in answer.responses[0].partitions] == [E.INVALID_REQUEST]
+        one.epoch += 1
+        assert await one.said(0, 1, 1) == 0, "nothing was taken over"
+
+    served(tmp_path, story)
+
+
+def test_who_acknowledges_hears_of_the_leader(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 1)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 0, 1)]
+        broker.topic("t", 2, leader=2, epoch=5, topic_id=TOPIC)
+        row = (await one.say(0, 0, 1)).responses[0].partitions[0]
+        assert (row.error_code, row.current_leader.leader_id) == (E.NOT_LEADER_OR_FOLLOWER, 2)
 
     served(tmp_path, story)
 
@@ -235,7 +282,7 @@ def test_the_coordinators_apis(tmp_path: Path) -> None:
     served(tmp_path, story)
 
 
-def test_what_is_deleted_begins_anew(tmp_path: Path) -> None:
+def test_what_is_deleted_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(broker: Broker) -> None:
         broker.append("t", 2)
         beat = {"group_id": "g", "member_id": "m", "subscribed_topic_names": ["t"], "rack_id": None}
@@ -250,8 +297,18 @@ def test_what_is_deleted_begins_anew(tmp_path: Path) -> None:
         assert (await broker.call(42, 2, delete)).results[0].error_code == 0
         described = await broker.call(77, 1, m.ShareGroupDescribeRequest(version=1, group_ids=["g"]))
         assert described.groups[0].error_code == E.GROUP_ID_NOT_FOUND
-        assert await Member(broker).taken(0) == [(0, 1, 1)], "nothing of it is left"
-        share_partitions.drop_topic_states(broker.services.share_states, [broker.metadata.topics["t"]])
+        row = (await Member(broker).rows(0, wait_ms=500))[0]
+        assert row.error_code == E.NOT_LEADER_OR_FOLLOWER, "of a group that is not there nothing begins"
+        assert not any(shard.states for shard in broker.services.share_states.shards())
+        await broker.call(76, 1, m.ShareGroupHeartbeatRequest(version=1, member_epoch=0, **beat))
+        assert await Member(broker, "two").taken(0) == [(0, 1, 1)], "nothing of it is left"
+        monkeypatch.setattr(share_partitions, "DROPPED_TOGETHER", 1)
+        later: list[Callable[[], None]] = []
+        assert await Member(broker, "two").taken(1) == []
+        share_partitions.drop_topic_states(broker.services.share_states, [broker.metadata.topics["t"]], later.append)
+        await asyncio.sleep(0.2)
+        assert len(later) == 1, "one in each turn of the loop"
+        later.pop()()
         await asyncio.sleep(0.2)
         assert not any(shard.states for shard in broker.services.share_states.shards())
 

@@ -13,17 +13,10 @@ from fleetlog.brokers.groups.lag import LogPosition
 from fleetlog.brokers.shares.state import ShareKey, ShareState
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker
-from tests.support.share_members import KEY, TOPIC, Member, served
+from tests.support.share_members import KEY, TOPIC, Member, beats, served
 
-HEARTBEAT, DESCRIBE, ALTER, DELETE, DELETE_GROUPS = 76, 90, 91, 92, 42
+DESCRIBE, ALTER, DELETE, DELETE_GROUPS = 90, 91, 92, 42
 JOINS, LEAVES = 0, -1
-
-
-async def beats(broker: Broker, epoch: int = JOINS, group: str = "g") -> int:
-    request = m.ShareGroupHeartbeatRequest(
-        version=1, group_id=group, member_id="m", member_epoch=epoch, subscribed_topic_names=["t"]
-    )
-    return int((await broker.call(HEARTBEAT, 1, request)).error_code)
 
 
 async def described(broker: Broker, *indexes: int, group: str = "g", topic: str = "t", version: int = 1) -> Any:
@@ -67,7 +60,7 @@ async def forgotten(broker: Broker, *topics: str, group: str = "g") -> tuple[int
 
 async def read_some(broker: Broker) -> None:
     """Five records, of which the first two and the last one are finished; the member has left."""
-    assert await beats(broker) == 0
+    assert await beats(broker, JOINS) == 0
     broker.append("t", 5)
     one = Member(broker)
     assert await one.taken(0) == [(0, 4, 1)]
@@ -117,7 +110,7 @@ def test_a_group_begins_where_it_is_told(tmp_path: Path) -> None:
 def test_a_leader_of_before_the_reset_gives_out_nothing_that_counts(tmp_path: Path) -> None:
     async def story(broker: Broker) -> None:
         broker.append("t", 3)
-        await beats(broker)
+        await beats(broker, JOINS)
         await beats(broker, LEAVES)
         one = Member(broker)
         assert await one.taken(0) == [(0, 2, 1)], "a member that has left still has its session"
@@ -135,6 +128,7 @@ def test_what_a_group_has_of_a_topic_is_forgotten(tmp_path: Path) -> None:
         assert (await described(broker)).topics == []
         assert states_of(broker) == set()
         assert await forgotten(broker, "t") == (0, {"t": 0}), "asked again"
+        assert await beats(broker, JOINS) == 0
         assert await Member(broker, "two").taken(0) == [(0, 4, 1)], "it begins anew"
 
     served(tmp_path, story)
@@ -149,7 +143,7 @@ def test_groups_that_have_members_or_are_none(tmp_path: Path) -> None:
         assert (await described(broker, group="none")).error_code == E.GROUP_ID_NOT_FOUND
         assert (await alter(broker, {0: 0}, group="none")).error_code == E.GROUP_ID_NOT_FOUND
         assert (await forgotten(broker, "t", group="none"))[0] == E.GROUP_ID_NOT_FOUND
-        assert await beats(broker) == 0
+        assert await beats(broker, JOINS) == 0
         assert (await alter(broker, {0: 0})).error_code == E.NON_EMPTY_GROUP
         assert (await forgotten(broker, "t"))[0] == E.NON_EMPTY_GROUP
         broker.metadata.features = {}
@@ -190,14 +184,14 @@ def test_nobody_joins_while_offsets_are_changed(tmp_path: Path) -> None:
         initialize, joined = states.initialize, []
 
         async def meanwhile(*asked: Any) -> Any:
-            joined.append(await beats(broker))
+            joined.append(await beats(broker, JOINS))
             joined.append((await alter(broker, {0: 0})).error_code)
             return await initialize(*asked)
 
         states.initialize = meanwhile
         assert await altered(broker, {0: 0}) == {0: 0}
         assert joined == [E.COORDINATOR_NOT_AVAILABLE] * 2
-        assert await beats(broker) == 0, "and afterwards"
+        assert await beats(broker, JOINS) == 0, "and afterwards"
 
     served(tmp_path, story)
 
@@ -209,7 +203,7 @@ def test_a_group_that_is_deleted_loses_no_states_to_a_member_that_joins(tmp_path
         delete, joined = states.delete, []
 
         async def meanwhile(key: ShareKey) -> Any:
-            joined.append(await beats(broker))
+            joined.append(await beats(broker, JOINS))
             return await delete(key)
 
         states.delete = meanwhile
@@ -218,7 +212,7 @@ def test_a_group_that_is_deleted_loses_no_states_to_a_member_that_joins(tmp_path
         assert set(joined) == {E.COORDINATOR_NOT_AVAILABLE}
         assert states_of(broker) == set()
         assert (await described(broker)).error_code == E.GROUP_ID_NOT_FOUND
-        assert await beats(broker) == 0, "a later group of the name"
+        assert await beats(broker, JOINS) == 0, "a later group of the name"
         answer = await broker.call(DELETE_GROUPS, 2, request)
         assert answer.results[0].error_code == E.NON_EMPTY_GROUP
         assert not joined[2:]

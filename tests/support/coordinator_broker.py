@@ -88,10 +88,12 @@ class Broker(Stage):
             self.clock, self.services.metrics.dead_letters,
         )  # fmt: skip
         self.services.share_states = share_states
-        self.services.share_partitions = SharePartitions(states, self.services.timers, self.clock, letters)
         self.services.share_offsets = ShareOffsets(
             ME, groups, states, self.metadata, self.replicas, no_peers,  # type: ignore[arg-type]
         )  # fmt: skip
+        self.services.share_partitions = SharePartitions(
+            states, self.services.timers, self.clock, letters, self.services.share_offsets.subscribed
+        )
         self.services.lags = LagWatch(
             ME,
             5_000,

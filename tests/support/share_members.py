@@ -14,7 +14,7 @@ from tests.support.one_znode import OneZnode
 
 TOPIC = uuid.uuid5(uuid.NAMESPACE_URL, "t")
 KEY = ShareKey("g", TOPIC.bytes, 0)
-FETCH, ACKNOWLEDGE = 78, 79
+HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
 SETTINGS = {"group.share.min.record.lock.duration.ms": "1000", "group.share.max.share.sessions": "2"}
 
 
@@ -87,6 +87,14 @@ class Member:
         return int(answer.responses[0].partitions[0].error_code)
 
 
+async def beats(broker: Broker, epoch: int, group: str = "g") -> int:
+    """A heartbeat of member "m", which joins with 0 and leaves with -1; its error."""
+    request = m.ShareGroupHeartbeatRequest(
+        version=1, group_id=group, member_id="m", member_epoch=epoch, subscribed_topic_names=["t"]
+    )
+    return int((await broker.call(HEARTBEAT, 1, request)).error_code)
+
+
 def served(tmp_path: Path, story: Callable[[Broker], Coroutine[Any, Any, None]], **own: str) -> None:
     """The story at a broker whose fleet serves share groups, and whose group begins at the log's start."""
 
@@ -95,6 +103,8 @@ def served(tmp_path: Path, story: Callable[[Broker], Coroutine[Any, Any, None]],
         broker.metadata.features = {"share.version": 1}
         settings = {"share.auto.offset.reset": "earliest", **own}
         broker.metadata.dynamic_config = lambda kind, name: settings  # type: ignore[method-assign]
+        for epoch in (0, -1):  # a member was there: the group has the topic
+            assert await beats(broker, epoch) == 0
         try:
             await story(broker)
         finally:
