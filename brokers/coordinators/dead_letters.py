@@ -121,6 +121,11 @@ def size_of(record: Record) -> int:
     return 64 + len(record.key or b"") + len(record.value or b"") + headers
 
 
+def producer_of(key: ShareKey) -> str:
+    """The transactional id by which a share partition's leader writes."""
+    return f"__share.{coordinator_key(key)}"
+
+
 class DeadLetters:
     """Those of the share partitions that are led here."""
 
@@ -169,7 +174,10 @@ class DeadLetters:
             if info.partitions[index].leader not in self._metadata.brokers:
                 refused = f"partition {index} has no leader"
         if refused is not None or info is None:
-            logger.warning("dead letters of group %s wait for topic %s: %s", key.group_id[:200], rules.topic, refused)
+            level = logging.DEBUG if share.burial_pause_ms else logging.WARNING
+            logger.log(
+                level, "dead letters of group %s wait for topic %s: %s", key.group_id[:200], rules.topic, refused
+            )
             return Plan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
         room = self._metadata.topic_config(rules.topic).max_message_bytes - HEADER_SIZE
         target, now_ms = TopicPartition(rules.topic, index), self._clock.wall_ms()
@@ -237,7 +245,7 @@ class DeadLetters:
         )
         if not plan.records:  # compaction has taken them
             return (await self._states.write(state)).error
-        name = f"__share.{coordinator_key(share.key)}"
+        name = producer_of(share.key)
         if share.producer is None:
             known = await self._first(name)
             if isinstance(known, ErrorCode):
@@ -322,15 +330,21 @@ class DeadLetters:
 
     # --- transactions -------------------------------------------------------------------------------------------
 
+    async def settled(self, key: ShareKey) -> tuple[int, int] | None:
+        """The producer of a share partition, once a transaction of a leader before has ended; None if that fails."""
+        known = await self._first(producer_of(key))
+        return None if isinstance(known, ErrorCode) else known
+
     async def _first(self, name: str) -> tuple[int, int] | ErrorCode:
         """The producer by that name: a transaction of a leader before is aborted, and that leader fenced."""
         ids = self._transactions.producer_ids
+        timeout_ms = min(TRANSACTION_MS, self._metadata.effective.transaction_max_timeout_ms)
 
         def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
-            return shard.init_producer_id(name, TRANSACTION_MS, None, ids.take, now)
+            return shard.init_producer_id(name, timeout_ms, None, ids.take, now)
 
         request = messages.InitProducerIdRequest(
-            version=INIT_VERSION, transactional_id=name, transaction_timeout_ms=TRANSACTION_MS, producer_id=-1,
+            version=INIT_VERSION, transactional_id=name, transaction_timeout_ms=timeout_ms, producer_id=-1,
             producer_epoch=-1,
         )  # fmt: skip
         return await self._told(name, command, INIT_VERSION, request)

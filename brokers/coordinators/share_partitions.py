@@ -322,7 +322,8 @@ class SharePartition:
     _noted: list[asyncio.Future[ErrorCode]] = field(default_factory=list)
     _rejected: list[tuple[int, int, asyncio.Future[ErrorCode]]] = field(default_factory=list)
     """Acknowledgements that wait for dead letters, with the first and the last offset of those."""
-    _burial_pause_ms: int = 0
+    burial_pause_ms: int = 0
+    """How long the last dead letters that could not be written pause; 0 if the last ones could."""
     _burial_timer: Timer | None = None
     _writer: asyncio.Task[None] | None = None
     _timer: Timer | None = None
@@ -345,6 +346,8 @@ class SharePartition:
             answer = await self.home.states.read(self.key, self.leader_epoch)
             if self.error is not ErrorCode.NONE or not answer.error.retriable or answer.error in _FENCED:
                 break
+            if answer.error is ErrorCode.CONCURRENT_TRANSACTIONS:
+                self.producer = await self.home.letters.settled(self.key)
             await asyncio.sleep(RETRY_S)
         if self.error is not ErrorCode.NONE:
             return
@@ -549,6 +552,8 @@ class SharePartition:
             while (window := self.window) is not None:
                 if window.buries != (self.rules.letters is not None):
                     window.bury(self.rules.letters is not None)
+                    self._noted += [future for _, _, future in self._rejected]
+                    self._rejected = []
                 write = window.begin_write()
                 if write is None and self._may_bury():
                     await self._bury()
@@ -586,7 +591,9 @@ class SharePartition:
     # --- dead letters ---------------------------------------------------------------------------------------------
 
     def _may_bury(self) -> bool:
-        return self._burial_timer is None and self.window is not None and bool(self.window.doomed)
+        """Not in a pause; but who rejects is told at once."""
+        may = self._burial_timer is None or bool(self._rejected)
+        return may and self.window is not None and bool(self.window.doomed)
 
     async def _bury(self) -> None:
         """Write the first of the dead letters that wait, in one transaction with the state."""
@@ -620,11 +627,13 @@ class SharePartition:
         if error in _FENCED:
             self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif error is ErrorCode.NONE:
-            self._burial_pause_ms = 0
+            self.burial_pause_ms = 0
         else:
             first_ms, most_ms = BURIAL_PAUSES_MS
-            self._burial_pause_ms = min(2 * self._burial_pause_ms or first_ms, most_ms)
-            self._burial_timer = self.home.timers.later(self._burial_pause_ms, self._bury_again)
+            self.burial_pause_ms = min(2 * self.burial_pause_ms or first_ms, most_ms)
+            if self._burial_timer is not None:
+                self._burial_timer.cancel()
+            self._burial_timer = self.home.timers.later(self.burial_pause_ms, self._bury_again)
 
     def _bury_again(self) -> None:
         self._burial_timer = None

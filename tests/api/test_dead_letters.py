@@ -141,6 +141,9 @@ def test_while_letters_cannot_be_written_others_go_on(tmp_path: Path, away: str)
         assert await one.said(0, 0, 2) == 0, "it has its lock"
         assert await one.taken(wait_ms=500) == [(0, 0, 2)]
         assert await one.said(0, 0, 2) == E.KAFKA_STORAGE_ERROR, "as often as is permitted"
+        saying = asyncio.create_task(one.said(0, 0, 3))
+        await asyncio.sleep(0)
+        assert await saying == E.KAFKA_STORAGE_ERROR, "who rejects is told in the pause, too"
 
     served(tmp_path, story, **{**NAMED, "share.delivery.count.limit": "2"})
 
@@ -215,7 +218,7 @@ def test_a_state_in_an_open_transaction_waits_for_its_end(tmp_path: Path) -> Non
     async def story(broker: Broker) -> None:
         topic(broker)
         broker.append("t", 2)
-        one, letters_of = Member(broker), broker.services.share_partitions.letters
+        one = Member(broker)
         assert await one.taken(0) == [(0, 1, 1)]
         told = asyncio.Event()
         states = broker.services.share_partitions.states
@@ -236,9 +239,7 @@ def test_a_state_in_an_open_transaction_waits_for_its_end(tmp_path: Path) -> Non
         assert (await states.read(KEY, 9)).error is E.CONCURRENT_TRANSACTIONS
         assert (await states.delete(KEY)).error is E.CONCURRENT_TRANSACTIONS
         assert (await states.initialize(KEY, 9, 0)).error is E.CONCURRENT_TRANSACTIONS
-        known = await letters_of._first(f"__share.{share_partitions.coordinator_key(KEY)}")
-        assert isinstance(known, tuple), "a successor's first request aborts it"
-        assert await Member(broker, "two").taken(0) == [(0, 1, 1)], "the rejection was never said"
+        assert await Member(broker, "two").taken(0, wait_ms=9_000) == [(0, 1, 1)], "a successor ends it"
         says.cancel()
 
     served(tmp_path, story, **NAMED)
@@ -287,5 +288,27 @@ def test_who_names_the_topic_may_write_to_it(tmp_path: Path) -> None:
         groups_only = SimpleNamespace(allows=lambda who, host, what, kind, name: kind is GROUP, verdicts={})
         broker.services.access = Access(groups_only)  # type: ignore[arg-type]
         assert await named("dlq.x") == E.TOPIC_AUTHORIZATION_FAILED
+
+    served(tmp_path, story)
+
+
+def test_letters_that_are_given_up(tmp_path: Path) -> None:
+    """The setting goes: what waits is left out, and those who rejected are told that it is."""
+    settings = {"share.auto.offset.reset": "earliest", **NAMED}
+
+    async def story(broker: Broker) -> None:
+        broker.metadata.features = {"share.version": 2}
+        broker.metadata.dynamic_config = lambda kind, name: settings  # type: ignore[method-assign]
+        broker.append("t", 2)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 1, 1)]
+        assert await one.said(0, 0, 3) == E.KAFKA_STORAGE_ERROR
+        del settings["errors.deadletterqueue.topic.name"]
+        assert await one.said(0, 0, 3) == 0
+        assert await one.said(1, 1, 3) == 0
+        share = broker.services.share_partitions.get(KEY)
+        assert share is not None
+        assert share.window is not None
+        assert share.window.start == 2
 
     served(tmp_path, story)
