@@ -30,7 +30,8 @@ from fleetlog.brokers.coordinators.dead_letters import DeadLetters
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
-from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates, drop_topic_states
+from fleetlog.brokers.coordinators.share_partitions import SharePartitions, drop_topic_states
+from fleetlog.brokers.coordinators.share_states import ShareStates
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.member_memory import MemberRoom
 from fleetlog.brokers.groups.requests import GroupSettings

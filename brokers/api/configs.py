@@ -63,7 +63,7 @@ from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.audit.settings import refused_alteration
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from fleetlog.brokers.controller.requests import Refused, check_name
-from fleetlog.brokers.coordinators.share_partitions import LETTER_TOPIC
+from fleetlog.brokers.coordinators.dead_letters import LETTER_TOPIC
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config

@@ -86,7 +86,9 @@ async def _described(asked: Any, context: Context) -> Any:
     for name, indexes in places.items():
         await context.yield_now()
         there = topics.get(name) if name not in denied else None
-        for index in indexes if there is not None else ():
+        if there is None:
+            continue
+        for index in indexes:
             if 0 <= index < len(there.partitions):
                 keys[ShareKey(group.id, there.id.bytes, index)] = TopicPartition(name, index)
     told = await _offsets(context).described(keys)
@@ -105,8 +107,8 @@ def _described_topic(
     group_id: str, name: str, indexes: Iterable[int], topic: TopicInfo | None, denied: bool,
     told: dict[ShareKey, ShareProgress],
 ) -> Any:  # fmt: skip
-    kind = m.DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
-    kind = kind.DescribeShareGroupOffsetsResponseTopic
+    group_kind = m.DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
+    kind = group_kind.DescribeShareGroupOffsetsResponseTopic
     topic_id, rows = NO_TOPIC if topic is None or denied else topic.id, []
     for index in dict.fromkeys(indexes):
         one = told.get(ShareKey(group_id, topic_id.bytes, index), ShareProgress(_NONE))

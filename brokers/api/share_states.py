@@ -16,7 +16,7 @@ from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
 from fleetlog.brokers.api.share_groups import shares_served
 from fleetlog.brokers.api.waiting import JoinedResponse
-from fleetlog.brokers.coordinators.share_partitions import Within
+from fleetlog.brokers.coordinators.share_states import Within
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.state import RecordState, ShareKey, StateBatch
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket

@@ -221,7 +221,7 @@ def _replay(
             writer.begin_transaction()
             sent = []
             for origin, own, what in made:
-                if what != "written":
+                if what != "written" or origin is None:
                     continue
                 key, value, headers = own
                 where = origin.partition if origin.partition < partitions[origin.topic] else None

@@ -13,19 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fleetlog._native.batch import HEADER_SIZE, Record, decode_records, encode_batch, scan
+from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, Record, decode_records, encode_batch, scan
 from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.coordinators.shard_host import TRANSACTIONAL
-from fleetlog.brokers.coordinators.share_partitions import (
-    ATTEMPTS,
-    LETTERS_TOGETHER,
-    READ_BYTES,
-    RETRY_S,
-    OutcomeUnknown,
-    SharePartition,
-    ShareStates,
-    Within,
-)
+from fleetlog.brokers.coordinators.share_states import ATTEMPTS, RETRY_S, ShareStates, Within
 from fleetlog.brokers.coordinators.transactions.verification import admit
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, Origin, SliceGone
 from fleetlog.brokers.metadata.features import SHARE_VERSION
@@ -33,21 +24,28 @@ from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, Clock, TopicPartitio
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.shares.coordinator import ShareWrite, coordinator_key
 from fleetlog.brokers.shares.state import ShareKey
-from fleetlog.brokers.shares.window import Doom, Doomed, StateWrite
+from fleetlog.brokers.shares.window import Doom, Doomed
 from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
 from fleetlog.txn.coordinator import End, Producer, TransactionShard
 from fleetlog.wire import messages
-from fleetlog.wire.compression import decompress
+from fleetlog.wire.compression import CodecError, decompress
 from fleetlog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
+    from fleetlog.brokers.log import FileSlice
     from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.metrics.registry import Counter, Labelled
+    from fleetlog.brokers.replication.partition import Partition
     from fleetlog.brokers.replication.replicas import ReplicaManager
 
 logger = logging.getLogger(__name__)
 
+LETTER_TOPIC, COPIES = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
+LETTERS_TOGETHER = 200
+"""Dead letters of one transaction at most."""
+READ_BYTES = 1 << 20
+"""What is read of a log for one transaction at most, but for a batch that is larger."""
 TRANSACTION_MS = 20_000
 """After so long a transaction is aborted whose leader is gone: what it holds back waits no longer."""
 CALL_MS = 10_000
@@ -64,6 +62,32 @@ _SAID = {
     Doom.REJECTED: "A member rejected the record.",
     Doom.TOO_MANY_DELIVERIES: "The record was delivered as often as the group permits.",
 }
+
+
+class OutcomeUnknown(Exception):
+    """Whether a transaction was committed is not known here."""
+
+
+class Letters(NamedTuple):
+    """Where dead letters of a group go, and whether they have what the record had."""
+
+    topic: str
+    copies: bool
+
+
+class Burying(NamedTuple):
+    """A share partition, for as long as some of its records are buried."""
+
+    key: ShareKey
+    partition: Partition
+    leader_epoch: int
+    letters: Letters
+    read: Callable[[FileSlice], Awaitable[bytes | bytearray]]
+    """Gives a slice of the log, without waiting for the disk on the loop."""
+    closed: Callable[[], ErrorCode]
+    """Why it serves nothing any more; NONE while it does."""
+    paused: bool
+    """Whether the last try failed: that was told."""
 
 
 class Plan(NamedTuple):
@@ -121,6 +145,19 @@ def size_of(record: Record) -> int:
     return 64 + len(record.key or b"") + len(record.value or b"") + headers
 
 
+def _decoded(batch: bytes, header: BatchHeader) -> list[tuple[int, Record | None]]:
+    """The offsets of a batch with their records; without those, if it cannot be unpacked."""
+    payload: Any = memoryview(batch)[HEADER_SIZE:]
+    if header.is_control:
+        return []
+    try:
+        if header.codec:
+            payload = decompress(header.codec, payload, LARGEST_BATCH)
+        return [(record.offset, record) for record in decode_records(payload, header)]
+    except (CodecError, CorruptBatch):
+        return [(offset, None) for offset in range(header.base_offset, header.last_offset + 1)]
+
+
 def producer_of(key: ShareKey) -> str:
     """The transactional id by which a share partition's leader writes."""
     return f"__share.{coordinator_key(key)}"
@@ -143,6 +180,8 @@ class DeadLetters:
     ) -> None:
         self.waiting: dict[ShareKey, int] = {}
         """Records that wait to become dead letters, as of the last try."""
+        self._producers: dict[ShareKey, tuple[int, int]] = {}
+        """Id and epoch of the next transaction of each that has had one."""
         self._broker_id = broker_id
         self._metadata = metadata
         self._peers = peers
@@ -164,17 +203,16 @@ class DeadLetters:
 
     # --- gathering ----------------------------------------------------------------------------------------------
 
-    async def gather(self, share: SharePartition, doomed: Sequence[Doomed]) -> Plan:
+    async def gather(self, share: Burying, doomed: Sequence[Doomed]) -> Plan:
         """The letters of the first of what is doomed."""
-        rules, key = share.rules.letters, share.key
-        assert rules is not None, "it was asked for"
+        rules, key = share.letters, share.key
         refused, info = refusal_of(rules.topic, self._metadata), self._metadata.topics.get(rules.topic)
         if refused is None and info is not None:
             index = key.partition % len(info.partitions)
             if info.partitions[index].leader not in self._metadata.brokers:
                 refused = f"partition {index} has no leader"
         if refused is not None or info is None:
-            level = logging.DEBUG if share.burial_pause_ms else logging.WARNING
+            level = logging.DEBUG if share.paused else logging.WARNING
             logger.log(
                 level, "dead letters of group %s wait for topic %s: %s", key.group_id[:200], rules.topic, refused
             )
@@ -200,13 +238,13 @@ class DeadLetters:
         numbered = tuple(record._replace(offset=number) for number, record in enumerate(records))
         return Plan(_NONE, max(until, doomed[0].first), target, numbered, tuple(whys))
 
-    async def _records(self, share: SharePartition, doomed: Sequence[Doomed]) -> Any:
+    async def _records(self, share: Burying, doomed: Sequence[Doomed]) -> Any:
         """Offsets that are doomed and what is there, from the first on, as far as one read goes.
 
         Yields the offset with what dooms it and the record (None where the log has it no more, or it is not copied),
         and up to where everything was looked at. Where compaction left nothing there is nothing to bury.
         """
-        log, copies = share.partition.log, share.rules.letters is not None and share.rules.letters.copies
+        log, copies = share.partition.log, share.letters.copies
         first, start = doomed[0].first, log.log_start_offset
         for one in doomed:
             for offset in range(one.first, min(one.last + 1, start)):
@@ -215,20 +253,18 @@ class DeadLetters:
             return
         result = log.reader.read(max(first, start), READ_BYTES, log.high_watermark)
         try:
-            run = b"".join([await share.home.read(piece) for piece in result.slices])
+            run = b"".join([await share.read(piece) for piece in result.slices])
         finally:
             result.release()
         reach = max(first, start) - 1
         for position, header in scan(run):
             await asyncio.sleep(0)
             inside = [one for one in doomed if one.last >= header.base_offset and one.first <= header.last_offset]
-            payload: Any = memoryview(run)[position + HEADER_SIZE : position + header.size]
-            if inside and header.codec:
-                payload = decompress(header.codec, payload, LARGEST_BATCH)
-            for record in decode_records(payload, header) if inside and not header.is_control else ():
-                one = next((one for one in inside if one.first <= record.offset <= one.last), None)
-                if one is not None and record.offset >= start:
-                    yield record.offset, one, record if copies else None, record.offset
+            batch = run[position : position + header.size]
+            for offset, record in await asyncio.to_thread(_decoded, batch, header) if inside else ():
+                by = next((one for one in inside if one.first <= offset <= one.last), None)
+                if by is not None and offset >= start:
+                    yield offset, by, record if copies else None, offset
             reach = header.last_offset
             yield reach, None, None, reach
         if reach < max(first, start):
@@ -236,22 +272,15 @@ class DeadLetters:
 
     # --- writing ------------------------------------------------------------------------------------------------
 
-    async def write(self, share: SharePartition, plan: Plan, write: StateWrite) -> ErrorCode:
+    async def write(self, share: Burying, plan: Plan, state: ShareWrite) -> ErrorCode:
         """Commit the letters and the state together; with an error there is neither. Raises OutcomeUnknown."""
-        window = share.window
-        assert window is not None, "it is what is written"
-        state = ShareWrite(
-            share.key, window.state_epoch, share.leader_epoch, write.start, write.complete, write.batches
-        )
         if not plan.records:  # compaction has taken them
             return (await self._states.write(state)).error
         name = producer_of(share.key)
-        if share.producer is None:
-            known = await self._first(name)
-            if isinstance(known, ErrorCode):
-                return known
-            share.producer = known
-        within, error = Within(name, share.producer), ErrorCode.UNKNOWN_SERVER_ERROR
+        known = self._producers.pop(share.key, None) or await self._first(name)
+        if isinstance(known, ErrorCode):
+            return known
+        within, error = Within(name, known), ErrorCode.UNKNOWN_SERVER_ERROR
         try:
             assert plan.target is not None, "there are letters"
             batch = encode_batch(
@@ -263,26 +292,24 @@ class DeadLetters:
                 error = await self._persist(share, state, within)
         finally:
             if error is not _NONE:
-                share.producer = None  # its next one begins with the end of this transaction
                 await self._end(within, commit=False)
         if error is not _NONE:
             return error
-        share.producer = None
         ended = await self._end(within, commit=True)
         if isinstance(ended, ErrorCode):
             raise OutcomeUnknown(f"the end of transaction {name[:200]}: {ended.name}")
-        share.producer = ended
+        self._producers[share.key] = ended
         for why in plan.whys:
             self._written.labels(why.value).inc()
         return _NONE
 
-    async def _persist(self, share: SharePartition, state: ShareWrite, within: Within) -> ErrorCode:
+    async def _persist(self, share: Burying, state: ShareWrite, within: Within) -> ErrorCode:
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(RETRY_S)
-            if share.error is not _NONE:
-                return share.error
+            if (closed := share.closed()) is not _NONE:
+                return closed
             error = (await self._states.write(state, within)).error
             if error is _NONE or not error.retriable:
                 break
@@ -330,10 +357,16 @@ class DeadLetters:
 
     # --- transactions -------------------------------------------------------------------------------------------
 
-    async def settled(self, key: ShareKey) -> tuple[int, int] | None:
-        """The producer of a share partition, once a transaction of a leader before has ended; None if that fails."""
+    async def settle(self, key: ShareKey) -> None:
+        """End a transaction of a leader before, or wait until it has ended."""
         known = await self._first(producer_of(key))
-        return None if isinstance(known, ErrorCode) else known
+        if not isinstance(known, ErrorCode):
+            self._producers[key] = known
+
+    def forget(self, key: ShareKey) -> None:
+        """It is not led here any more."""
+        self.waiting.pop(key, None)
+        self._producers.pop(key, None)
 
     async def _first(self, name: str) -> tuple[int, int] | ErrorCode:
         """The producer by that name: a transaction of a leader before is aborted, and that leader fenced."""
@@ -376,9 +409,9 @@ class DeadLetters:
                 logger.info("the transaction coordinator of %s: %s", name[:200], problem)
                 error = ErrorCode.NETWORK_EXCEPTION
                 continue
-            error = ErrorCode(getattr(answer, "error_code", None) or getattr(answer, "error", 0))
+            error = ErrorCode(answer.error_code if hasattr(answer, "error_code") else answer.error)
             if error is _NONE:
-                return answer.producer_id, answer.producer_epoch
+                return int(answer.producer_id), int(answer.producer_epoch)
             if not error.retriable:
                 break
         return error

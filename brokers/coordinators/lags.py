@@ -195,7 +195,9 @@ class LagWatch:
                 for topic_id, topic in group.states.items() if len(keys) < SHARE_ROWS_PER_ROUND else ():
                     await self._turn()
                     name = self._metadata.topic_names.get(uuid.UUID(bytes=topic_id))
-                    for index in range(topic.partitions) if name is not None else ():
+                    if name is None:
+                        continue
+                    for index in range(topic.partitions):
                         keys[ShareKey(group.id, topic_id, index)] = TopicPartition(name, index)
         answers = await self._shares.summaries(keys) if self._shares is not None and keys else {}
         by_group: dict[str, Committed] = {}
@@ -324,9 +326,9 @@ class LagWatch:
         """Of each member, its partitions by topic."""
         every: list[dict[str, int]] = []
         names = self._metadata.topic_names
-        for member in list(group.members.values()):
+        for assigned in [member.at.assigned for member in group.members.values()]:
             await self._turn()
-            ids = Counter(topic_id for topic_id, _ in member.at.assigned)
+            ids = Counter(topic_id for topic_id, _ in assigned)
             topics = ((names.get(uuid.UUID(bytes=topic_id)), count) for topic_id, count in ids.items())
             every.append({name: count for name, count in topics if name is not None})
         return every

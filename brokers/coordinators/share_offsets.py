@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog.brokers.coordinators.pending import answer_of
-from fleetlog.brokers.coordinators.share_partitions import ShareStates
+from fleetlog.brokers.coordinators.share_states import ShareStates
 from fleetlog.brokers.groups.share import StateTopic
 from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable

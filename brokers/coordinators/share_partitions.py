@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,41 +19,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import CorruptBatch, parse_header, scan
 from fleetlog._native.compact import record_keys
-from fleetlog.brokers.coordinators.pending import answer_of
-from fleetlog.brokers.coordinators.transactions.verification import Errors, admit
+from fleetlog.brokers.coordinators.dead_letters import (
+    COPIES,
+    LETTER_TOPIC,
+    Burying,
+    DeadLetters,
+    Letters,
+    OutcomeUnknown,
+)
+from fleetlog.brokers.coordinators.share_states import ATTEMPTS, RETRY_S, ShareStates
 from fleetlog.brokers.groups.requests import own_number
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceGone, read_if_cached, read_in
 from fleetlog.brokers.log.validation import records_of
-from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock, TopicInfo
-from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
+from fleetlog.brokers.model import Clock, TopicInfo
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
-from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey, ShareState, StateBatch
+from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey
 from fleetlog.brokers.shares.window import AckType, Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
-from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
-from fleetlog.txn.verification import Question
-from fleetlog.wire import messages
+from fleetlog.txn.commands import Now, Result, Ticket
 from fleetlog.wire.compression import CodecError
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
-    from fleetlog.brokers.coordinators.dead_letters import DeadLetters
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
     from fleetlog.brokers.log import FileSlice, Log
-    from fleetlog.brokers.metadata.cache import MetadataCache
     from fleetlog.brokers.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
-CALL_MS = 10_000
-"""How long the share coordinator has for an answer."""
-ATTEMPTS = 10
-RETRY_S = 0.2
-"""Between two attempts to persist: after all of them the acknowledgements have failed."""
 PAUSE_S = 1.0
 """After a write that failed, before the next one."""
 MAX_SHARE_PARTITIONS = 10_000
@@ -66,9 +61,6 @@ MAX_VOID_READS = 16
 ABORT_MARKER = 0
 LONG_KEY_BYTES = 16
 """A longer key is told by a hash of so many bytes: two that share one wait for each other, and no more."""
-LETTER_TOPIC, COPIES = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
-LETTERS_TOGETHER = 200
-"""Dead letters of one transaction at most."""
 DROPPED_TOGETHER = 100
 """States of deleted topics that are forgotten in one turn of the loop."""
 BURIAL_PAUSES_MS = (1_000, 30_000)
@@ -78,25 +70,6 @@ _FENCED = (
     ErrorCode.UNSUPPORTED_VERSION,
 )  # fmt: skip
 """This leader persists nothing any more; the last one: the fleet has finalized that it serves no share groups."""
-
-
-class OutcomeUnknown(Exception):
-    """Whether a transaction was committed is not known here."""
-
-
-class Within(NamedTuple):
-    """The transaction that a write is part of."""
-
-    transactional_id: str
-    producer: tuple[int, int]
-    """Producer id and epoch."""
-
-
-class Letters(NamedTuple):
-    """Where dead letters of a group go, and whether they have what the record had."""
-
-    topic: str
-    copies: bool
 
 
 class ShareRules(NamedTuple):
@@ -131,169 +104,6 @@ class ShareRules(NamedTuple):
         )
 
 
-class ShareStates:
-    """The share coordinators, this broker's own included, as their clients see them."""
-
-    def __init__(
-        self,
-        broker_id: int,
-        metadata: MetadataCache,
-        peers: PeersPort,
-        runtime: CoordinatorRuntime[ShareShard],
-        create: Callable[[Sequence[str]], Awaitable[object]],
-        ask: Callable[[Question], Awaitable[Errors]],
-        clock: Clock,
-    ) -> None:
-        """``ask`` is that of the transactions' verifier."""
-        self._broker_id = broker_id
-        self._metadata = metadata
-        self._peers = peers
-        self._runtime = runtime
-        self._create = create
-        self._ask_transaction = ask
-        self._clock = clock
-
-    async def read(self, key: ShareKey, leader_epoch: int) -> StateAnswer:
-        """The state of a share partition, for the leader of that epoch."""
-        row = messages.ReadShareGroupStateRequest.ReadStateData.PartitionData(
-            partition=key.partition, leader_epoch=leader_epoch
-        )
-        return await self._ask(
-            key,
-            lambda shard, now, ticket: shard.read(key, leader_epoch, now, ticket),
-            0,
-            partial(_request, messages.ReadShareGroupStateRequest, "ReadStateData", key, row, 0),
-        )
-
-    async def write(self, write: ShareWrite, within: Within | None = None) -> StateAnswer:
-        """Persist what has changed of a share partition, once the transaction is committed if it is part of one."""
-        kind = messages.WriteShareGroupStateRequest.WriteStateData.PartitionData
-        row = kind(
-            partition=write.key.partition,
-            state_epoch=write.state_epoch,
-            leader_epoch=write.leader_epoch,
-            start_offset=write.start,
-            delivery_complete_count=write.complete,
-            state_batches=[
-                kind.StateBatch(first_offset=first, last_offset=last, delivery_state=int(state), delivery_count=count)
-                for first, last, state, count in write.batches
-            ],
-        )
-        return await self._ask(
-            write.key,
-            lambda shard, now, ticket: shard.write(write, now, ticket),
-            1,
-            partial(_write_request, write.key, row, within),
-            None if within is None else partial(self.write_here, write, within),
-        )
-
-    async def write_here(self, write: ShareWrite, within: Within) -> StateAnswer:
-        """The same by this broker, as the share coordinator: its partition joins the transaction first."""
-        name = coordinator_key(write.key)
-        error, host = self._runtime.host_for(name)
-        if host is None:
-            return StateAnswer(error)
-        place = TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name))
-        places = {place: (host.partition.log.producers, -1)}
-        admitted = await admit(
-            self._ask_transaction, self._clock, within.transactional_id, within.producer, places, add=True
-        )
-        error, guard = admitted[place]
-        if error is not ErrorCode.NONE:
-            return StateAnswer(error)
-
-        def command(shard: ShareShard, now: Now, ticket: Ticket) -> Result:
-            return shard.write(write, now, ticket, within.producer)
-
-        answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS, guard=guard))
-        return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
-
-    async def initialize(self, key: ShareKey, state_epoch: int, start: int) -> StateAnswer:
-        """A new state epoch: the share partition begins at this offset, and leaders of the epoch before are fenced."""
-        row = messages.InitializeShareGroupStateRequest.InitializeStateData.PartitionData(
-            partition=key.partition, state_epoch=state_epoch, start_offset=start
-        )
-        return await self._ask(
-            key,
-            lambda shard, now, ticket: shard.initialize(key, state_epoch, start, now, ticket),
-            0,
-            partial(_request, messages.InitializeShareGroupStateRequest, "InitializeStateData", key, row, 0),
-        )
-
-    async def summary(self, key: ShareKey) -> StateAnswer:
-        """How far it is, without its batches."""
-        row = messages.ReadShareGroupStateSummaryRequest.ReadStateSummaryData.PartitionData(partition=key.partition)
-        return await self._ask(
-            key,
-            lambda shard, now, ticket: Result(StateAnswer(ErrorCode.NONE, shard.summary(key))),
-            1,
-            partial(_request, messages.ReadShareGroupStateSummaryRequest, "ReadStateSummaryData", key, row, 1),
-        )
-
-    async def delete(self, key: ShareKey) -> StateAnswer:
-        """Forget a share partition."""
-        row = messages.DeleteShareGroupStateRequest.DeleteStateData.PartitionData(partition=key.partition)
-        return await self._ask(
-            key,
-            lambda shard, now, ticket: shard.delete(key, now, ticket),
-            0,
-            partial(_request, messages.DeleteShareGroupStateRequest, "DeleteStateData", key, row, 0),
-        )
-
-    async def _ask(
-        self, key: ShareKey, command: Callable[[ShareShard, Now, Ticket], Result], version: int,
-        request: Callable[[], Any], here: Callable[[], Awaitable[StateAnswer]] | None = None,
-    ) -> StateAnswer:  # fmt: skip
-        name = coordinator_key(key)
-        if SHARE_STATE_TOPIC not in self._metadata.topics:
-            await self._create([SHARE_STATE_TOPIC])
-        state = self._metadata.partition(TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name)))
-        if state is None or state.leader not in self._metadata.brokers:
-            return StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if state.leader == self._broker_id and here is not None:
-            return await here()
-        if state.leader == self._broker_id:
-            answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS))
-            return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
-        try:
-            message = request()
-            response = await self._peers.call(state.leader, message.API_KEY, version, message, CALL_MS)
-        except PeerUnavailable as error:
-            logger.info("the share coordinator of %s does not answer: %s", name[:200], error)
-            return StateAnswer(ErrorCode.NETWORK_EXCEPTION)
-        return _told(response, key)
-
-
-def _request(kind: Any, topic: str, key: ShareKey, row: Any, version: int) -> Any:
-    rows = [getattr(kind, topic)(topic_id=uuid.UUID(bytes=key.topic_id), partitions=[row])]
-    return kind(version=version, group_id=key.group_id, topics=rows)
-
-
-def _write_request(key: ShareKey, row: Any, within: Within | None) -> Any:
-    request = _request(messages.WriteShareGroupStateRequest, "WriteStateData", key, row, 1)
-    if within is not None:
-        request.transactional_id, (request.producer_id, request.producer_epoch) = within
-    return request
-
-
-def _told(response: Any, key: ShareKey) -> StateAnswer:
-    """What a coordinator said of the only share partition that it was asked about."""
-    for topic in response.results:
-        for row in topic.partitions:
-            if topic.topic_id is None or (topic.topic_id.bytes, row.partition) != key[1:]:
-                continue
-            error = ErrorCode(row.error_code)
-            if error is not ErrorCode.NONE or not hasattr(row, "state_epoch"):
-                return StateAnswer(error, message=row.error_message)
-            batches = tuple(
-                StateBatch(b.first_offset, b.last_offset, RecordState(b.delivery_state), b.delivery_count)
-                for b in getattr(row, "state_batches", ())
-            )
-            complete, leader_epoch = getattr(row, "delivery_complete_count", -1), getattr(row, "leader_epoch", -1)
-            return StateAnswer(error, ShareState(0, row.state_epoch, leader_epoch, row.start_offset, complete, batches))
-    return StateAnswer(ErrorCode.UNKNOWN_SERVER_ERROR)
-
-
 class Taken(NamedTuple):
     """What a member got: whole batches, as they are, and which of their offsets are its own."""
 
@@ -317,8 +127,6 @@ class SharePartition:
     """How many have it."""
     listeners: dict[Callable[[], None], None] = field(default_factory=dict)
     """Called when there may be something to acquire, or it has closed."""
-    producer: tuple[int, int] | None = None
-    """Id and epoch of the next transaction with dead letters; None before the first one, or if it is not known."""
     _noted: list[asyncio.Future[ErrorCode]] = field(default_factory=list)
     _rejected: list[tuple[int, int, asyncio.Future[ErrorCode]]] = field(default_factory=list)
     """Acknowledgements that wait for dead letters, with the first and the last offset of those."""
@@ -347,7 +155,7 @@ class SharePartition:
             if self.error is not ErrorCode.NONE or not answer.error.retriable or answer.error in _FENCED:
                 break
             if answer.error is ErrorCode.CONCURRENT_TRANSACTIONS:
-                self.producer = await self.home.letters.settled(self.key)
+                await self.home.letters.settle(self.key)
             await asyncio.sleep(RETRY_S)
         if self.error is not ErrorCode.NONE:
             return
@@ -597,15 +405,23 @@ class SharePartition:
 
     async def _bury(self) -> None:
         """Write the first of the dead letters that wait, in one transaction with the state."""
-        window, letters = self.window, self.home.letters
+        window, letters, rules = self.window, self.home.letters, self.rules.letters
         assert window is not None, "it was asked for"
+        assert rules is not None, "else nothing is doomed"
         doomed, rejected = window.doomed, list(self._rejected)
+        share = Burying(
+            self.key, self.partition, self.leader_epoch, rules, self.home.read, lambda: self.error,
+            self.burial_pause_ms > 0,
+        )  # fmt: skip
         try:
-            plan = await letters.gather(self, doomed)
+            plan = await letters.gather(share, doomed)
             buried = [(one.first, min(one.last, plan.until)) for one in doomed if one.first <= plan.until]
-            if self.error is not ErrorCode.NONE or (write := window.begin_burial(buried)) is None:
+            if self.window is not window or (write := window.begin_burial(buried)) is None:
                 return
-            error = plan.error or await letters.write(self, plan, write)
+            state = ShareWrite(
+                self.key, window.state_epoch, self.leader_epoch, write.start, write.complete, write.batches
+            )
+            error = plan.error or await letters.write(share, plan, state)
         except Exception as problem:  # whether they are written the share coordinator knows
             logger.log(
                 logging.INFO if isinstance(problem, OutcomeUnknown) else logging.ERROR, "dead letters of %s: %r",
@@ -613,7 +429,7 @@ class SharePartition:
             )  # fmt: skip
             self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
-        if self.error is not ErrorCode.NONE:
+        if self.window is not window:
             return
         window.end_write(error is ErrorCode.NONE, self.home.clock.mono_ms())
         for waits in rejected:
@@ -806,7 +622,7 @@ class SharePartitions:
         """It has closed."""
         if self._open.get(share.key) is share:
             del self._open[share.key]
-            self.letters.waiting.pop(share.key, None)
+            self.letters.forget(share.key)
 
     async def stop(self) -> None:
         """Close all."""

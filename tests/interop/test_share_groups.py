@@ -315,3 +315,31 @@ def test_dead_letters_and_their_replay(fleet: Fleet, copies: str) -> None:
     assert shell.json("dlq", "replay", letters, "--letter", place, "--execute")[0]["letters"] == 1
     shell.run("dlq", "purge", letters, "--to", "end", "--yes")
     assert listed() == []
+
+
+def test_dead_letters_come_once_also_where_a_broker_ends_in_between(fleet: Fleet) -> None:
+    letters = f"dlq.{uuid.uuid4()}"
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    permitted = {"errors.deadletterqueue.group.enable": "true"}
+    admin.create_topics([NewTopic(letters, 1, 3, config=permitted)])[letters].result(WAIT_S)
+    names = made(fleet, PARTITIONS, **{"errors.deadletterqueue.topic.name": letters})
+    values = produce(fleet, names[0])
+    shell = Shell(fleet)
+
+    def answer(message: Message) -> AcknowledgeType:
+        return AcknowledgeType.REJECT if int(message.value()) % 2 else AcknowledgeType.ACCEPT
+
+    listed = lambda: shell.json("dlq", "list", letters, "--limit", "1000")  # noqa: E731
+    reader = Reader(fleet, names, answer)
+    eventually(lambda: len(reader.values) > len(values) // 4, "it has begun", WAIT_S)
+    fleet.brokers[1].kill()
+    fleet.brokers[1].start()
+    fleet.brokers[1].wait_ready()
+    rows = eventually(
+        listed, "all rejected records have letters", 2 * WAIT_S,
+        good=lambda rows: len({row["record"] for row in rows}) >= len(values) // 2,
+    )  # fmt: skip
+    reader.end()
+    records = Counter(row["record"] for row in listed())
+    assert set(records.values()) == {1}, "each once"
+    assert len(records) == len(values) // 2 == len({row["record"] for row in rows})

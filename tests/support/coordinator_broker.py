@@ -19,7 +19,8 @@ from fleetlog.brokers.coordinators.dead_letters import DeadLetters
 from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
-from fleetlog.brokers.coordinators.share_partitions import SharePartitions, ShareStates
+from fleetlog.brokers.coordinators.share_partitions import SharePartitions
+from fleetlog.brokers.coordinators.share_states import ShareStates
 from fleetlog.brokers.coordinators.transactions import coordinator, verification
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from fleetlog.brokers.groups.requests import GroupSettings
