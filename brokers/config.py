@@ -230,7 +230,7 @@ class BrokerConfig:
         "that all of them have; without credentials, which come from the environment, files or roles.",
     )  # fmt: skip
     fleetlog_bucket_cache_bytes: int = setting(
-        LONG, 1024 * MIB, "What was read from the bucket and is kept in the first log directory's tier-cache, in.",
+        LONG, 1024 * MIB, "What was read from the bucket and is kept in the first log directory, in bytes.",
         low=16 * MIB,
     )  # fmt: skip
     fleetlog_bucket_orphan_ms: int = setting(

@@ -267,8 +267,8 @@ def left_over(
     gone = {folder: entries for folder, entries in by_topic.items() if folder.rpartition(".")[2] not in known}
     if gone and len(gone) == len(by_topic) and not all_gone:
         raise CliError(
-            "the fleet knows none of the bucket's topics. If its ZooKeeper was rolled back: fleetlog cluster repair. If all"
-            " of them were deleted: --all-gone"
+            "the fleet knows none of the bucket's topics. If its ZooKeeper was rolled back: fleetlog cluster repair. If"
+            " all of them were deleted: --all-gone"
         )
     rows = []
     for folder, entries in sorted(gone.items()):

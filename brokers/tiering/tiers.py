@@ -46,7 +46,8 @@ AT_ONCE = 4
 """Partitions whose work waits for the bucket at the same time."""
 AGAIN_MS = 5_000
 """After a failure; sooner if the task's interval is shorter."""
-CACHE_DIRECTORY = "tier-cache"
+CACHE_DIRECTORY = "remote-log-index-cache"
+"""The one directory beside those of partitions that Kafka passes over in log.dirs."""
 NAMED = 5
 PER_TURN = 500
 """Partitions that are looked at without a pause."""
