@@ -405,6 +405,10 @@ def check_start(config: BrokerConfig) -> None:
         except ConfigError as error:
             wrong.append(str(error))
     try:
+        open_bucket(config)
+    except StartError as error:
+        wrong.append(str(error))
+    try:
         LogStore(config, RealDisk(), SystemClock()).check_owners()
     except DirectoryInUse:
         runs = True

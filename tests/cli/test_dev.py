@@ -352,9 +352,12 @@ def test_the_ready_check_waits_for_each_brokers_registration_and_leaves_nothing(
 def test_up_kill_start_down(dev: Dev) -> None:
     assert dev.run("status").returncode == 3
     assert dev.run("kill", "1").returncode == 1
-    ready = json.loads(dev.ok("up", "--brokers", "2", "--port", "0", "--detach", "--json"))
+    bucket = dev.directory.parent / "bucket"
+    words = ("--brokers", "2", "--port", "0", "--bucket", f"file://{bucket}")
+    ready = json.loads(dev.ok("up", *words, "--detach", "--json"))
     assert ready["running"]
     assert len(dev.processes()) == 4
+    eventually(lambda: list(bucket.glob("fleetlog-owner/*")), "the bucket is this fleet's")
     use(ready["bootstrap"], "t")
     assert register(ready["registry"], "t-value") == 1
     again = dev.run("up", "--port", "0", "--detach")

@@ -624,6 +624,25 @@ def test_retention_by_tick(tmp_path):
     assert log.log_start_offset == 1
 
 
+def test_a_tiered_topic_loses_by_age_what_its_tier_releases_and_nothing_else(tmp_path):
+    clock = ManualClock()
+    store = _started(tmp_path, clock=clock)
+    store.tiered = lambda config: config.tiers
+    defaults = _config(".").topic_defaults()
+    log = store.create(A, TOPIC_ID, dataclasses.replace(defaults, retention_ms=1000, remote_storage_enable=True))
+    append(log, batch(2))
+    log.appender.roll(clock.now_ms)
+    append(log, batch(1))
+    store.tick(clock.now_ms)
+    clock.now_ms += 300_000
+    store.tick(clock.now_ms)
+    assert (log.log_start_offset, len(log.segments)) == (0, 2)
+    log.truncation.raise_start(2)
+    clock.now_ms += 300_000
+    store.tick(clock.now_ms)
+    assert (log.log_start_offset, len(log.segments)) == (2, 1)
+
+
 def test_many_partitions_cost_no_descriptors(tmp_path):
     disk = RealDisk()
     store = _started(tmp_path, disk)
