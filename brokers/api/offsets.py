@@ -208,12 +208,12 @@ class _Listing:
             view = _view(partition, self._request, self._context)
         elif view.partition is not partition:
             return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        offset: Found | None = None
         if view.tiered and (part.timestamp >= 0 or part.timestamp in _OF_TIER):
-            tiered = self._of_tier(tp, view, part.timestamp)
-            if tiered is not None:
-                return tiered
+            offset = self._of_tier(tp, view, part.timestamp)
         try:
-            offset = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
+            if offset is None:
+                offset = yield from _lookup(view, part.timestamp, self._context.services.unpacking)
         except (LogOffline, DiskError):
             if self._partition(tp, part.current_leader_epoch).partition is not partition:
                 return Found(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # deleted meanwhile, or moved
