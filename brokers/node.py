@@ -346,6 +346,7 @@ class Node:
                 self.config, self._ports.bucket, metadata=metadata, replicas=services.replicas, disk=self._ports.disk,
                 clock=services.clock, cluster_id=self._cluster_id, incarnation=self._incarnation,
             )  # fmt: skip
+            services.replicas.log_start = services.tiers.log_start
             services.tiers.watch(self._metrics)
 
     def _follow_schemas(self, services: Services, logs: LogStore) -> None:

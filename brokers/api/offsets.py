@@ -392,8 +392,7 @@ def _saved(
 
 def _start_of(partition: Partition, tiers: Tiers | None) -> int:
     """Where clients may begin."""
-    start = tiers.start_of(partition) if tiers is not None and partition.log.config.tiers else None
-    return partition.log.log_start_offset if start is None else start[0]
+    return partition.log.log_start_offset if tiers is None else tiers.log_start(partition)
 
 
 def _behind(moved: list[_Moved], tiers: Tiers | None) -> list[_Moved]:

@@ -550,7 +550,8 @@ class LagFamilies:
         for one in led:
             (topic, index), log, state = one.tp, one.log, one.state
             ends[topic] = ends.get(topic, 0) + log.high_watermark
-            starts[topic] = starts.get(topic, 0) + log.log_start_offset
+            start = self._replicas.log_start(one)
+            starts[topic] = starts.get(topic, 0) + start
             await page.turn(1)
             if not single:
                 continue
@@ -558,7 +559,7 @@ class LagFamilies:
             preferred = bool(state.target) and state.target[0] == self._broker_id
             for name, value in (
                 ("current_offset", log.high_watermark),
-                ("oldest_offset", log.log_start_offset),
+                ("oldest_offset", start),
                 ("in_sync_replica", len(state.isr)),
                 ("leader", self._broker_id),
                 ("leader_is_preferred", int(preferred)),
@@ -566,7 +567,7 @@ class LagFamilies:
                 ("under_replicated_partition", int(missing)),
             ):
                 page.add(f"kafka_topic_partition_{name}", value, topic=topic, partition=index)
-            for name, value in (("high", log.high_watermark), ("low", log.log_start_offset)):
+            for name, value in (("high", log.high_watermark), ("low", start)):
                 page.add(
                     f"kminion_kafka_topic_partition_{name}_water_mark", value, topic_name=topic, partition_id=index
                 )

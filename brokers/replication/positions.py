@@ -38,14 +38,14 @@ def own_position(tp: TopicPartition, offset: int, replicas: ReplicaManager) -> L
     if error is not ErrorCode.NONE:
         return error
     try:
-        return _position(partition, offset)
+        return _position(partition, offset, replicas.log_start(partition))
     except (LogOffline, DiskError):
         return ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def _position(partition: Partition, offset: int) -> LogPosition:
+def _position(partition: Partition, offset: int, start: int) -> LogPosition:
     log = partition.log
-    start, end = log.log_start_offset, log.high_watermark
+    end = log.high_watermark
     since_ms = -1
     if offset >= 0 and max(offset, start) < end:
         since_ms = log.reader.timestamp_from(max(offset, start))

@@ -116,6 +116,11 @@ class LedPartition(NamedTuple):
     error: ErrorCode
 
 
+def _own_start(partition: Partition) -> int:
+    """Where the log begins here."""
+    return partition.log.log_start_offset
+
+
 class ReplicaManager:
     """Opens, leads, resigns and deletes partitions as the metadata cache changes. Loop thread only.
 
@@ -151,6 +156,8 @@ class ReplicaManager:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self.get: Callable[[tuple[str, int]], Partition | None] = self._partitions.get
         """This broker's replica, whatever its role."""
+        self.log_start: Callable[[Partition], int] = _own_start
+        """Where a partition begins for clients: a tier may have what is not here any more."""
         self._unopened: dict[TopicPartition, UnopenedReplica] = {}
         """Replicas whose log could not be opened, retried with every change and tick."""
         self.stopped: dict[TopicPartition, str] = {}

@@ -211,6 +211,11 @@ class Tiers:
             return start, log.epochs.epoch_at(start)
         return start, epoch_at(manifest.epochs, start)
 
+    def log_start(self, partition: Partition) -> int:
+        """The first offset that clients may read, as far as it is known, of any partition."""
+        start = self.start_of(partition)
+        return partition.log.log_start_offset if start is None else start[0]
+
     def end_of(self, partition: Partition) -> tuple[int, int] | None:
         """The highest offset that is in the bucket, and its epoch; (-1, -1) without one, None while it is not known."""
         tier = self.of(partition)
