@@ -5,12 +5,11 @@ It reads the bucket itself, with the credentials of whoever runs it; only a swee
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from kafka.protocol.metadata import MetadataRequest
@@ -20,7 +19,6 @@ from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.cli.client import Target, admin, client_options
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
-from fleetlog.brokers.tiering.bucket import OWNERS, BadUrl, ObjectBucket
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
 from fleetlog.brokers.tiering.manifest import (
@@ -33,6 +31,9 @@ from fleetlog.brokers.tiering.manifest import (
     decode_manifest,
     generation_of,
 )
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.tiering.bucket import ObjectBucket
 
 TOPICS = "topics/"
 TOPIC_IDS = 12
@@ -70,6 +71,10 @@ class TieredPartition(NamedTuple):
 
 
 def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> Any:
+    import asyncio  # what help does not need
+
+    from fleetlog.brokers.tiering.bucket import BadUrl, ObjectBucket
+
     async def whole() -> Any:
         store = ObjectBucket(url)
         try:
@@ -84,6 +89,8 @@ def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> 
 
 
 async def _owner(store: ObjectBucket) -> str:
+    from fleetlog.brokers.tiering.bucket import OWNERS
+
     names = sorted(entry.name for entry in await store.objects(OWNERS))
     if not names:
         return ""
