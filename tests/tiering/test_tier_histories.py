@@ -27,7 +27,7 @@ def test_histories() -> None:
 
 
 def replaces(self: SimulatedBucket, name: str, data: bytes) -> None:
-    self.objects[name] = data, self.world.now_ms
+    self.held[name] = data, self.world.now_ms
 
 
 def too_early(listed: Iterable[Listed], manifest: Manifest, now_ms: int, grace_ms: int) -> list[str]:

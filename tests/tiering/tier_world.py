@@ -61,34 +61,34 @@ class SimulatedBucket:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.held: dict[str, tuple[bytes, int]] = {}
 
     def write_new(self, name: str, data: bytes) -> None:
-        if name in self.objects:
+        if name in self.held:
             raise NameTaken(name)
-        self.objects[name] = data, self.world.now_ms
+        self.held[name] = data, self.world.now_ms
 
     def read(self, name: str) -> bytes:
-        if name not in self.objects:
+        if name not in self.held:
             raise NoSuchObject(name)
-        return self.objects[name][0]
+        return self.held[name][0]
 
     def listed(self, prefix: str) -> list[Listed]:
         seen_ms = self.world.now_ms - self.world.random.choice((-1, -1, 0, 2_000))
-        rows = sorted(self.objects.items())
+        rows = sorted(self.held.items())
         return [Listed(n, len(d), at) for n, (d, at) in rows if n.startswith(prefix) and at <= seen_ms]
 
     def remove(self, names: list[str]) -> None:
         newest = self.newest()
         named = {PREFIX + name for name in newest.names()} if newest is not None else set()
         for name in names:
-            if name in named and name in self.objects:
+            if name in named and name in self.held:
                 raise Violation(f"{name} is deleted, and the newest manifest names it")
-            self.objects.pop(name, None)
+            self.held.pop(name, None)
 
     def newest(self) -> Manifest | None:
-        names = [name for name in self.objects if generation_of(name.removeprefix(PREFIX)) >= 0]
-        return decode_manifest(self.objects[max(names)][0], max(names)) if names else None
+        names = [name for name in self.held if generation_of(name.removeprefix(PREFIX)) >= 0]
+        return decode_manifest(self.held[max(names)][0], max(names)) if names else None
 
     async def put_new(self, name: str, data: bytes) -> None:
         await Call(lambda: self.write_new(name, data), reads=False)
@@ -359,10 +359,10 @@ class World:
                     raise Violation(f"{offset} is nowhere: the log is here from {replica.start} on")
                 segment = manifest.segments[index]
                 name = PREFIX + segment.log_name
-                if name not in self.bucket.objects or PREFIX + segment.index_name not in self.bucket.objects:
+                if name not in self.bucket.held or PREFIX + segment.index_name not in self.bucket.held:
                     raise Violation(f"{offset} is in {name}, which is not there")
                 if name not in contents:
-                    contents[name] = json.loads(self.bucket.objects[name][0])
+                    contents[name] = json.loads(self.bucket.held[name][0])
                 record = Record(*contents[name][offset - segment.start])
             if record != self.truth[offset]:
                 raise Violation(f"{offset} is {record}, and was {self.truth[offset]}")
@@ -384,7 +384,7 @@ class World:
         newest = self.bucket.newest()
         assert newest is not None
         kept = {PREFIX + name for name in newest.names()}
-        left = [n for n in self.bucket.objects if n not in kept and generation_of(n.removeprefix(PREFIX)) < 0]
+        left = [n for n in self.bucket.held if n not in kept and generation_of(n.removeprefix(PREFIX)) < 0]
         if left:
             raise Violation(f"left over: {left}")
         closed = led.view().segments
