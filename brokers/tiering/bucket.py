@@ -42,6 +42,8 @@ CHUNK_BYTES = 4 * 1024 * 1024
 PART_BYTES = 8 * 1024 * 1024
 WINDOW_BYTES = 64 * 1024
 """Batches that are looked at in one go, without the loop's thread."""
+ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+"""Environment variables that name another S3; without TLS only if they say so."""
 SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 
 
@@ -65,7 +67,9 @@ def open_store(url: str) -> ObjectStore | None:
         return None
     try:
         retries: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=CALL_S / 2)}
-        return from_url(url, retry_config=retries, client_options={"timeout": f"{CALL_S:.0f}s"})
+        plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
+        options: Any = {"timeout": f"{CALL_S:.0f}s", "allow_http": plain}
+        return from_url(url, retry_config=retries, client_options=options)
     except Exception as wrong:  # obstore has no common base for what a URL may lack
         raise BadUrl(f"{url}: {_brief(wrong)}") from wrong
 
@@ -218,9 +222,9 @@ class ObjectBucket:
             outcome = await threads.call(function, CALL_S + size / UPLOAD_BYTES_S)
         except AlreadyExistsError as wrong:
             raise NameTaken(_brief(wrong)) from wrong
-        except FileNotFoundError as wrong:
-            raise NoSuchObject(_brief(wrong)) from wrong
         except (BucketError, BaseError, OSError) as wrong:
+            if kind == "get" and isinstance(wrong, FileNotFoundError):
+                raise NoSuchObject(_brief(wrong)) from wrong  # of other calls it is the bucket that is not there
             self.failures += 1
             self.failure = _brief(wrong)
             raise BucketError(f"{self.url}: {self.failure}") from wrong
