@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import json
 import select
 import socket
 import sys
@@ -25,7 +26,16 @@ from fleetlog.brokers.timers import Timers
 from fleetlog.wire import messages
 from fleetlog.wire.api_keys import CONSUMER_GROUP_HEARTBEAT
 from harness.turns import TurnClient, TurnLoop
-from perf.generator.frames import Frame, batch_of, fetch_frame, framed_batch, produce_frame, sourced_batch
+from perf.generator.frames import (
+    ORDER,
+    Frame,
+    batch_of,
+    checked_batch,
+    fetch_frame,
+    framed_batch,
+    produce_frame,
+    sourced_batch,
+)
 
 KIB = 1024
 LENGTH = 4
@@ -237,18 +247,30 @@ def sourced(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
 
 
 def framed(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
-    """Writing to a topic that asks for schemas' ids: as "produce 16 KiB", but each value begins with an id."""
-    from fleetlog.brokers.log.door import Table, Want
+    """Writing to topics that ask for schemas: as "produce 16 KiB", but each value begins with an id.
 
-    topic = "framed"
-    fixture.stage.topic(
-        topic, PARTITIONS, topic_id=uuid.UUID(int=20), settings={"fleetlog.schema.validation": "id"}
-    )  # fmt: skip
+    The second topic's payloads are checked, too.
+    """
+    from fleetlog.brokers.log.door import Source, Table, Want, packed
+
+    for number, (topic, check) in enumerate((("framed", "id"), ("checked", "full"))):
+        fixture.stage.topic(
+            topic, PARTITIONS, topic_id=uuid.UUID(int=20 + number), settings={"fleetlog.schema.validation": check}
+        )  # fmt: skip
     ids = b"".join(number.to_bytes(4, "big") for number in range(1, 1001))
-    fixture.stage.logs.schemas.learn({Want(f"{topic}-value"): Table(ids)}, 0)
-    batch = framed_batch(16, KIB - 9, 500, NOW_MS)
-    frames = [[produce_frame(topic, number, batch)] for number in range(PARTITIONS)]
-    return {"produce 16 KiB, ids of schemas": itertools.cycle(frames)}
+    of_orders = Table(ids, sources={(500).to_bytes(4, "big"): Source("AVRO", packed(json.dumps(ORDER)))})
+    fixture.stage.logs.schemas.learn(
+        {Want("framed-value"): Table(ids), Want("checked-value", texts=True): of_orders}, 0
+    )
+    batches = {"framed": framed_batch(16, KIB - 9, 500, NOW_MS), "checked": checked_batch(16, 500, NOW_MS)}
+    frames = {
+        topic: itertools.cycle([[produce_frame(topic, number, batch)] for number in range(PARTITIONS)])
+        for topic, batch in batches.items()
+    }
+    return {
+        "produce 16 KiB, ids of schemas": frames["framed"],
+        "produce 16 KiB, payloads of schemas": frames["checked"],
+    }
 
 
 def _with_positions(topic: str) -> Iterator[list[Frame]]:

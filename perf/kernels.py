@@ -26,6 +26,8 @@ from fleetlog._native.wire_py import (
     ProducePart,
     encode_fetch_response,
 )
+from fleetlog.brokers.schema_programs import compile_avro
+from perf.generator.frames import ORDER, checked_batch
 from perf.options import Options
 from perf.results import Results
 
@@ -143,9 +145,23 @@ def wire_operations(items: int) -> Iterator[Operation]:
     )
 
 
+def schemas_operations(items: int) -> Iterator[Operation]:
+    """Batches of ``items`` records of 1 KiB, with ten fields each."""
+    raw, number = checked_batch(items, 7, 0), (7).to_bytes(4, "big")
+    header, payload = parse_header(raw), raw[61:]
+    code = compile_avro(json.dumps(ORDER)).code
+    name = b"__value_schema_id"
+    yield "schemas", "misfits (ids)", lambda k: lambda: k.misfits(payload, header, name, False, number, b"", 1)
+    yield (
+        "schemas",
+        "unfit (payloads)",
+        lambda k: lambda: k.unfit(payload, header, name, False, number, b"", (code,), 1),
+    )
+
+
 def measure(sizes: tuple[int, ...], only: str) -> Iterator[Measured]:
     """Run everything whose name contains ``only``."""
-    for make in (batch_operations, columns_operations, wire_operations):
+    for make in (batch_operations, columns_operations, wire_operations, schemas_operations):
         for items in sizes:
             for kernel, name, call in make(items):
                 if only in name:

@@ -79,6 +79,45 @@ def framed_batch(count: int, value_bytes: int, number: int, now_ms: int) -> byte
     return bytes(encode_batch([Record(-1, now_ms, None, value, ())] * count))
 
 
+ORDER: Any = {
+    "type": "record", "name": "Order", "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "string"},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "paid", "type": "boolean"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "more", "type": {"type": "map", "values": "string"}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+        {"name": "place", "type": {"type": "record", "name": "Place", "fields": [
+            {"name": "x", "type": "double"}, {"name": "y", "type": "double"}]}},
+    ],
+}  # fmt: skip
+"""A schema of Avro with ten fields of all kinds."""
+
+
+def order_payload() -> bytes:
+    """A value of :data:`ORDER` of 1,000 bytes, some letters of which are not ASCII."""
+
+    def text(data: bytes) -> bytes:
+        size = 2 * len(data)  # zig-zag
+        return (bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])) + data
+
+    tags = b"".join(text(b"t" * 20) for _ in range(10))
+    more = b"".join(text(b"k%d" % n) + text(b"v" * 30) for n in range(10))
+    head = b"\xca\1" + text(b"c" * 100) + text((12_345_678).to_bytes(4, "big")) + b"\x80\xa0\xbf\x90\xc0\x63\1"
+    tail = b"\x14" + tags + b"\0\x14" + more + b"\0\2" + struct.pack("<2d", 1.5, 2.5)
+    note = "né".encode() * 100
+    return head + b"\2" + text(note + b"n" * (996 - len(head) - len(tail) - len(note) + 1)) + tail
+
+
+def checked_batch(count: int, number: int, now_ms: int) -> bytes:
+    """A batch of values of :data:`ORDER` behind a schema's id, about as large as those of 1 KiB each."""
+    value = b"\0" + number.to_bytes(4, "big") + order_payload()
+    return bytes(encode_batch([Record(-1, now_ms, None, value, ())] * count))
+
+
 def produce_frame(
     topic: str,
     partition: int,

@@ -33,12 +33,14 @@ def framed(number: int, payload: bytes = b"payload") -> bytes:
     return b"\0" + number.to_bytes(4, "big") + payload
 
 
-def register(cluster: Cluster, subject: str, number: int, *, version: int = 1, gone: bool = False) -> None:
+def register(
+    cluster: Cluster, subject: str, number: int, *, version: int = 1, gone: bool = False, schema: str = ORDER
+) -> None:
     """As a registry writes it."""
     from confluent_kafka import Producer
 
     key = {"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1}
-    value = {"subject": subject, "version": version, "id": number, "schema": ORDER, "deleted": False}
+    value = {"subject": subject, "version": version, "id": number, "schema": schema, "deleted": False}
     producer = Producer({"bootstrap.servers": cluster.alive})
     producer.produce("_schemas", None if gone else json.dumps(value), json.dumps(key))
     assert producer.flush(PATIENCE_S) == 0
@@ -92,8 +94,8 @@ def test_without_schemas_a_check_is_refused(cluster: Cluster) -> None:
     refused = shell.run("topics", "alter", "early", "--set", "confluent.value.schema.validation=true", code=1)
     assert "there is no topic _schemas" in refused.stderr
     cluster.create("_schemas", cleanup_policy="compact")
-    refused = shell.run("topics", "alter", "early", "--set", "fleetlog.schema.validation=full", code=1)
-    assert "records are not decoded at the broker" in refused.stderr
+    refused = shell.run("topics", "alter", "early", "--set", "fleetlog.schema.invalid=tag", code=1)
+    assert "there is no dead-letter topic" in refused.stderr
     shell.run("topics", "alter", "early", "--set", "confluent.value.schema.validation=true")
 
 
@@ -115,6 +117,23 @@ def test_librdkafka_is_told_which_records_and_goes_on(cluster: Cluster) -> None:
     for partition in range(PARTITIONS):
         taken = [value for value in read(cluster, "orders", partition) if value is not None]
         assert taken == good[partition], partition
+
+
+def test_payloads_are_of_their_schemas_where_that_is_asked_for(cluster: Cluster) -> None:
+    """Through librdkafka, which goes on behind what is refused."""
+    register(
+        cluster, "paid-value", 70, schema='{"type": "record", "name": "Paid", "fields": [{"name": "a", "type": "int"}]}'
+    )
+    cluster.create("paid", 1, fleetlog_schema_validation="full", min_insync_replicas=2)
+    sender = Sender(cluster, "paid")
+    good, bad = [framed(70, bytes([2 * number])) for number in range(60)], [framed(70, b""), framed(70, b"\2\2"), b"{}"]
+    for number, value in enumerate(good):
+        sender.send(value)
+        if number % 20 == 7:
+            sender.send(bad[number // 20])
+    sender.finish()
+    assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
+    assert read(cluster, "paid", 0) == good
 
 
 def test_brokers_learn_of_a_schema_when_it_is_used(cluster: Cluster) -> None:
