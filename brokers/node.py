@@ -270,14 +270,6 @@ class Node:
         )
         for runtime in (groups, transactions, share_states):
             runtime.follow(replicas)
-        states = ShareStates(
-            config.broker_id, metadata, peers, share_states, controller.auto_create, transactions.verifier.ask, clock
-        )
-        offsets = ShareOffsets(config.broker_id, groups, states, metadata, replicas, peers)
-        letters = DeadLetters(
-            config.broker_id, metadata, peers, transactions, replicas, states, controller.auto_create, clock,
-            self._metrics.dead_letters,
-        )  # fmt: skip
         self._fetchers = ReplicaFetchers(
             config,
             ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
@@ -304,8 +296,6 @@ class Node:
             groups=groups,
             transactions=transactions,
             share_states=share_states,
-            share_partitions=SharePartitions(states, timers, clock, letters, offsets.subscribed),
-            share_offsets=offsets,
             controller=controller,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
@@ -330,12 +320,29 @@ class Node:
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
         watch_rebalances(self.services, rebalances)
+        self._share(self.services, peers)
+        return self.services
+
+    def _share(self, services: Services, peers: PeersPort) -> None:
+        """Ready for share groups (KIP-932)."""
+        broker_id, metadata, replicas = self.config.broker_id, services.metadata, services.replicas
+        transactions, runtime, create = services.transactions, services.share_states, services.controller.auto_create
+        assert runtime is not None, "it was built"
+        states = ShareStates(broker_id, metadata, peers, runtime, create, transactions.verifier.ask, services.clock)
+        offsets = ShareOffsets(broker_id, services.groups, states, metadata, replicas, peers)
+        letters = DeadLetters(
+            broker_id, metadata, peers, transactions, replicas, states, create, services.clock,
+            self._metrics.dead_letters,
+        )  # fmt: skip
+        services.share_offsets = offsets
+        services.share_partitions = SharePartitions(
+            states, services.timers, services.clock, letters, offsets.subscribed
+        )
         self._metrics.watch(
             "fleetlog_dead_letters_waiting",
             "Records of share partitions led here that wait to become dead letters, as of the last try.",
             letters.waiting_records,
         )
-        return self.services
 
     def _follow_tiers(self, services: Services, logs: LogStore) -> None:
         """Leave the retention of tiered topics to their tiers, and have these, where this broker has a bucket."""

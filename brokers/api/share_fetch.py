@@ -115,12 +115,12 @@ class _Work:
     async def acknowledge(self, topics: Sequence[Any], renews: bool) -> None:
         """Take over what the member says, and wait until it is persisted."""
         waiting: list[tuple[Place, asyncio.Future[ErrorCode]]] = []
-        named = Counter(
-            (topic.topic_id.bytes, part.partition_index)
-            for topic in topics
-            for part in topic.partitions
-            if topic.topic_id is not None and part.acknowledgement_batches
-        )
+        named: Counter[Place] = Counter()
+        for topic in topics:
+            for part in topic.partitions:
+                await self.context.yield_now()
+                if topic.topic_id is not None and part.acknowledgement_batches:
+                    named[topic.topic_id.bytes, part.partition_index] += 1
         for topic in topics:
             for part in topic.partitions:
                 await self.context.yield_now()

@@ -12,7 +12,7 @@ from typing import Any
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DELETE_GROUP, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP, READ_TOPIC
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, in_task
+from fleetlog.brokers.api.base import Context, Done, in_task, worked
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.api.share_groups import NOT_SERVED, shares_served
@@ -66,6 +66,7 @@ async def handle_describe_share_group_offsets(request: DescribeShareGroupOffsets
 
 async def _described(asked: Any, context: Context) -> Any:
     kind = m.DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
+    await context.yield_now()
     error, group, text = context.refusal(*DESCRIBE_GROUP, asked.group_id), None, None
     if error is _NONE:
         error, group, text = _group(asked.group_id, context)
@@ -74,14 +75,15 @@ async def _described(asked: Any, context: Context) -> Any:
     topics, named_topics = context.services.metadata.topics, asked.topics
     if named_topics is None:
         places = _all_places(group, context)
-        denied = context.denied(*DESCRIBE_TOPIC, places, logged=False)
+        denied = await worked(context.denied_in_turns(*DESCRIBE_TOPIC, places, logged=False))
         places = {name: indexes for name, indexes in places.items() if name not in denied}
         denied = frozenset()
     else:
         places = {}
         for topic in named_topics:
+            await context.yield_now()
             places.setdefault(topic.topic_name, []).extend(topic.partitions)
-        denied = context.denied(*DESCRIBE_TOPIC, places)
+        denied = await worked(context.denied_in_turns(*DESCRIBE_TOPIC, places))
     keys: dict[ShareKey, TopicPartition] = {}
     for name, indexes in places.items():
         await context.yield_now()
@@ -89,10 +91,14 @@ async def _described(asked: Any, context: Context) -> Any:
         if there is None:
             continue
         for index in indexes:
+            await context.yield_now()
             if 0 <= index < len(there.partitions):
                 keys[ShareKey(group.id, there.id.bytes, index)] = TopicPartition(name, index)
     told = await _offsets(context).described(keys)
-    rows = [_described_topic(group.id, name, places[name], topics.get(name), name in denied, told) for name in places]
+    rows = []
+    for name, indexes in places.items():
+        row = await _described_topic(context, group.id, name, indexes, topics.get(name), name in denied, told)
+        rows.append(row)
     return kind(group_id=group.id, topics=rows)
 
 
@@ -103,14 +109,15 @@ def _all_places(group: ShareGroup, context: Context) -> dict[str, list[int]]:
     return {name: list(range(one.partitions)) for name, one in by_name if name is not None}
 
 
-def _described_topic(
-    group_id: str, name: str, indexes: Iterable[int], topic: TopicInfo | None, denied: bool,
+async def _described_topic(
+    context: Context, group_id: str, name: str, indexes: Iterable[int], topic: TopicInfo | None, denied: bool,
     told: dict[ShareKey, ShareProgress],
 ) -> Any:  # fmt: skip
     group_kind = m.DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
     kind = group_kind.DescribeShareGroupOffsetsResponseTopic
     topic_id, rows = NO_TOPIC if topic is None or denied else topic.id, []
     for index in dict.fromkeys(indexes):
+        await context.yield_now()
         one = told.get(ShareKey(group_id, topic_id.bytes, index), ShareProgress(_NONE))
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else one.error
         rows.append(
@@ -142,7 +149,7 @@ async def handle_alter_share_group_offsets(request: AlterShareGroupOffsetsReques
         error, _, text = _group(request.group_id, context)
     if error is not _NONE:
         return Done(kind(version=0, error_code=int(error), error_message=text, responses=[]))
-    denied = context.denied(*READ_TOPIC, {topic.topic_name for topic in request.topics})
+    denied = await worked(context.denied_in_turns(*READ_TOPIC, [topic.topic_name for topic in request.topics]))
     errors: dict[tuple[str, int], ErrorCode] = {}
     starts: dict[ShareKey, int] = {}
     states: dict[bytes, StateTopic] = {}
@@ -168,6 +175,7 @@ async def handle_alter_share_group_offsets(request: AlterShareGroupOffsetsReques
     by_topic: dict[str, list[Any]] = {}
     row = kind.AlterShareGroupOffsetsResponseTopic
     for (name, index), code in errors.items():
+        await context.yield_now()
         part_row = row.AlterShareGroupOffsetsResponsePartition(partition_index=index, error_code=int(code))
         by_topic.setdefault(name, []).append(part_row)
     ids = {name: metadata.topics[name].id if name in metadata.topics else NO_TOPIC for name in by_topic}
@@ -210,7 +218,7 @@ async def handle_delete_share_group_offsets(request: DeleteShareGroupOffsetsRequ
         error, group, text = _group(request.group_id, context)
     if group is None:
         return Done(kind(version=0, error_code=int(error), error_message=text, responses=[]))
-    denied, topics = context.denied(*READ_TOPIC, names), context.services.metadata.topics
+    denied, topics = await worked(context.denied_in_turns(*READ_TOPIC, names)), context.services.metadata.topics
     infos = {name: topics[name] for name in names if name in topics and name not in denied}
     errors = {name: _refused(name, infos.get(name), name in denied) for name in names}
     states = {info.id.bytes: group.states[info.id.bytes] for info in infos.values() if info.id.bytes in group.states}

@@ -5,6 +5,7 @@ Not advertised: brokers know it of each other by ``share.version``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,8 +96,7 @@ def _answered(
             shares = services.share_partitions
             assert shares is not None, "it was asked for"
             assert within is not None, "else it is a command"
-            task = shares.run(_taken(shares.states.write_here(work, within), partial(joined.take, index)), one.key)
-            context.services.loop.call_later(ANSWER_MS / 1000, task.cancel)
+            shares.run(_taken(shares.states.write_here(work, within), partial(joined.take, index)), one.key)
             continue
         runtime.submit(coordinator_key(one.key), work).on_done(partial(joined.take, index))
     return joined.outcome()
@@ -105,7 +105,10 @@ def _answered(
 async def _taken(work: Awaitable[StateAnswer], take: Callable[[StateAnswer], None]) -> None:
     answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     try:
-        answer = await work
+        async with asyncio.timeout(ANSWER_MS / 1000):
+            answer = await work
+    except TimeoutError:
+        pass  # it may be written all the same: the transaction decides
     finally:
         take(answer)
 

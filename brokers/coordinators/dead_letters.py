@@ -90,7 +90,7 @@ class Burying(NamedTuple):
     """Whether the last try failed: that was told."""
 
 
-class Plan(NamedTuple):
+class LetterPlan(NamedTuple):
     """The dead letters of one transaction: of all that is doomed up to ``until``. With an error there are none."""
 
     error: ErrorCode
@@ -131,7 +131,7 @@ def letter(
         (HEADERS + "delivery.count", str(one.deliveries).encode()),
         (REASON, one.why.value.encode()),
     ]
-    if original is not None and size_of(original) + ROOM + len(topic) + 4 * len(key.group_id) > room:
+    if original is not None and letter_bytes(original) + ROOM + len(topic) + 4 * len(key.group_id) > room:
         original, text = None, f"{text} It has no room in the topic of dead letters."
     headers.append((HEADERS + "message", text.encode()))
     if original is None:
@@ -139,7 +139,7 @@ def letter(
     return Record(0, now_ms, original.key, original.value, (*original.headers, *headers))
 
 
-def size_of(record: Record) -> int:
+def letter_bytes(record: Record) -> int:
     """About the bytes of a record, at most."""
     headers = sum(2 * 5 + 4 * len(name) + len(value or b"") for name, value in record.headers)
     return 64 + len(record.key or b"") + len(record.value or b"") + headers
@@ -203,7 +203,7 @@ class DeadLetters:
 
     # --- gathering ----------------------------------------------------------------------------------------------
 
-    async def gather(self, share: Burying, doomed: Sequence[Doomed]) -> Plan:
+    async def gather(self, share: Burying, doomed: Sequence[Doomed]) -> LetterPlan:
         """The letters of the first of what is doomed."""
         rules, key = share.letters, share.key
         refused, info = refusal_of(rules.topic, self._metadata), self._metadata.topics.get(rules.topic)
@@ -216,7 +216,7 @@ class DeadLetters:
             logger.log(
                 level, "dead letters of group %s wait for topic %s: %s", key.group_id[:200], rules.topic, refused
             )
-            return Plan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
+            return LetterPlan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
         room = self._metadata.topic_config(rules.topic).max_message_bytes - HEADER_SIZE
         target, now_ms = TopicPartition(rules.topic, index), self._clock.wall_ms()
         records: list[Record] = []
@@ -226,7 +226,7 @@ class DeadLetters:
             async for offset, one, original, last in self._records(share, doomed):
                 if one is not None:
                     made = letter(key, share.partition.tp.topic, offset, one, now_ms, original, room)
-                    size += size_of(made)
+                    size += letter_bytes(made)
                     if records and (size > min(room, READ_BYTES) or len(records) >= LETTERS_TOGETHER):
                         break
                     records.append(made)
@@ -234,9 +234,9 @@ class DeadLetters:
                 until = last
         except (OffsetOutOfRange, SliceGone, LogOffline, DiskError) as problem:
             logger.info("dead letters of %s: %s", coordinator_key(key)[:200], problem)
-            return Plan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
+            return LetterPlan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
         numbered = tuple(record._replace(offset=number) for number, record in enumerate(records))
-        return Plan(_NONE, max(until, doomed[0].first), target, numbered, tuple(whys))
+        return LetterPlan(_NONE, max(until, doomed[0].first), target, numbered, tuple(whys))
 
     async def _records(self, share: Burying, doomed: Sequence[Doomed]) -> Any:
         """Offsets that are doomed and what is there, from the first on, as far as one read goes.
@@ -272,7 +272,7 @@ class DeadLetters:
 
     # --- writing ------------------------------------------------------------------------------------------------
 
-    async def write(self, share: Burying, plan: Plan, state: ShareWrite) -> ErrorCode:
+    async def write(self, share: Burying, plan: LetterPlan, state: ShareWrite) -> ErrorCode:
         """Commit the letters and the state together; with an error there is neither. Raises OutcomeUnknown."""
         if not plan.records:  # compaction has taken them
             return (await self._states.write(state)).error

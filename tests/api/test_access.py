@@ -339,6 +339,7 @@ BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
         2,
         {
             "share_session_epoch": 0,
+            "forgotten_topics_data": [],
             "acknowledgement_batches": [],
             "is_renew_ack": False,
             "max_bytes": 9,
@@ -365,6 +366,9 @@ TOLD_OTHERWISE = {
     (20, Need(DESCRIBE, TOPIC)),  # the name of an id is left out
     (19, Need(DESCRIBE_CONFIGS, TOPIC)),  # an error of its own, in a tagged field
     (79, Need(READ, TOPIC)),  # needs a session: tests/api/test_share_handlers.py
+    (90, Need(DESCRIBE, TOPIC)),  # need a share group: tests/api/test_share_offsets.py
+    (91, Need(READ, TOPIC)),
+    (92, Need(READ, TOPIC)),
 }
 EVERY_NEED = [(key, need) for key, needs in NEEDS.items() for need in needs if (key, need) not in TOLD_OTHERWISE]
 
