@@ -41,7 +41,7 @@ isolation=()
 if "$python" -c 'import Cython, setuptools' 2>/dev/null; then isolation=(--no-build-isolation); fi
 "$python" -m pip wheel -q --disable-pip-version-check --no-deps "${isolation[@]}" -w "$context/wheels" "$work/source"
 "$python" -m pip download -q --disable-pip-version-check --only-binary=:all: -d "$context/wheels" \
-  pip "$(echo "$context"/wheels/fleetlog-*.whl)[apply,console,oidc,schemas]"
+  pip "$(echo "$context"/wheels/fleetlog-*.whl)[apply,bucket,console,oidc,schemas]"
 cp "$top/deploy/Dockerfile" "$top/deploy/broker.properties" "$context/"
 [ -z "$only_wheels" ] || exit 0
 

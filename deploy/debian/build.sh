@@ -38,7 +38,7 @@ venv=$tree/usr/lib/fleetlog
 mkdir -p "$tree/DEBIAN" "$tree/usr/bin" "$venv/bin" "$tree/usr/share/doc/fleetlog" "$tree/usr/share/fleetlog" \
   "$tree/lib/systemd/system" "$tree/etc/fleetlog" "$out"
 "$python" -m pip install -q --disable-pip-version-check --root-user-action ignore --no-index --find-links "$wheels" \
-  --no-compile --target "$venv/lib/python3.$minor/site-packages" 'fleetlog[apply,console,oidc,schemas]'
+  --no-compile --target "$venv/lib/python3.$minor/site-packages" 'fleetlog[apply,bucket,console,oidc,schemas]'
 rm -rf "$venv/lib/python3.$minor/site-packages/bin"
 "$python" -m compileall -q --invalidation-mode unchecked-hash -s "$tree" -p / "$venv/lib"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\n' > "$venv/pyvenv.cfg"
