@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fleetlog._native.batch import crc32c
+from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import DiskError, DiskPort, LogOffline, ReadResult
 from fleetlog.brokers.metadata.cache import MetadataCache
@@ -49,6 +50,8 @@ AGAIN_MS = 5_000
 CACHE_DIRECTORY = "remote-log-index-cache"
 """The one directory beside those of partitions that Kafka passes over in log.dirs."""
 NAMED = 5
+OWNED_MS = 10_000
+"""How long a bucket that said whose it is need not be asked again when a leader takes a manifest over."""
 PER_TURN = 500
 """Partitions that are looked at without a pause."""
 
@@ -139,7 +142,7 @@ class LedTier:
         clock, knew = self._tiers.clock, self.leader.manifest is not None
         trouble, self.due_ms = "", clock.mono_ms() + interval_ms
         try:
-            if not knew:
+            if not knew and clock.mono_ms() - self._tiers.owned_ms > OWNED_MS:
                 await self._tiers.own(claim=False)
             while await self.leader.step():
                 pass
@@ -148,7 +151,7 @@ class LedTier:
                 self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
         except TierOvertaken as wrong:
             logger.info("%s: its tier rests: %s", self.partition.tp, wrong)
-        except (BucketError, BadObject, ForeignBucket, NoSuchObject, LogOffline, DiskError) as wrong:
+        except (BucketError, BadObject, CorruptBatch, ForeignBucket, NoSuchObject, LogOffline, DiskError) as wrong:
             trouble = f"{self.partition.tp}: its tier rests: {wrong}"
             if trouble != self.trouble:
                 logger.error("%s", trouble)
@@ -189,6 +192,8 @@ class Tiers:
         self._incarnation = incarnation
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.owned_ms = -OWNED_MS
+        """When the bucket last said that it is this fleet's, on the monotonic clock."""
         self._owned = False
         self._unowned = ""
         """Why the bucket is not known to be this fleet's."""
@@ -351,6 +356,7 @@ class Tiers:
     async def own(self, *, claim: bool) -> None:
         """See that the bucket is this fleet's. Raises ForeignBucket, BucketError."""
         await own(self.bucket, self._cluster_id, self.clock.wall_ms(), claim=claim)
+        self.owned_ms = self.clock.mono_ms()
 
     async def _claim(self) -> bool:
         tiered = self._finalized() and any(self._metadata.topic_config(name).tiers for name in self._metadata.topics)
