@@ -65,7 +65,8 @@ def describe_cluster(target: Target, out: Output) -> None:
 def cluster_health(target: Target, out: Output, watch: bool, until: bool) -> None:
     """Say whether something is wrong with brokers, disks, ZooKeeper and partitions: what `doctor` says first.
 
-    Exit code: 0 if nothing is wrong, 3 with warnings, 4 with errors, 1 if no broker answers; --watch waits for one.
+    Exit code: 0 if nothing is wrong, 3 with warnings, 4 with errors, 1 if no broker answers; --watch waits for one, and
+    Ctrl-C ends it with the code of what was last.
 
     \b
       fleetlog cluster health
@@ -76,18 +77,22 @@ def cluster_health(target: Target, out: Output, watch: bool, until: bool) -> Non
     if watch and out.as_json and not until:
         raise click.UsageError("--watch never ends, and --json is one value: add --exit-when-healthy")
     shown: FleetHealth | None = None
-    while True:
-        health = _health(target, watch)
-        done = not watch or (until and health.level == "good")
-        if out.as_json and done:
-            out.value(health._asdict())
-        elif not out.as_json and health != shown:
-            click.echo("\n".join([f"{health.level}: {health.words[0]}", *(f"  {word}" for word in health.words[1:])]))
-        if done:
-            break
-        shown = health
-        time.sleep(WATCH_S)
-    click.get_current_context().exit(EXIT_CODES[health.level])
+    try:
+        while True:
+            health = _health(target, watch)
+            done = not watch or (until and health.level == "good")
+            if out.as_json and done:
+                out.value(health._asdict())
+            elif not out.as_json and health != shown:
+                click.echo("\n".join([f"{health.level}: {health.words[0]}", *map("  {}".format, health.words[1:])]))
+            shown = health
+            if done:
+                break
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        if not watch or until or shown is None:  # what was waited for did not come
+            raise
+    click.get_current_context().exit(EXIT_CODES[shown.level])
 
 
 def _health(target: Target, patient: bool) -> FleetHealth:

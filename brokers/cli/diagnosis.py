@@ -465,7 +465,9 @@ def _same_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     for name in ALIKE:
         values = {b: rows[name] for b, rows in facts.settings.items() if name in rows}
         if len(set(values.values())) > 1:
-            values_text = ", ".join(f"{value} on broker {b}" for b, value in sorted(values.items()))
+            values_text = ", ".join(
+                f"{'not set' if value is None else value} on broker {b}" for b, value in sorted(values.items())
+            )
             yield Finding(
                 Severity.WARNING, "settings", name, f"{name} differs between brokers", values_text,
                 "set it alike in all properties files, or for all at run time, and restart what needs it",

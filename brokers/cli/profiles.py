@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,12 @@ class Profiles:
         """Raises CliError."""
         profile = self.by_name.get(name)
         if profile is None:
-            from fleetlog.brokers.setting_kinds import suggest  # most names are spelled right
-
-            hint = suggest(name, self.by_name)
-            raise CliError(f"there is no profile {name!r}{hint or ''}; `fleetlog profile list` lists them")
+            hint = _hint(name, self.by_name)
+            raise CliError(f"there is no profile {name!r}{hint}; `fleetlog profile list` lists them")
         return profile
+
+
+FILE_NAMES = ("in_use", "profiles")
 
 
 def profiles_file() -> Path:
@@ -48,16 +49,22 @@ def profiles_file() -> Path:
     return Path(folder) / "fleetlog" / "profiles.json"
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    from fleetlog.brokers.setting_kinds import suggest  # most names are spelled right
+
+    return suggest(name, known)
+
+
 def parse_profile(data: Any) -> Profile:
     """Of its JSON. Raises ValueError that says what is wrong."""
-    if not isinstance(data, dict) or not isinstance(data.get("bootstrap"), str) or not data["bootstrap"]:
-        raise ValueError('a profile is an object with "bootstrap"')
     names = [one.name for one in fields(Profile)]
-    for name, value in data.items():
+    for name, value in data.items() if isinstance(data, dict) else ():
         if name not in names:
-            raise ValueError(f"{name} is none of {', '.join(names)}")
+            raise ValueError(f"{name} is none of {', '.join(names)}{_hint(name, names)}")
         if name != "security" and not isinstance(value, str):
             raise ValueError(f"{name} must be a text")
+    if not isinstance(data, dict) or not data.get("bootstrap"):
+        raise ValueError('a profile is an object with "bootstrap"')
     security = data.get("security", {})
     if not isinstance(security, dict) or not all(isinstance(value, str) for value in security.values()):
         raise ValueError("security must be an object of texts: properties of --command-config")
@@ -78,10 +85,24 @@ def read_profiles() -> Profiles:
     if mode & 0o077:
         raise CliError(f"{path} may be read by others (its mode is {mode:o}), and it may have passwords: chmod 600 it")
     try:
-        data = json.loads(text)
-        return Profiles(str(data["in_use"]), {name: parse_profile(one) for name, one in data["profiles"].items()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _parsed(json.loads(text))
+    except ValueError as error:
         raise CliError(f"{path} is no file of profiles: {error}") from None
+
+
+def _parsed(data: Any) -> Profiles:
+    if not isinstance(data, dict) or not isinstance(data.get("profiles"), dict):
+        raise ValueError('it is an object with "profiles", which has one of each name')
+    for name in data:
+        if name not in FILE_NAMES:
+            raise ValueError(f"{name} is none of {', '.join(FILE_NAMES)}{_hint(name, FILE_NAMES)}")
+    by_name = {}
+    for name, one in data["profiles"].items():
+        try:
+            by_name[name] = parse_profile(one)
+        except ValueError as error:
+            raise ValueError(f"profile {name}: {error}") from None
+    return Profiles(str(data.get("in_use", "")), by_name)
 
 
 def write_profiles(profiles: Profiles) -> None:

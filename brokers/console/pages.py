@@ -54,7 +54,7 @@ def fleet_page(asking: Asking) -> Answer:
         told = facts.health.get(broker["id"])
         broker["loop_lag_ms"] = None if told is None else _milliseconds(told.loop_micros)
         broker["loop_lag_max_ms"] = None if told is None else _milliseconds(told.loop_max_micros)
-    value["pictures"] = Pictures(asking).of_fleet(asking, [broker["id"] for broker in value["brokers"]])
+    value["pictures"] = Pictures(asking).of_fleet(asking, {one["id"]: one["alive"] for one in value["brokers"]})
     return value
 
 
@@ -188,7 +188,7 @@ def broker_page(asking: Asking) -> Answer:
         "next_start": start + BROKER_PARTITIONS_SHOWN if start + BROKER_PARTITIONS_SHOWN < len(placed) else None,
         "connections": _connections_of(client, broker_id, sorted(overview.brokers)),
         "settings": section(lambda: _broker_settings(asking, broker_id)),
-        "pictures": Pictures(asking).of_broker(asking, broker_id),
+        "pictures": Pictures(asking).of_broker(asking, broker_id, row["alive"]),
     }  # fmt: skip
 
 

@@ -109,23 +109,25 @@ class Pictures:
         newest = self._history.newest if self._history is not None else 0
         self.frame = TimeFrame.of(self.range, newest if 0 <= now_s - newest < FRESH_S else now_s)
 
-    def of_fleet(self, asking: Asking, brokers: Sequence[int]) -> dict[str, Any]:
-        """Those of the first page, the small ones of each broker, and when disks will be full."""
+    def of_fleet(self, asking: Asking, brokers: Mapping[int, bool]) -> dict[str, Any]:
+        """Those of the first page, the small ones of each broker, and when disks will be full. ``brokers`` says of each
+        whether it is alive: one that is not does nothing now."""
         if (refused := self._refused(asking, "the fleet and its brokers")) is not None:
             return refused
         charts = self._charts("fleet", "", FLEET_CHARTS)
         small = {
-            str(broker_id): self._charts("broker", str(broker_id), SMALL_CHARTS, points=SMALL_POINTS)
-            for broker_id in brokers
+            str(broker_id): self._charts("broker", str(broker_id), SMALL_CHARTS, points=SMALL_POINTS, alive=alive)
+            for broker_id, alive in brokers.items()
         }
-        return {**self._value(charts, why=True), "small": small, "forecasts": self._forecasts(brokers)}
+        living = [broker_id for broker_id, alive in brokers.items() if alive]
+        return {**self._value(charts, why=True), "small": small, "forecasts": self._forecasts(living)}
 
-    def of_broker(self, asking: Asking, broker_id: int) -> dict[str, Any]:
+    def of_broker(self, asking: Asking, broker_id: int, alive: bool) -> dict[str, Any]:
         """Those of one broker."""
         if (refused := self._refused(asking, "brokers")) is not None:
             return refused
-        charts = self._charts("broker", str(broker_id), BROKER_CHARTS)
-        return {**self._value(charts, why=True), "forecasts": self._forecasts([broker_id])}
+        charts = self._charts("broker", str(broker_id), BROKER_CHARTS, alive=alive)
+        return {**self._value(charts, why=True), "forecasts": self._forecasts([broker_id] if alive else [])}
 
     def of_transactions(self, asking: Asking) -> dict[str, Any]:
         """Open transactions of all coordinators."""
@@ -171,7 +173,7 @@ class Pictures:
 
     def _charts(
         self, kind: str, name: str, specs: Sequence[ChartSpec], *, points: int = 0,
-        figures: Mapping[str, Points] | None = None, marks: Mapping[int, str] | None = None,
+        figures: Mapping[str, Points] | None = None, marks: Mapping[int, str] | None = None, alive: bool = True,
     ) -> list[dict[str, Any]]:  # fmt: skip
         if self._history is None:
             return []
@@ -180,6 +182,8 @@ class Pictures:
         frame = self.frame
         if points:
             frame = frame._replace(point_s=self.range.seconds // points)
+        if not alive:
+            frame = frame._replace(fresh_since=frame.until + 1)
         return [
             chart_value(
                 title, unit, [Line(words, figures[column], folds[column] == MOST) for column, words in lines], frame,

@@ -549,7 +549,7 @@ class Console:
                 return Response(status_code=401, headers={"HX-Refresh": "true"})  # the whole page, not a part of it
             if wants_json(request):
                 return JSONResponse({"error": f"log in first, by {self.below}/login"}, 401)
-            return self.sent_to(f"/login?next={quote(_address(request), '')}")
+            return self.sent_to(f"/login?next={quote(_came_from(request), '')}")
         status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
         text = str(error) if isinstance(error, PageError) else REFUSALS.get(status, HTTPStatus(status).phrase)
         session = self.sessions.find(request.cookies.get(self.cookie), renews=not is_automatic(request))
@@ -583,6 +583,16 @@ def wants_json(request: Request) -> bool:
 def _address(request: Request) -> str:
     query = request.url.query
     return request.url.path + (f"?{query}" if query else "")
+
+
+def _came_from(request: Request) -> str:
+    """Where a login leads on to: the page, or that of the form, which is not sent again."""
+    if request.method == "GET":
+        return _address(request)
+    page = urlsplit(request.headers.get("referer", ""))
+    if page.netloc != request.headers.get("host"):
+        return "/"
+    return local_path(page.path + (f"?{page.query}" if page.query else ""))
 
 
 def _twin(request: Request) -> str:

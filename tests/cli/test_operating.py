@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -65,6 +66,15 @@ def test_health_is_an_exit_code_and_is_waited_for(own: Fleet, shell: Shell, topi
         watching.kill()
     assert (watching.returncode, rest.splitlines()[-1].split(":")[0]) == (0, "good")
     assert "goes with --watch" in shell.run("cluster", "health", "-e", code=2).stderr
+    watching = shell.start("cluster", "health", "--watch")
+    try:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith("good: ")
+        watching.send_signal(signal.SIGINT)
+        rest, _ = watching.communicate(timeout=60)
+    finally:
+        watching.kill()
+    assert (watching.returncode, rest) == (0, ""), "Ctrl-C is how it ends"
 
 
 def test_what_a_change_prints_has_no_secret() -> None:

@@ -107,6 +107,13 @@ def test_a_file_that_others_may_read_is_refused(shell: Profiled) -> None:
     shell.file.chmod(0o600)
     shell.file.write_text('{"in_use": "", "profiles": {"x": {"bootstrap": 5}}}')
     assert "no file of profiles" in shell.fails("profile", "list")
+    for text, what in (
+        ('{"in_use": "", "profiles": {"x": {"bootstrp": "a:1"}}}', "profile x: bootstrp is none of"),
+        ('{"in_use": "", "profiles": {"x": {"bootstrp": "a:1"}}}', "did you mean bootstrap?"),
+        ('{"in_usse": "x", "profiles": {}}', "did you mean in_use?"), ('{"in_use": "x"}', 'an object with "profiles"'),
+    ):  # fmt: skip
+        shell.file.write_text(text)
+        assert what in shell.fails("profile", "list")
 
 
 def test_a_name_that_no_command_can_give_makes_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,10 @@ def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, conso
     assert alice.post("/logout", {"form_token": token}).status == 303
     alice.cookies = old
     assert alice.get("/topics").status == 303, "the session has ended on the server, too"
+    page = f"http://{alice.address}/topics?name=a"
+    for referer, onward in ((page, "%2Ftopics%3Fname%3Da"), ("https://evil.example/topics", "%2F"), ("", "%2F")):
+        lost = alice.post("/change/create-topic", {"topic": "late"}, Referer=referer)
+        assert (lost.status, lost.headers["location"]) == (303, f"/login?next={onward}"), "back to the form's page"
     for page in (admin.page("/"), admin.page("/security")):
         assert BROKER_PASSWORD not in page
 
