@@ -618,8 +618,8 @@ MUTATIONS = (
         ("rebalances", "isolate", "cut from zookeeper", "hold the loop")),
     Mutation("the session of a member that vanished has no end", (instead(consumer_group.session_ms, lambda value, settings: 1 << 30),), 0, REBALANCES),
     # ---- share groups
-    Mutation("what a worker says of a record is answered before it is persisted", (instead(Window.acknowledge, _answers_before_it_is_persisted),), 4, SHARES),
-    Mutation("a new leader takes what no write names for finished", (instead(Window.__init__, _finishes_gaps),), 15, SHARES),
+    Mutation("what a worker says of a record is answered before it is persisted", (instead(Window.acknowledge, _answers_before_it_is_persisted),), 2, SHARES),
+    Mutation("a new leader takes what no write names for finished", (instead(Window.__init__, _finishes_gaps),), 2, SHARES),
     Mutation("a lock has no end", (instead(Window.expire, lambda self, now_ms: False),), 0, SHARES),
     Mutation("a record overtakes another of its key", (instead(KeyOrder.learn, lambda original, self, offset, key: original(self, offset, None)),), 2, SHARES),
     # ---- compaction

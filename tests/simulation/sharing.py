@@ -22,6 +22,7 @@ from fleetlog.brokers.shares.window import AckType
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.simulation.admin import Admin
+from tests.simulation.clients import GROUP as GROUPS
 from tests.simulation.clients import OK, RETRIABLE, Client, Producer, batches_of
 
 if TYPE_CHECKING:
@@ -151,17 +152,41 @@ class Worker(Client):
     def __init__(self, world: World, name: str, queue: Queue) -> None:
         super().__init__(world, name)
         self.queue = queue
-        self.number = 0
+        self.number = self._epoch = 0
         self._sessions: dict[int, tuple[int, set[TopicPartition]]] = {}
         """By broker: the next epoch, and what the session has."""
+
+    @property
+    def id(self) -> str:
+        """As a member."""
+        return f"{self.name}-{self.number}"
 
     async def main(self) -> None:
         """Until the run closes and the queue is at rest."""
         while QUEUE not in self.ids:
             await self.refresh()
         while not self.queue.at_rest:
-            await self.turn(self.rng.choice(PARTITIONS))
+            if (self._epoch and self.rng.random() < 0.8) or await self.beat():
+                await self.turn(self.rng.choice(PARTITIONS))
             await self.pause(0.01, 0.2)
+
+    async def beat(self) -> bool:
+        """Join, or say that it is there; whether it is a member as far as it knows."""
+        request = m.ShareGroupHeartbeatRequest(
+            version=1, group_id=GROUP, member_id=self.id, member_epoch=self._epoch, rack_id=None,
+            subscribed_topic_names=None if self._epoch else [QUEUE],
+        )  # fmt: skip
+        answer = await self.coordinate(GROUPS, GROUP, request, 1)
+        error = None if answer is None else ErrorCode(answer.error_code)
+        if error == OK:
+            self._epoch = answer.member_epoch
+        elif error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH):
+            self._epoch = 0
+        else:
+            self.forget_coordinator(GROUPS, GROUP)
+            if error is not None and error not in LATER:
+                self.world.oracle.violate(f"{self.id} gets {error.name} for a heartbeat at epoch {self._epoch}")
+        return self._epoch > 0
 
     async def turn(self, tp: TopicPartition) -> None:
         """Fetch, and do something with what comes."""
@@ -190,7 +215,7 @@ class Worker(Client):
         if roll > 0.97:
             self.world.note(f"{self.name} vanishes with {mine}")
             self._hang_up(broker)
-            self.number += 1
+            self.number, self._epoch = self.number + 1, 0
             return
         if roll > 0.9:
             await self.pause(0.8, 1.6)  # beyond its locks, perhaps
@@ -249,7 +274,7 @@ class Worker(Client):
             part = kind.FetchTopic.FetchPartition(version=2, partition_index=tp.partition, acknowledgement_batches=[])
             topics = [kind.FetchTopic(version=2, topic_id=self.ids[QUEUE], partitions=[part])]
         return kind(
-            version=2, group_id=GROUP, member_id=f"{self.name}-{self.number}", share_session_epoch=epoch,
+            version=2, group_id=GROUP, member_id=self.id, share_session_epoch=epoch,
             max_wait_ms=self.rng.choice((0, 200)), min_bytes=1, max_bytes=1 << 20,
             max_records=self.rng.choice((1, 5, 50)), batch_size=50, share_acquire_mode=self.rng.choice((0, 1)),
             is_renew_ack=False, topics=topics, forgotten_topics_data=[],
@@ -264,7 +289,7 @@ class Worker(Client):
         part = partition(version=2, partition_index=tp.partition, acknowledgement_batches=[batch])
         topic = kind.AcknowledgeTopic(version=2, topic_id=self.ids[QUEUE], partitions=[part])
         return kind(
-            version=2, group_id=GROUP, member_id=f"{self.name}-{self.number}", share_session_epoch=epoch,
+            version=2, group_id=GROUP, member_id=self.id, share_session_epoch=epoch,
             is_renew_ack=False, topics=[topic],
         )  # fmt: skip
 
