@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetlog.brokers.controller import controller, move_commands
 from fleetlog.brokers.log.disk.failures import DiskError, LogOffline
-from fleetlog.brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
+from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeerUnavailable
 from fleetlog.coordination import changes
 from fleetlog.coordination.store import StoreError
@@ -37,7 +37,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.fleet import Fleet
 from tests.simulation.hurried import ForgetfulProducer, HurriedProducer
 from tests.simulation.inspector import Inspector
-from tests.simulation.invariants import Oracle, hooked
+from tests.simulation.invariants import COMPACTED_TOPICS, Oracle, hooked
 from tests.simulation.logins import Registrar
 from tests.simulation.pipelined import PipelinedProducer
 from tests.simulation.readers import RackReader, SessionReader
@@ -482,7 +482,7 @@ class World:
                 ]
                 for p in replicas
             ]
-            if tp.topic not in (*INTERNAL_TOPICS, TABLE) and any(log != logs[0] for log in logs):
+            if tp.topic not in COMPACTED_TOPICS and any(log != logs[0] for log in logs):
                 self.oracle.violate(f"the replicas of {tp} differ")
             low = self.oracle.deleted.get(tp, 0)
             if self.faults.keeps_starts and any(p.log.log_start_offset < low for p in replicas):
