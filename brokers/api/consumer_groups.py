@@ -104,6 +104,7 @@ def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, cont
         context.client_id,
         f"/{context.connection.peer_host}",
         resolved,
+        link=context.connection.id,
     )
     return _submitted(beat, context)
 
@@ -319,7 +320,7 @@ def _kept_alive(beat: RestingBeat, context: Context) -> Outcome:
         return Done(_heartbeat_response(BeatAnswer(code), {}, beat.version))
     if host is None or not rests:
         asked = Beat(group_id, member_id, epoch, instance_id, client_id=client[0], client_host=client[1])
-        return _submitted(asked, context)
+        return _submitted(asked._replace(link=context.connection.id), context)
     settings = consumer_settings(group_id, context)
     host.schedule(timer_name("member", group_id, member_id), settings.session_timeout_ms)
     body = _unmoved(member_id, epoch, settings.heartbeat_interval_ms)

@@ -70,6 +70,10 @@ class Client:
     """Whether it gives up nothing, though it sends heartbeats."""
     liar: bool = False
     dead: bool = False
+    link: int = 1
+    """Its connection to the coordinator, the newest of all."""
+    delayed: Beat | None = None
+    """A heartbeat that was sent by a connection which the client has given up, and that has not arrived yet."""
 
     @property
     def has(self) -> frozenset[Partition]:
@@ -91,8 +95,12 @@ class Client:
         return Beat(
             GROUP, self.id, self.epoch, self.instance_id, None, REBALANCE_MS if full else -1,
             self.topics if full else None, self.regex if full else None, self.assignor if full else None,
-            self.owned if changed else None, "client", "/127.0.0.1",
+            self.owned if changed else None, "client", "/127.0.0.1", link=self.link,
         )  # fmt: skip
+
+    def give_up_connection(self) -> None:
+        self.unsure = True
+        self.link += 1
 
     def heard(self, answer: BeatAnswer, owned: frozenset[Partition] | None) -> None:
         if answer.error in FENCED:
@@ -177,6 +185,8 @@ class World:
     number: int = 0
     rested: int = 0
     """Heartbeats of members at rest."""
+    late: int = 0
+    """Heartbeats that came late."""
     beside: int = 0
     """How often several came together."""
     revoking: dict[str, tuple[Driver, frozenset[Partition], int]] = field(default_factory=dict)
@@ -250,7 +260,7 @@ class World:
 
     def rests(self, beat: Beat) -> bool:
         """Whether the coordinator would take that for the heartbeat of a member at rest, and look no closer."""
-        if beat != Beat(*beat[:4], client_id=beat.client_id, client_host=beat.client_host):
+        if beat != Beat(*beat[:4], client_id=beat.client_id, client_host=beat.client_host, link=beat.link):
             return False  # it says something
         client = beat.client_id, beat.client_host
         return self.driver.shard.consumer_rests(GROUP, *beat[1:4], client, self.picture())
@@ -269,10 +279,21 @@ class World:
             if answer.error is ErrorCode.NONE and beat.epoch > 0 and (at is None or beat.epoch > at.epoch):
                 raise Violation(f"{client.id} is heard at epoch {beat.epoch}, the coordinator knows {at}")
             if lost:
-                client.unsure = True
+                client.give_up_connection()
             else:
                 client.heard(answer, beat.owned)
         self.beside += len(clients) > 1
+
+    def delays(self, client: Client) -> None:
+        """A heartbeat is on its way for long; or one arrives that was, behind those of a newer connection."""
+        beat, client.delayed = client.delayed, None
+        if beat is not None:
+            self.history.append(f"{client.id}: {beat.epoch} owns {beat.owned} arrives late -> {self.send(beat)}")
+            self.late += 1
+        elif client.joined and client.epoch > 0 and not client.liar:
+            client.delayed = client.beat()
+            client.give_up_connection()
+            self.history.append(f"{client.id} {client.epoch} is delayed")
 
     def _lie(self, client: Client, beat: Beat) -> Beat:
         every = [(info.id.bytes, index) for info in self.topics.values() for index in range(len(info.partitions))]
@@ -416,9 +437,8 @@ class World:
             return
         client = self.random.choice(self.clients)
         action = self.random.random()
-        if action < 0.05:
-            awake = [one for one in self.clients if not one.paused_ms and not one.dead]
-            self.heartbeats(awake, lost=self.random.random() < 0.2)
+        if action < 0.1:
+            self._step_of_the_network(client)
         elif action < 0.5:
             if not client.paused_ms and not client.dead:
                 self.heartbeat(client, lost=self.random.random() < 0.2)
@@ -444,13 +464,20 @@ class World:
             if logged(self.driver) != before:
                 raise Violation(f"loaded {logged(self.driver)}, was {before}")
             for each in self.clients:
-                each.unsure = True
+                each.unsure, each.delayed = True, None
             for one in self.classics:
                 if one.waits is not None:
                     one.waits, one.phase = None, "join"
         else:
             self.driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
         self.check()
+
+    def _step_of_the_network(self, client: Client) -> None:
+        if self.random.random() < 0.5:
+            awake = [one for one in self.clients if not one.paused_ms and not one.dead]
+            self.heartbeats(awake, lost=self.random.random() < 0.2)
+        elif client.delayed is not None or (not client.paused_ms and not client.dead):
+            self.delays(client)
 
     def _step_of_a_classic_client(self) -> None:
         client, action = self.random.choice(self.classics), self.random.random()

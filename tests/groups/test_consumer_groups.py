@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,48 @@ def test_a_second_member_gets_what_the_first_has_given_up() -> None:
     assert send(driver, Beat("g", "b", 2)).assignment is None, "told once"
     assert driver.shard.consumers["g"].state == "Stable"
     assert logged(driver.restart()) == logged(driver)
+
+
+FULL: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "topics": ("t",)}
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Beat("g", "a", 1, link=1), Beat("g", "a", 1, owned=frozenset(), link=1),
+        Beat("g", "a", 1, owned=frozenset(), link=1, **FULL), joining("a", link=1),
+    ],
+)  # fmt: skip
+def test_what_comes_behind_a_newer_connection_gives_nothing_up(late: Beat) -> None:
+    """It was sent by a connection that its member has given up, and arrives in the same epoch."""
+    driver = Driver()
+    send(driver, joining("a", link=1))
+    assert send(driver, Beat("g", "a", 1, owned=frozenset(), link=2, **FULL)).assignment == t(0, 1, 2, 3)
+    driver.advance(1_000)
+    send(driver, late)
+    send(driver, joining("b"))
+    send(driver, Beat("g", "a", 1, link=2))  # the answer, which takes two partitions away, is lost
+    for _ in range(2):
+        assert send(driver, late).epoch == 1
+    assert send(driver, Beat("g", "b", 2)).assignment is None, "the first may have taken them"
+    told = send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3)), link=3, **FULL))
+    assert (told.epoch, told.assignment) == (1, t(0, 1))
+    assert send(driver, late).epoch == 1
+    assert send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1)), link=3)).epoch == 2
+    assert send(driver, Beat("g", "b", 2)).assignment == t(2, 3)
+
+
+def test_what_comes_late_does_not_tell_what_a_member_has() -> None:
+    driver = Driver()
+    send(driver, joining("a", link=1))
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3)), link=2, **FULL))
+    send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1)), link=1))  # when it was sent the member had these only
+    driver.advance(1_000)
+    send(driver, joining("b"))
+    told = send(driver, Beat("g", "a", 1, link=2))
+    assert (told.epoch, told.assignment) == (1, t(0, 1))
+    assert send(driver, Beat("g", "a", 1, link=2)).epoch == 1, "it is still at giving them up"
+    assert send(driver, Beat("g", "b", 2)).assignment is None
 
 
 def test_a_heartbeat_without_news_writes_nothing() -> None:

@@ -28,6 +28,7 @@ PLANTED_SEEDS = 150
 def test_histories(part: int) -> None:
     worlds = [run(seed) for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4)]
     assert sum(world.rested for world in worlds) > 100, "what is said of members at rest is looked at"
+    assert sum(world.late for world in worlds) > 10, "so are those that come late"
     assert sum(world.beside for world in worlds) > 10, "as are heartbeats beside each other"
 
 
@@ -114,6 +115,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "giving up takes as long as it likes": (machine, "on_timer", no_time_to_give_up),
     "a member at its epoch is at rest": (machine, "rests", at_its_epoch),
     "all heartbeats may be handled beside each other": (machine, "moves_alone", always_alone),
+    "what comes late is heard": (machine, "_late", lambda member, beat: False),
     "members are at rest whatever happens to topics": (machine, "rests", whatever_the_topics),
 }  # fmt: skip
 

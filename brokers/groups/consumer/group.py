@@ -4,6 +4,7 @@ Three epochs: the group's grows with each change of members, subscriptions or to
 of them; a member's is that of the target which it has fully moved to. A partition is handed out only when nobody has
 it: neither assigned nor still to be given up. Kafka's own rules, but for one: what a member never said it owned counts
 as given up only when it certainly has the answer that took it away, so that no lost answer leaves two with a partition.
+For the same reason a request that comes behind those of a newer connection of its member gives nothing up.
 
 State in the log changes in :meth:`ConsumerGroup.apply` alone; what a member reported, and when the group was last
 assigned, is kept in memory and is unknown after a load. Timers: ``member`` (session), ``revoke`` (rebalance timeout),
@@ -72,6 +73,8 @@ class Beat(NamedTuple):
     client_host: str = ""
     resolved: Mapping[str, Resolved] = {}
     classic: Classic | None = None
+    link: int = 0
+    """The connection by which it came; later ones have greater numbers."""
 
     @property
     def full(self) -> bool:
@@ -118,6 +121,8 @@ class Member:
     """What it said last that it owns."""
     seen: tuple[Partition, ...] = ()
     """What it ever said that it owns, of what it has."""
+    link: int = 0
+    """The newest connection by which it was heard."""
     asked: bool = False
     """Whether this member of the classic protocol was told to join again, and has not."""
 
@@ -597,8 +602,16 @@ def _check_epoch(at: Current, beat: Beat) -> None:
     )
 
 
+def _late(member: Member, beat: Beat) -> bool:
+    """Whether the request was on its way by a connection that its member has given up, and tells nothing of now."""
+    return beat.classic is None and beat.link < member.link
+
+
 def _listen(member: Member, beat: Beat) -> None:
     """Note what the member says it owns."""
+    if _late(member, beat):
+        return
+    member.link = beat.link
     if beat.epoch == JOINS or beat.classic is not None:
         member.reported = member.seen = ()
         member.asked = False
@@ -623,6 +636,8 @@ def _updated(value: MemberValue, beat: Beat) -> MemberValue:
 
 def _gave_up(member: Member, beat: Beat) -> bool:
     """Whether the member certainly has none of the partitions that it must give up."""
+    if _late(member, beat):
+        return False
     if beat.epoch == JOINS or beat.classic is not None:
         return not _keeps(beat, member.at.pending)
     owned = member.reported if beat.owned is None else beat.owned
@@ -649,7 +664,7 @@ def _next(
     wanted = set(target)
     kept = {partition: since for partition, since in at.assigned.items() if partition in wanted}
     lost = {partition: since for partition, since in at.assigned.items() if partition not in wanted}
-    if lost and _keeps(beat, lost):
+    if lost and (_late(member, beat) or _keeps(beat, lost)):
         return Current(at.epoch, at.previous_epoch, r.UNREVOKED, kept, lost)
     mine = {None, member.id, replaced.id if replaced is not None else None}
     state = r.STABLE
