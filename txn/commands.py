@@ -8,7 +8,8 @@ records to append, an answer, and effects. Both sides rely on these rules:
    cannot differ from a running one.
 2. State that need not survive (members still joining, waiting tickets) may change inside the command.
 3. While records of a key wait for replication, the runtime delays further commands of the *same key* (a group, a
-   transactional id); other keys continue. So a command always sees its key's committed state.
+   transactional id); other keys continue. So a command always sees its key's committed state. Commands whose shard
+   says that their records commute (``shard_host.Beside``) see it too, without waiting for each other.
 4. The answer and the effects of a Result happen after its records are applied. If the append fails or the partition
    moves to another broker, they don't happen: ``Result.failed`` returns an alternative, else the ticket gets the error.
 5. A shard never reads a clock or a random source: both come from :class:`Now` or arguments.

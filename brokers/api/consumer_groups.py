@@ -53,8 +53,9 @@ STEPS_PER_MS, COMPILING_STEPS = 100_000, 1_000_000
 """How many of these steps a millisecond has, and as how many it counts to compile a pattern."""
 REST = 4
 """So many times as long as looking its pattern up took a connection is not read: it has a fifth of a core at most."""
-SIZE_BYTES, RESTING_MAX, SHORT = 4, 1024, 127
-"""Bytes of a frame's size, the longest frame that is looked at, and the longest text with its size in one byte."""
+SIZE_BYTES, RESTING_MIN, RESTING_MAX, SHORT = 4, 32, 1024, 127
+"""Bytes of a frame's size, of the shortest and the longest frame that are looked at, and of the longest text with its
+size in one byte."""
 NOTHING_NEW = {version: b"\0\xff\xff\xff\xff" + b"\0" * (4 + version) for version in (0, 1)}
 """How a heartbeat ends that says nothing new, behind the instance id: nulls, and a rebalance timeout of -1."""
 NO_ASSIGNMENT = -1
@@ -273,7 +274,7 @@ def decode_resting_beat(
 ) -> RestingBeat | None:  # fmt: skip
     """The heartbeat with which received frames begin, if it is whole, says nothing new, and its names are short."""
     stop = start + SIZE_BYTES + int.from_bytes(data[start : start + SIZE_BYTES], "big")
-    if stop > end or stop - start > RESTING_MAX:
+    if stop > end or not RESTING_MIN <= stop - start <= RESTING_MAX:
         return None
     frame = data[start + SIZE_BYTES : stop].tobytes()
     version = frame[3]  # behind the key; then the correlation id, and the client id, whose length has two bytes

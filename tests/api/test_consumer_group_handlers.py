@@ -220,7 +220,9 @@ def test_only_what_says_nothing_is_executed_where_it_was_received(api: ConsumerA
     frame = api.frame("m", 5, version, instance_id="i")
     assert taken(frame)[3:] == ("client", "g", "m", 5, "i")
     assert taken(frame, version + 1) is None
-    assert all(taken(frame[:size]) is None for size in range(12, len(frame)))
+    assert all(taken(frame[:size]) is None for size in range(len(frame)))
+    for size in range(len(frame) - 4):  # whole, but too short for what it is to have
+        assert taken(size.to_bytes(4, "big") + frame[4:]) is None
     saying: list[dict[str, Any]] = [
         {"rack_id": "r"}, {"rebalance_timeout_ms": 1}, {"subscribed_topic_names": []}, {"server_assignor": "range"},
         {"topic_partitions": []}, {"instance_id": "x" * 127}, {"member_id": "x" * 127}, {"member_id": ""},
