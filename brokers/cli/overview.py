@@ -239,7 +239,7 @@ class Overview:
             else:
                 troubles += [(broker_id, text) for text in broker.lacks]
                 troubles += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
-                there = set().union(*(d.sizes for d in broker.directories))
+                there = {tp for d in broker.directories for tp in d.sizes}
                 held = (tp for tp, p in self.partitions.items() if tp not in there and broker_id in p.settled)
                 missing = sorted(held)
                 if missing:
