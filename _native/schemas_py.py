@@ -66,11 +66,12 @@ REASONS: Final = (
 class Unfit(NamedTuple):
     """A record that is not of its schema.
 
-    ``number``: the id that it carries; ``position``: the byte in the payload where that is seen; ``trail``: the records
-    around it, the innermost first, each a place in the program and the number of the field there, TRAIL_MAX at most.
+    ``record``: which one of the batch; ``number``: the id that it carries; ``position``: the byte in the payload where
+    that is seen; ``trail``: the records around it, the innermost first, each a place in the program and the number of
+    the field there, TRAIL_MAX at most.
     """
 
-    index: int
+    record: int
     number: bytes
     code: int
     position: int

@@ -391,7 +391,7 @@ class Door:
                 NOT_YET, f"{_text(number)} is not known yet as one of {want}: {SCHEMAS_TOPIC} is being read"
             )
         for side, row in strange:
-            why.setdefault(row.index, self._why(side, row))
+            why.setdefault(row.record, self._why(side, row))
         self._note(len(why), next(iter(why.values())))
         if header.record_count > explain:
             return Rejected(ErrorCode.INVALID_RECORD, next(iter(why.values())))

@@ -84,7 +84,7 @@ def verdict(twin: Any, schema: Any, payload: bytes) -> str:
     """What is wrong with a payload, with its field; empty if it is of the schema."""
     program = compile_avro(json.dumps(schema))
     for row in unfit(twin, program, [payload]):
-        assert (row.index, row.number) == (0, SEVEN)
+        assert (row.record, row.number) == (0, SEVEN)
         return f"{program.path(row.trail)} {schemas_py.REASONS[row.code]}".strip()
     return ""
 
@@ -230,7 +230,7 @@ def test_with_an_id_in_a_header_the_whole_value_is_the_payload(schemas: ModuleTy
     ]
     data, header = batch_of(rows)
     wrong = schemas.unfit(data, header, HEADER, False, SEVEN, b"", (program.code,), 9)
-    assert [row.index for row in wrong] == [1]
+    assert [row.record for row in wrong] == [1]
 
 
 def test_a_message_of_a_protobuf_file_may_be_named_behind_the_id_in_a_header(schemas: ModuleType) -> None:
@@ -352,7 +352,7 @@ def test_what_fastavro_writes_fits_and_what_fits_fastavro_reads(seed: int) -> No
         payloads.append(bytes(data) + rng.choice((b"", b"", b"\0")))
     wrong = unfit(schemas_cy, program, payloads)
     assert wrong == unfit(schemas_py, program, payloads)
-    refused = {row.index for row in wrong}
+    refused = {row.record for row in wrong}
     assert 0 not in refused
     for index, payload in enumerate(payloads):
         if index not in refused:
@@ -419,4 +419,4 @@ def test_hostile_batches(seed: int) -> None:
 def test_a_large_batch_is_checked_without_the_lock(schemas: ModuleType) -> None:
     program = compile_avro('"string"')
     rows = unfit(schemas, program, [zigzag(200_000) + b"x" * (200_000 - at % 2) for at in range(4)])
-    assert [(row.index, row.code) for row in rows] == [(1, 3), (3, 3)]
+    assert [(row.record, row.code) for row in rows] == [(1, 3), (3, 3)]
