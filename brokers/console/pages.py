@@ -128,8 +128,7 @@ def map_rows(by_topic: dict[str, list[PartitionOverview]], *, fold: bool) -> lis
     for name, partitions in by_topic.items():
         troubled = sum(p.under_replicated or p.offline or p.moving for p in partitions)
         if fold and len(partitions) == 1 and not troubled:
-            word = _FIRST_WORD.match(name)
-            alike.setdefault(word[0] if word is not None else "", []).extend(partitions)
+            alike.setdefault(first_word[0] if (first_word := _FIRST_WORD.match(name)) else "", []).extend(partitions)
         else:
             rows.append(MapRow(name, sorted(partitions, key=lambda p: p.index), 1, troubled))
     others: list[PartitionOverview] = []

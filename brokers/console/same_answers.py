@@ -33,7 +33,7 @@ class SameAnswers:
         """Let the library decode this kind of answer so."""
         decode_anew = message.decode.__func__
 
-        def decode(cls: Any, data: Any, **how: Any) -> Any:
+        def decode(cls: Any, /, data: Any, **how: Any) -> Any:
             body = data.read() if hasattr(data, "read") else bytes(data)
             if len(body) < WORTH_BYTES or not body.startswith(_UNTHROTTLED) or how:
                 return decode_anew(cls, body, **how)
