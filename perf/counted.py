@@ -251,14 +251,14 @@ def framed(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
 
     The second topic's payloads are checked, too.
     """
-    from fleetlog.brokers.log.door import Source, Table, Want, packed
+    from fleetlog.brokers.log.door import SchemaText, Table, Want, packed
 
     for number, (topic, check) in enumerate((("framed", "id"), ("checked", "full"))):
         fixture.stage.topic(
             topic, PARTITIONS, topic_id=uuid.UUID(int=20 + number), settings={"fleetlog.schema.validation": check}
         )  # fmt: skip
     ids = b"".join(number.to_bytes(4, "big") for number in range(1, 1001))
-    of_orders = Table(ids, sources={(500).to_bytes(4, "big"): Source("AVRO", packed(json.dumps(ORDER)))})
+    of_orders = Table(ids, sources={(500).to_bytes(4, "big"): SchemaText("AVRO", packed(json.dumps(ORDER)))})
     fixture.stage.logs.schemas.learn(
         {Want("framed-value"): Table(ids), Want("checked-value", texts=True): of_orders}, 0
     )

@@ -21,7 +21,7 @@ from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, Recor
 from fleetlog._native.errors import MalformedMessage
 from fleetlog.brokers.log import DiskError, LogOffline
 from fleetlog.brokers.log.disk.failures import OffsetOutOfRange
-from fleetlog.brokers.log.door import KnownSchemas, Reference, Source, Table, Want, packed
+from fleetlog.brokers.log.door import KnownSchemas, Reference, SchemaText, Table, Want, packed
 from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.serving import Serve
@@ -66,7 +66,7 @@ class Version(NamedTuple):
     id: bytes
     guid: bytes
     names: tuple[str, ...]
-    source: Source | None = None
+    source: SchemaText | None = None
 
 
 class SchemaRows:
@@ -75,7 +75,7 @@ class SchemaRows:
     def __init__(self, wants: Iterable[Want], referenced: Iterable[Reference] = ()) -> None:
         self.wants = frozenset(wants)
         self.referenced = frozenset(referenced)
-        self.references: dict[Reference, Source | None] = dict.fromkeys(self.referenced)
+        self.references: dict[Reference, SchemaText | None] = dict.fromkeys(self.referenced)
         self.lacking: set[Reference] = set()
         """What kept schemas refer to, but for ``referenced``."""
         self.count = self.size = 0
@@ -125,7 +125,7 @@ class SchemaRows:
             self._rows.setdefault(subject, {})[version] = Version(number, guid.bytes, tuple(names), source)
             self.count += 1
 
-    def _source(self, schema: Any, kind: str) -> Source | None:
+    def _source(self, schema: Any, kind: str) -> SchemaText | None:
         """The schema with its text; None if there is no room."""
         references = tuple(
             (str(row["subject"]).removeprefix(":.:"), int(row["version"])) for row in schema.get("references") or ()
@@ -135,7 +135,7 @@ class SchemaRows:
             return None
         self.lacking.update(row for row in references if row not in self.referenced)
         self.size += len(text)
-        return Source(str(kind), text, references)
+        return SchemaText(str(kind), text, references)
 
     def _drop(self, subject: str, version: int) -> None:
         rows = self._rows.get(subject, {})

@@ -75,7 +75,7 @@ Reference = tuple[str, int]
 """A subject and a version."""
 
 
-class Source(NamedTuple):
+class SchemaText(NamedTuple):
     """A schema as it was registered; ``packed`` is its text (zlib)."""
 
     kind: str
@@ -89,7 +89,7 @@ class Source(NamedTuple):
 
 
 def packed(text: str) -> bytes:
-    """A text for :class:`Source`."""
+    """A text for :class:`SchemaText`."""
     return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
 
 
@@ -103,7 +103,7 @@ class Table:
     ids: bytes = b""
     guids: bytes = b""
     used: bool = True
-    sources: Mapping[bytes, Source] = field(default_factory=dict)
+    sources: Mapping[bytes, SchemaText] = field(default_factory=dict)
 
     def has(self, number: bytes) -> bool:
         """Whether it has this id, or GUID."""
@@ -147,10 +147,10 @@ class Programs:
     """Programs of schemas, as many as there is room for: those that were asked for last."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[tuple[Source, ...], tuple[Program | str, int]] = OrderedDict()
+        self._programs: OrderedDict[tuple[SchemaText, ...], tuple[Program | str, int]] = OrderedDict()
         self._size = 0
 
-    def get(self, sources: tuple[Source, ...]) -> tuple[Program | str, int, bool]:
+    def get(self, sources: tuple[SchemaText, ...]) -> tuple[Program | str, int, bool]:
         """The program of the last of these, which refers to those before it.
 
         Also how many characters were compiled for it, and whether others had to go.
@@ -188,7 +188,7 @@ class KnownSchemas:
         self.tables: Mapping[Want, Table] = {}
         self.referenced: dict[Reference, None] = {}
         """What wanted schemas refer to; who reads adds to it."""
-        self._references: Mapping[Reference, Source | None] = {}
+        self._references: Mapping[Reference, SchemaText | None] = {}
         self._checks: dict[Want, Checks] = {}
         self._programs = Programs()
         self.counts: dict[str, DoorCounts] = {}
@@ -209,7 +209,10 @@ class KnownSchemas:
         return table
 
     def learn(
-        self, tables: Mapping[Want, Table], read_ms: int, references: Mapping[Reference, Source | None] | None = None
+        self,
+        tables: Mapping[Want, Table],
+        read_ms: int,
+        references: Mapping[Reference, SchemaText | None] | None = None,
     ) -> None:
         """All of these were read up to an end that was the end at ``read_ms`` or later.
 
@@ -237,7 +240,7 @@ class KnownSchemas:
         if source is None:
             self.wake()
             return None
-        sources: dict[Reference | None, Source] = {}
+        sources: dict[Reference | None, SchemaText] = {}
         why = self._gather(None, source, sources)
         if why == "":
             self.wake()
@@ -249,7 +252,7 @@ class KnownSchemas:
         return size
 
     def _gather(
-        self, name: Reference | None, source: Source, sources: dict[Reference | None, Source], depth: int = 0
+        self, name: Reference | None, source: SchemaText, sources: dict[Reference | None, SchemaText], depth: int = 0
     ) -> str | None:
         """Add what a schema refers to, then the schema itself; returns why that is not possible, "" for not yet."""
         if depth > REFERENCES_MAX or len(sources) > REFERENCES_MAX:

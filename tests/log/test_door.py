@@ -20,7 +20,7 @@ from fleetlog.brokers.log.door import (
     KnownSchemas,
     Programs,
     Reference,
-    Source,
+    SchemaText,
     Table,
     Want,
     packed,
@@ -307,11 +307,11 @@ PAYLOADS = Want("events-value", texts=True)
 INT, TEXT = '"int"', '{"type": "record", "name": "Order", "fields": [{"name": "text", "type": "string"}]}'
 
 
-def source(text: str, *references: Reference, kind: str = "AVRO") -> Source:
-    return Source(kind, packed(text), references)
+def source(text: str, *references: Reference, kind: str = "AVRO") -> SchemaText:
+    return SchemaText(kind, packed(text), references)
 
 
-def reads(stage: Stage, *, references: dict[Reference, Source | None] | None = None, **sources: Source) -> None:
+def reads(stage: Stage, *, references: dict[Reference, SchemaText | None] | None = None, **sources: SchemaText) -> None:
     """The broker has read of these schemas: ``id_7`` is the one with id 7."""
     by_id = {int(name[3:]).to_bytes(4, "big"): one for name, one in sources.items()}
     known = table(*(int.from_bytes(number, "big") for number in by_id), guids=GUID)
@@ -399,7 +399,7 @@ def test_what_a_schema_refers_to_has_to_be_read_too(full: Stage) -> None:
 
 
 def test_schemas_that_refer_to_each_other_come_to_an_end(full: Stage) -> None:
-    rows: dict[Reference, Source | None] = {("s", n): source(INT, ("s", (n + 1) % 300)) for n in range(300)}
+    rows: dict[Reference, SchemaText | None] = {("s", n): source(INT, ("s", (n + 1) % 300)) for n in range(300)}
     reads(full, id_7=source(INT, ("s", 0)), references=rows)
     refused = full.append(batch(value=framed(7, b"\2")))
     assert "refers to more than 100 others" in str(refused.record_errors)
@@ -414,7 +414,7 @@ def test_schemas_that_refer_to_each_other_come_to_an_end(full: Stage) -> None:
         (source("{}", kind="JSON"), "payloads of JSON schemas cannot be checked in this version"),
     ],
 )
-def test_a_schema_by_which_nothing_can_be_checked_takes_nothing(full: Stage, one: Source, why: str) -> None:
+def test_a_schema_by_which_nothing_can_be_checked_takes_nothing(full: Stage, one: SchemaText, why: str) -> None:
     reads(full, id_7=one)
     info = full.append(batch(value=framed(7, b"\2")))
     assert (info.error, full.log.log_end_offset) == (ErrorCode.INVALID_RECORD, 0)
