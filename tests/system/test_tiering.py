@@ -155,6 +155,35 @@ def test_offsets_times_deletion_and_the_objects_that_go(single: Cluster) -> None
     assert listed(single, "times", OffsetSpec.earliest())[0] == 1_200
 
 
+def test_one_consumer_reads_many_cold_partitions_side_by_side(single: Cluster) -> None:
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    partitions, each = 6, 1_500
+    single.create("many", partitions, replicas=1, **TIERED)
+    producer = Producer({"bootstrap.servers": single.alive, "linger.ms": 5, "batch.size": 16_000})
+    for number in range(partitions * each):
+        producer.produce("many", bytes(SIZE), partition=number % partitions)
+        producer.poll(0)
+    assert producer.flush(PATIENCE_S) == 0
+    broker = single.fleet.brokers[0]
+    for partition in range(partitions):
+        eventually(
+            lambda p=partition: int(single.segments(broker, "many", p)[0].stem) > 0, f"many-{partition} is tiered"
+        )
+    consumer = Consumer({"bootstrap.servers": single.alive, "group.id": "r", "auto.offset.reset": "error"})
+    consumer.assign([TopicPartition("many", partition, 0) for partition in range(partitions)])
+    offsets: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
+
+    def poll() -> bool:
+        for message in consumer.consume(500, 0.2):
+            offsets[message.partition()].append(message.offset())
+        return all(len(read) >= each for read in offsets.values())
+
+    eventually(poll, "all of all partitions", pause_s=0)
+    consumer.close()
+    assert offsets == {partition: list(range(each)) for partition in range(partitions)}
+
+
 def test_objects_of_deleted_topics_are_swept(single: Cluster) -> None:
     from confluent_kafka.admin import AdminClient
 
