@@ -307,7 +307,7 @@ def execute_resting_beats(beats: Sequence[RestingBeat], contexts: Sequence[Conte
 
 
 def _kept_alive(beat: RestingBeat, context: Context) -> Outcome:
-    _, _, _, context.client_id, group_id, member_id, epoch, instance_id = beat
+    context.client_id, group_id, member_id, epoch, instance_id = beat[3:]
     groups, picture = context.services.groups, topics_of(context)
     host = groups.idle_host(group_id, member_id)
     client = context.client_id, f"/{context.connection.peer_host}"

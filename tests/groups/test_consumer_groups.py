@@ -72,6 +72,21 @@ def test_what_comes_behind_a_newer_connection_gives_nothing_up(late: Beat) -> No
     assert send(driver, Beat("g", "b", 2)).assignment == t(2, 3)
 
 
+def test_what_a_member_says_at_the_epoch_before_is_taken_in() -> None:
+    driver = Driver()
+    send(driver, joining("a"))
+    send(driver, Beat("g", "a", 1, owned=frozenset(), **FULL))
+    send(driver, joining("b", ("u",)))
+    driver.advance(1_000)
+    assert send(driver, Beat("g", "a", 1)).epoch == 2  # lost; the member takes what it was told before
+    send(driver, joining("c"))
+    driver.advance(1_000)
+    told = send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3)), **FULL))
+    assert (told.epoch, told.assignment) == (2, t(2, 3))
+    assert send(driver, Beat("g", "a", 2)).epoch == 2, "it has not given up the others yet"
+    assert send(driver, Beat("g", "a", 2, owned=frozenset(t(2, 3)))).epoch == 3
+
+
 def test_what_comes_late_does_not_tell_what_a_member_has() -> None:
     driver = Driver()
     send(driver, joining("a", link=1))

@@ -309,7 +309,7 @@ class ConsumerGroup:
             del self.statics[before]
         if value is not None:  # members of a group say much the same
             latest = self.latest or value
-            value = self.latest = MemberValue(*(b if a == b else a for a, b in zip(value, latest, strict=True)))
+            value = self.latest = MemberValue._make(b if a == b else a for a, b in zip(value, latest, strict=True))
         member.value = value
         if value is not None and value.instance_id is not None:
             self.statics[value.instance_id] = member.id
@@ -615,7 +615,7 @@ def _listen(member: Member, beat: Beat) -> None:
     if beat.epoch == JOINS or beat.classic is not None:
         member.reported = member.seen = ()
         member.asked = False
-    elif beat.owned is not None and beat.epoch == member.at.epoch:
+    elif beat.owned is not None:  # also at the epoch before, when it did not hear the answer
         member.reported = member.part(beat.owned)
         member.seen = member.part({*member.seen, *member.reported})
 
@@ -640,7 +640,7 @@ def _gave_up(member: Member, beat: Beat) -> bool:
         return False
     if beat.epoch == JOINS or beat.classic is not None:
         return not _keeps(beat, member.at.pending)
-    owned = member.reported if beat.owned is None else beat.owned
+    owned: Collection[Partition] | None = member.reported if beat.owned is None else beat.owned
     if beat.epoch != member.at.epoch or owned is None:
         return False
     owned, seen = frozenset(owned), frozenset(member.seen)
