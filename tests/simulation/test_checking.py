@@ -1,4 +1,4 @@
-"""A topic that asks for schemas under all faults: what has none is never readable, and what has one is refused for a
+"""A topic that asks for schemas under all faults: what is not of one is never readable, what is so is refused for a
 moment at most.
 """
 
