@@ -1,4 +1,4 @@
-"""kafka-share-groups and the console share consumer of Kafka 4.4, unchanged, against a fleet that serves share groups."""
+"""kafka-share-groups and the console share consumer of Kafka 4.4, unchanged, against a fleet with share groups."""
 
 from __future__ import annotations
 
