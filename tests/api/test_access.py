@@ -130,6 +130,7 @@ class Guarded(Broker):
         self.services.controller = self.controller
         self.services.new_topics = NewTopics()
         self.services.process_troubles = list
+        self.services.connections = lambda after_id: (0, [])
         self.services.store = None
         self.services.metadata.features = {"group.version": 1, "share.version": 1}
         self.rules = Rules()
