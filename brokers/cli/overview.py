@@ -293,7 +293,7 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
 
 def _told_partitions(client: AdminClient, topics: Sequence[str] | None) -> Iterable[PartitionOverview]:
     """By DescribeTopicPartitions, which has eligible leaders, else by Metadata; without moves and settings."""
-    from fleetlog.wire.messages import DescribeTopicPartitionsRequest
+    from kafka.protocol.admin.topics import DescribeTopicPartitionsRequest
 
     cursor, names = None, [(name,) for name in topics or ()]
     if topics is not None and not topics:

@@ -207,7 +207,7 @@ def fetch_ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends
 
 def _offsets_request(topics: dict[str, list[int]], time: int) -> Any:
     """One for all: the client's own way asks which version each partition needs."""
-    from fleetlog.wire.messages import ListOffsetsRequest
+    from kafka.protocol.consumer import ListOffsetsRequest
 
     return ListOffsetsRequest(
         isolation_level=READ_UNCOMMITTED, min_version=4,  # the first with an epoch of the leader

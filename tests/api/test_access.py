@@ -39,6 +39,7 @@ from fleetlog.brokers.groups.records import CommittedOffset
 from fleetlog.brokers.groups.requests import OffsetCommitRequest
 from fleetlog.brokers.model import SCHEMAS_TOPIC, TopicInfo, TopicPartition
 from fleetlog.wire import hot
+from fleetlog.wire.api_keys import DESCRIBE_CONNECTIONS
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 from tests.server import work
@@ -336,6 +337,7 @@ BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
     (22, Need(WRITE, TOPIC)): (5, {"transactional_id": None}),
     (24, Need(WRITE, TRANSACTIONAL_ID)): (3, {}),
     (24, Need(WRITE, TOPIC)): (3, {}),
+    (DESCRIBE_CONNECTIONS, Need(DESCRIBE, TOPIC)): (0, {"topic": "t"}),
     (78, Need(READ, TOPIC)): (
         2,
         {

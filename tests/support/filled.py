@@ -32,7 +32,9 @@ VALUES: dict[str, Any] = {
 def filled(key: int, version: int, **others: Any) -> Any:
     """A request that names one of everything; ``others`` are values by field name."""
     cls = m.request_class(key)
-    return cls(version=version, **_fields(cls._struct, version, VALUES | others))
+    tagged = [field.name for field in cls._struct.fields.values() if field.tagged_field_q(version)]
+    given = {name: others[name] for name in tagged if name in others}
+    return cls(version=version, **_fields(cls._struct, version, VALUES | others), **given)
 
 
 def _fields(schema: Any, version: int, values: dict[str, Any]) -> dict[str, Any]:
