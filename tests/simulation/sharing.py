@@ -3,7 +3,8 @@
 What was acknowledged, and the answer seen, is never given out again, and no start goes back; with an order by key, in
 half of the seeds, no record is given out before those of its key that are before it are finished; and when nothing
 fails any more, every record is soon finished, because somebody said so, unless so many answers were lost that the limit
-of deliveries was reached.
+of deliveries was reached. In half of the seeds the group has dead letters: what was rejected, and the answer seen, has
+one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tests.simulation.clients import OK, RETRIABLE, Client, Producer, batches_of
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-INVARIANTS = ("records of workers", "starts of share partitions", "queues at rest")
+INVARIANTS = ("records of workers", "starts of share partitions", "queues at rest", "dead letters")
+LETTERS = TopicPartition("dlq.queue", 0)
 GROUP, QUEUE = "workers", "queue"
 PARTITIONS = tuple(TopicPartition(QUEUE, index) for index in range(2))
 DELIVERIES = 10
@@ -55,6 +57,11 @@ class Queue:
     def __init__(self, world: World) -> None:
         self._world = world
         self.ordered = random.Random(f"{world.seed}/order").random() < 0.5
+        self.letters = random.Random(f"{world.seed}/letters").random() < 0.5
+        self.rejected: set[Place] = set()
+        """Whose rejection was answered."""
+        self.accepted: set[Place] = set()
+        """Of which somebody asked for that: what is said of it behind the start is taken, too."""
         self.finished: dict[Place, float] = {}
         """When the answer to its acceptance or rejection was seen."""
         self.said: set[Place] = set()
@@ -238,6 +245,8 @@ class Worker(Client):
         place = tp.partition, offset
         if kind is not AckType.RELEASE:
             self.queue.said.add(place)
+            if kind is AckType.ACCEPT:
+                self.queue.accepted.add(place)
         answer = await self.ask(broker, self._acknowledge(tp, offset, kind, epoch), 2, 1.5)
         if answer is None or not self._goes_on(broker, answer.error_code, epoch, named):
             await self._lost(broker, answer is None, tp)
@@ -245,6 +254,8 @@ class Worker(Client):
         error = ErrorCode(answer.responses[0].partitions[0].error_code)
         if error == OK and kind is not AckType.RELEASE:
             self.queue.finished.setdefault(place, self.loop.time())
+            if kind is AckType.REJECT:
+                self.queue.rejected.add(place)
         elif error != OK and error not in LATER:
             self.world.oracle.violate(f"{self.name} gets {error.name} for {kind.name} of {tp} {offset}")
         return True
@@ -297,7 +308,7 @@ class Worker(Client):
 class Foreman(Admin):
     """Permits share groups, and sets the group's own settings."""
 
-    async def permit(self, ordered: bool) -> None:
+    async def permit(self, ordered: bool, letters: bool) -> None:
         """Until all of it is done."""
         update = m.UpdateFeaturesRequest.FeatureUpdateKey(
             version=1, feature="share.version", max_version_level=2, upgrade_type=1
@@ -309,6 +320,11 @@ class Foreman(Admin):
         settings = {"share.auto.offset.reset": "earliest", "fleetlog.share.retry.backoff.ms": "100"}
         if ordered:
             settings["fleetlog.share.order"] = "key"
+        if letters:
+            await self.create(
+                LETTERS.topic, 1, 3, {"min.insync.replicas": "2", "errors.deadletterqueue.group.enable": "true"}
+            )
+            settings["errors.deadletterqueue.topic.name"] = LETTERS.topic
         configs = [
             kind.AlterableConfig(version=1, name=name, config_operation=0, value=value)
             for name, value in settings.items()
@@ -318,9 +334,47 @@ class Foreman(Admin):
         while (answer := await self.command(alter, 1)) is None or answer.responses[0].error_code != OK:
             await self.pause(0.05, 0.3)
 
+    async def read_letters(self, queue: Queue) -> None:
+        """When all is finished: each rejected record has one, which nobody else has."""
+        while not queue.at_rest:
+            await self.pause(0.1, 0.3)
+        if not queue.letters:
+            return
+        found, offset, end = list[Place](), 0, self.world.oracle.by_name[LETTERS].end
+        aborted: list[tuple[int, int]] = []
+        while offset < end:
+            part = await self.fetch(await self.leader(LETTERS), LETTERS, offset, committed=True, max_wait_ms=100)
+            if part is None or part.error_code != OK:
+                await self.lost_leader(LETTERS)
+                continue
+            aborted += [(one.first_offset, one.producer_id) for one in part.aborted_transactions or ()]
+            for batch in batches_of(part.records):
+                offset = batch.last_offset + 1
+                if batch.control:
+                    aborted = [one for one in aborted if one[1] != batch.producer_id or one[0] > batch.base_offset]
+                elif not any(first <= batch.base_offset and batch.producer_id == who for first, who in aborted):
+                    found += [place_of(record) for record in batch.records]
+        oracle = self.world.oracle
+        oracle.checked["dead letters"] += len(found)
+        if len(found) != len(set(found)):
+            oracle.violate(f"dead letters stand twice: {sorted(found)}")
+        if lacking := queue.rejected - queue.accepted - set(found):
+            oracle.violate(f"rejected, and without a dead letter: {sorted(lacking)}")
+
+
+def place_of(letter: Record) -> Place:
+    """Which record a dead letter is of."""
+    headers = dict(letter.headers)
+    partition, offset = (headers[f"__dlq.errors.{name}"] for name in ("partition", "offset"))
+    assert partition is not None
+    assert offset is not None
+    return int(partition), int(offset)
+
 
 def clients(world: World) -> tuple[Foreman, Queue, list[tuple[Client, Any]]]:
     """Who permits it, and for what; a writer and workers, each with its work."""
     queue, writer = Queue(world), JobWriter(world, "j1")
     workers = [Worker(world, f"w-share{number}", queue) for number in range(1, 4)]
-    return Foreman(world, "foreman"), queue, [(writer, writer.write()), *((one, one.main()) for one in workers)]
+    foreman = Foreman(world, "foreman")
+    works = [(writer, writer.write()), (foreman, foreman.read_letters(queue)), *((one, one.main()) for one in workers)]
+    return foreman, queue, works
