@@ -76,7 +76,7 @@ def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> 
     from fleetlog.brokers.tiering.bucket import BadUrl, ObjectBucket
 
     async def whole() -> Any:
-        store = ObjectBucket(url)
+        store = ObjectBucket(url, makes_folder=False)
         try:
             return await work(store)
         finally:

@@ -52,8 +52,7 @@ class BadUrl(Exception):
 
 
 def open_store(url: str) -> ObjectStore | None:
-    """The store behind a URL; nothing is asked of it yet. None of a folder, which is made when it is used. Raises
-    BadUrl."""
+    """The store behind a URL; nothing is asked of it yet. None of a folder. Raises BadUrl."""
     try:
         from obstore.store import from_url
     except ImportError as wrong:
@@ -63,6 +62,8 @@ def open_store(url: str) -> ObjectStore | None:
         raise BadUrl(f"{url!r}: a bucket's URL begins with {', '.join(f'{name}://' for name in SCHEMES[:5])}")
     if parts.username or parts.password or parts.query:
         raise BadUrl("the bucket's URL must have no credentials: they come from the environment, files or roles")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise BadUrl(f"{url!r}: a folder is named from its root, with three slashes: file:///path")
     if parts.scheme == "file":
         return None
     try:
@@ -134,9 +135,10 @@ class BucketThreads:
 class ObjectBucket:
     """See the module, and :class:`~brokers.tiering.leader.BucketPort`. On the loop."""
 
-    def __init__(self, url: str) -> None:
-        """Raises BadUrl."""
+    def __init__(self, url: str, *, makes_folder: bool = True) -> None:
+        """``makes_folder``: a folder that is not there is made when it is used. Raises BadUrl."""
         self.url = url
+        self._makes_folder = makes_folder
         self.requests = dict.fromkeys(("put", "get", "list", "delete"), 0)
         self.failures = 0
         self.failure = ""
@@ -207,8 +209,11 @@ class ObjectBucket:
         if self._opened is None:
             from obstore.store import LocalStore
 
+            folder = urlsplit(self.url).path
+            if not self._makes_folder and not os.path.isdir(folder):
+                raise BucketError(f"there is no folder {folder}")
             try:
-                self._opened = LocalStore(urlsplit(self.url).path, mkdir=True)
+                self._opened = LocalStore(folder, mkdir=True)
             except Exception as wrong:  # obstore has no common base for it
                 raise BucketError(_brief(wrong)) from wrong
         return self._opened

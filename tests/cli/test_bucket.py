@@ -142,4 +142,6 @@ def test_a_folder_that_is_not_mounted_is_not_claimed_while_topics_are_tiered(tmp
 
 def test_no_bucket(tmp_path: Path) -> None:
     assert "begins with file://" in run("status", "bucket", code=1).stderr
-    assert json.loads(run("status", f"file://{tmp_path}/new", "--json").stdout) == {"owner": "", "partitions": []}
+    assert f"there is no folder {tmp_path}/absent" in run("status", f"file://{tmp_path}/absent", code=1).stderr
+    assert not (tmp_path / "absent").exists(), "looking makes none"
+    assert json.loads(run("status", f"file://{tmp_path}", "--json").stdout) == {"owner": "", "partitions": []}

@@ -46,6 +46,7 @@ def test_objects(tmp_path: Path) -> None:
         ("bucket", "begins with"),
         ("s3://key:secret@bucket", "no credentials"),
         ("s3://bucket?secret=x", "no credentials"),
+        ("file://relative", "from its root, with three slashes"),
     ],
 )
 def test_urls_that_are_none(url: str, why: str) -> None:
