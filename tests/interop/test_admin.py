@@ -191,7 +191,7 @@ def test_a_mirrored_topic_keeps_its_settings_beside_those_without_effect(
 ) -> None:
     """As MirrorMaker copies a topic: all names that differ from the default, of which some do nothing here."""
     topic = fresh("mirrored")
-    wanted = {"cleanup_policy": "compact", "remote_storage_enable": "true", "retention_ms": "77000"}
+    wanted = {"cleanup_policy": "compact", "remote_log_copy_disable": "true", "retention_ms": "77000"}
     client.create_topic(bootstrap, topic, 1, **wanted)
     _described(client, bootstrap, topic, {name.replace("_", "."): value for name, value in wanted.items()})
     for more in ({}, {"local_retention_ms": "5", "compression_gzip_level": "7", "segment_ms": "88000"}):
