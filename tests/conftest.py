@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from fleetlog import _native
 from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
-from tests.support import stage
+from tests.support import descriptors, logs, stage
 from tests.support.draw import LONG_S, drawn_files, examples, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
@@ -123,6 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """The modules and items stay to the end: no collection of garbage goes through them again."""
+    descriptors.keep()
     gc.collect()
     gc.freeze()
 
@@ -140,12 +141,16 @@ def _threads_of_disks_have_ended() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _stages_are_closed() -> Iterator[None]:
-    """Close the stages that the test opened: a worker's descriptors are few."""
-    before = len(stage.OPEN)
+def _what_was_opened_is_closed() -> Iterator[None]:
+    """Close the stages and logs that the test opened: a worker's descriptors are few, and Spark's client selects."""
+    before, kept = len(stage.OPEN), list(logs.OPEN)
     yield
     while len(stage.OPEN) > before:
         stage.OPEN.pop().close()
+    for log in logs.OPEN:
+        if not any(log is one for one in kept):
+            log.abandon()
+    logs.OPEN[:] = kept
 
 
 @pytest.fixture(scope="session")

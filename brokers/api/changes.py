@@ -58,6 +58,8 @@ def changes_of_brokers(request: object, response: Any) -> Changes:
     codes = [getattr(response, "error_code", 0)]
     for marker in getattr(response, "markers", ()):
         codes += (part.error_code for topic in marker.topics for part in topic.partitions)
+    for topic in getattr(response, "results", ()):  # of share partitions' states
+        codes += (part.error_code for part in topic.partitions)
     yield Change(
         "Cluster", CLUSTER_NAME, AclOperation.CLUSTER_ACTION, ErrorCode(next((code for code in codes if code), 0))
     )

@@ -28,9 +28,18 @@ def config(**changes) -> TopicConfig:
     return dataclasses.replace(DEFAULTS, **changes)
 
 
+OPEN: list[Log] = []
+"""What a test has opened; what it leaves open is abandoned after it (tests/conftest.py)."""
+MANY = 100
+
+
 def open_log(path: Path, disk=None, topic: TopicPartition = TP, **options) -> Log:
     changes = options.pop("config", config())
-    return Log.open(disk or RealDisk(), str(path), topic, changes, now_ms=options.pop("now_ms", NOW), **options)
+    log = Log.open(disk or RealDisk(), str(path), topic, changes, now_ms=options.pop("now_ms", NOW), **options)
+    if len(OPEN) > MANY:
+        OPEN[:] = [one for one in OPEN if not one.offline]
+    OPEN.append(log)
+    return log
 
 
 def aborted_entries(log: Log) -> list[AbortedTxn]:
