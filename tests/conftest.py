@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from fleetlog import _native
 from fleetlog.coordination.ensemble import ZooKeeperNode, start_local
-from tests.support import descriptors, logs, stage
+from tests.support import logs, low_descriptors, stage
 from tests.support.draw import LONG_S, drawn_files, examples, is_drawn, read_seconds
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """The modules and items stay to the end: no collection of garbage goes through them again."""
-    descriptors.keep()
+    low_descriptors.keep()
     gc.collect()
     gc.freeze()
 

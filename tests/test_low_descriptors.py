@@ -6,18 +6,18 @@ import os
 import select
 import socket
 
-from tests.support import descriptors
+from tests.support import low_descriptors
 
 MANY = 1_100
 
 
 def test_what_is_opened_meanwhile_can_be_selected() -> None:
-    descriptors.keep()
+    low_descriptors.keep()
     left = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY)]
     try:
         with socket.socket() as high:
             assert high.fileno() > 1_023
-        with descriptors.released(), socket.socket() as low:
+        with low_descriptors.released(), socket.socket() as low:
             assert select.select([low], [], [], 0) is not None
     finally:
         for descriptor in left:

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 import fleetlog.wire.messages as m
 from fleetlog.spark.java import spark_environment
 from tests.spark.processes import CONF
-from tests.support import descriptors
+from tests.support import low_descriptors
 from tests.support.raw_transactions import Wire
 from tests.support.waiting import eventually
 
@@ -129,7 +129,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def spark(warehouse: Path) -> Iterator[Any]:
     gc.collect()  # what other tests let go keeps descriptors: one above 1,023 ends py4j's server, which selects
-    with descriptors.released():
+    with low_descriptors.released():
         yield SPARKS.session(warehouse)
 
 

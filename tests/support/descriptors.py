@@ -1,27 +1,30 @@
-"""Low descriptors, kept for who selects: ``select`` knows none above 1,023, and a worker's tests may have more open."""
+"""A process that has no file descriptor left."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COUNT = 200
-_kept: list[int] = []
-
-
-def keep() -> None:
-    """Hold the lowest ones that are free."""
-    while len(_kept) < COUNT:
-        _kept.append(os.open(os.devnull, os.O_RDONLY))
-
 
 @contextmanager
-def released() -> Iterator[None]:
-    """What is opened meanwhile gets them."""
-    while _kept:
-        os.close(_kept.pop())
+def descriptors_left(count: int = 0) -> Iterator[None]:
+    """Meanwhile only so many more files can be opened; what is open stays open."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, limits[1]))
     try:
+        try:
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        for _ in range(count):
+            os.close(held.pop())
         yield
     finally:
-        keep()
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
