@@ -79,11 +79,6 @@ class KeyOrder:
         """Take :meth:`next` out: it is given out."""
         return heapq.heappop(self._heads)
 
-    def holder(self, offset: int) -> int:
-        """Whom the record waits for: the first one of its key, which may be itself."""
-        key = self._keys.get(offset)
-        return offset if key is None else self._queues[key][0]
-
     def _is_head(self, offset: int) -> bool:
         if offset not in self._keys:
             return False

@@ -494,7 +494,6 @@ class Window:
         run.count = min(run.count + 1, MAX_DELIVERIES)
         run.writing = run.dirty = False  # a write that is under way persists what it was before
         self._locks_left -= run.size
-        self._soonest_ms = giving.until_ms if self._soonest_ms is None else min(self._soonest_ms, giving.until_ms)
         got = giving.got
         if got and (got[-1].last + 1, got[-1].deliveries) == (run.first, run.count):
             got[-1] = got[-1]._replace(last=run.last)
