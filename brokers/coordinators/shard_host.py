@@ -331,7 +331,8 @@ NO_TICKET = Ticket(0)
 MAX_BATCH_BYTES = 512 * 1024
 LONG_WRITE = 1_000
 """Above so many records a write is appended in one turn of the loop and applied in another."""
-MAX_WAITING_PER_KEY = 1_000
+MAX_WAITING_PER_KEY = 10_000
+"""Commands: all members of a large group may ask at once. The bytes of their requests have a bound of their own."""
 RETRY_WAIT_MS = 500
 
 

@@ -1,11 +1,12 @@
-"""What a member of the consumer protocol takes in its coordinator's memory, beside its connection."""
+"""What a member of the consumer protocol costs its coordinator: memory beside its connection, and steps to join."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 import uuid
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from fleetlog.brokers.coordinators.shard_host import ShardTimers
@@ -95,4 +96,33 @@ def test_a_member_takes_no_more_than_its_budget() -> None:
     assert len(host.timers) == len(group.members) == MEMBERS
     assert len(group.owners) == MEMBERS * SHARE
     assert taken / MEMBERS < MEMBER_BYTES_MAX, f"{taken / MEMBERS:,.0f} bytes a member"
-    print(taken / MEMBERS)
+
+
+def steps_of_a_join(driver: Driver, name: str) -> int:
+    """The interpreter's instructions while a member joins."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        beat(driver, name, 0, rebalance_timeout_ms=60_000, topics=tuple(TOPICS), owned=frozenset())
+    finally:
+        sys.settrace(before)
+    assert name in driver.shard.consumers["group"].members
+    return steps
+
+
+def test_a_join_costs_no_more_in_a_large_group() -> None:
+    driver, costs = Driver(), []
+    for number in range(MEMBERS):
+        if number in (10, MEMBERS - 1):
+            costs.append(steps_of_a_join(driver, f"m-{number:04}"))
+        else:
+            beat(driver, f"m-{number:04}", 0, rebalance_timeout_ms=60_000, topics=tuple(TOPICS), owned=frozenset())
+    assert costs[1] < 1.1 * costs[0], costs

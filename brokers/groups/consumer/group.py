@@ -23,7 +23,7 @@ from typing import NamedTuple
 from fleetlog.brokers.groups.consumer import records as r
 from fleetlog.brokers.groups.consumer.assignors import ASSIGNORS, Subscriber
 from fleetlog.brokers.groups.consumer.embedded import classic_record
-from fleetlog.brokers.groups.consumer.records import Classic, Current, MemberValue, Partition, Resolved
+from fleetlog.brokers.groups.consumer.records import Classic, Current, MemberValue, Partition, Resolved, Subscription
 from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn
 from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind, group_record
 from fleetlog.brokers.groups.requests import ConsumerSettings, OffsetCommitRequest
@@ -153,6 +153,8 @@ class ConsumerGroup:
     exists: bool = False
     """Whether the log has its metadata."""
     members: dict[str, Member] = field(default_factory=dict)
+    subscriptions: Counter[Subscription] = field(default_factory=Counter)
+    """How many members have each."""
     statics: dict[str, str] = field(default_factory=dict)
     owners: dict[Partition, str] = field(default_factory=dict)
     """Who has a partition, assigned or still to be given up."""
@@ -192,14 +194,9 @@ class ConsumerGroup:
         classic = sum(value.classic.size for value in values if value.classic is not None)
         return len(self.members) * MEMBER_BYTES + names + classic + len(self.owners) * PARTITION_BYTES
 
-    def topics_of(self, value: MemberValue, regexes: Mapping[str, Resolved] | None = None) -> frozenset[str]:
-        """The names that a member subscribes to: those it names, and what its pattern matches."""
-        matched = (self.regexes if regexes is None else regexes).get(value.regex) if value.regex else None
-        return frozenset(value.topics).union(matched.topics if matched is not None else ())
-
     def subscribes_to(self, topic: str) -> bool:
         """Whether a member subscribes to the topic."""
-        return any(topic in self.topics_of(m.value) for m in self.members.values() if m.value is not None)
+        return any(topic in _topics_of(subscription, self.regexes) for subscription in self.subscriptions)
 
     def assignor(self, default: str) -> str:
         """The one that most members wish; the default if none does."""
@@ -307,9 +304,12 @@ class ConsumerGroup:
         before = member.value.instance_id if member.value is not None else None
         if before is not None and self.statics.get(before) == member.id:
             del self.statics[before]
+        if member.value is not None:
+            _uncount(self.subscriptions, member.value)
         if value is not None:  # members of a group say much the same
             latest = self.latest or value
             value = self.latest = MemberValue._make(b if a == b else a for a, b in zip(value, latest, strict=True))
+            self.subscriptions[value.subscription] += 1
         member.value = value
         if value is not None and value.instance_id is not None:
             self.statics[value.instance_id] = member.id
@@ -337,6 +337,19 @@ class ConsumerGroup:
             turn.schedule("member", self.id, session_ms(member.value, settings), member.id)
             if member.at.state == r.UNREVOKED and not member.classic:
                 turn.schedule("revoke", self.id, member.value.rebalance_timeout_ms, member.id)
+
+
+def _uncount(subscriptions: Counter[Subscription], value: MemberValue) -> None:
+    subscriptions[value.subscription] -= 1
+    if not subscriptions[value.subscription]:
+        del subscriptions[value.subscription]
+
+
+def _topics_of(subscription: Subscription, regexes: Mapping[str, Resolved]) -> frozenset[str]:
+    """The names that a member subscribes to: those it names, and what its pattern matches."""
+    topics, regex = subscription
+    matched = regexes.get(regex) if regex else None
+    return frozenset(topics).union(matched.topics if matched is not None else ())
 
 
 def _same_objects(partitions: Iterable[Partition], known: Iterable[Partition]) -> list[Partition]:
@@ -369,25 +382,36 @@ def _preferred(values: Iterable[MemberValue], default: str) -> str:
 
 
 class _Draft:
-    """The group as a heartbeat would have it: the members' values, patterns and targets with what changes."""
+    """The group as a heartbeat would have it: its patterns, subscriptions and targets with what changes."""
 
     def __init__(self, group: ConsumerGroup, gone: Iterable[Member] = ()) -> None:
-        without = {member.id for member in gone}
         self.group = group
         self.epoch = group.epoch
         self.hash = group.hash
         self.assignment_epoch = group.assignment_epoch
         self.regexes = dict(group.regexes)
-        self.values = {m.id: m.value for m in group.members.values() if m.value is not None and m.id not in without}
-        self.targets = {m.id: m.target or () for m in group.members.values() if m.id not in without}
+        self.subscriptions = group.subscriptions.copy()
+        self.targets: dict[str, tuple[Partition, ...]] = {}
+        """New ones, if there are."""
+        self._gone: set[str] = set()
+        self._changed: dict[str, tuple[MemberValue, tuple[Partition, ...]]] = {}
+        for member in gone:
+            self._gone.add(member.id)
+            self._forget(member)
 
-    def ordered(self) -> list[str]:
-        """Ids in the assignors' order."""
-        return sorted(self.values, key=lambda name: (self.values[name].instance_id or name, name))
+    def _forget(self, member: Member | None) -> None:
+        if member is not None and member.value is not None:
+            _uncount(self.subscriptions, member.value)
+
+    def take(self, member_id: str, value: MemberValue, target: tuple[Partition, ...]) -> None:
+        """A member that is new, or says something else than it did, with its target until now."""
+        self._forget(self.group.members.get(member_id))
+        self.subscriptions[value.subscription] += 1
+        self._changed[member_id] = value, target
 
     def topics(self) -> set[str]:
         """What any member subscribes to."""
-        return set().union(*(self.group.topics_of(value, self.regexes) for value in set(self.values.values())))
+        return set().union(*(_topics_of(subscription, self.regexes) for subscription in self.subscriptions))
 
     def metadata_hash(self, picture: Picture) -> int:
         """Of the topics that members subscribe to: another one for other ids or numbers of partitions."""
@@ -411,17 +435,20 @@ class _Draft:
     def assign(self, settings: ConsumerSettings, turn: Turn) -> None:
         """A new target, with the records of the members that it is another one for; the group's comes last."""
         group, topics = self.group, self.group.picture.topics
+        known = {m.id: (m.value, m.target or ()) for m in group.members.values() if m.value is not None}
+        present = {name: known[name] for name in known if name not in self._gone} | self._changed
         ids = {name: topics[name].id.bytes for name in self.topics() if name in topics}
-        known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
-        members: dict[str, Subscriber] = {}
-        for name in self.ordered():
-            value = self.values[name]
-            same = (value.topics, value.regex)
-            if same not in known:
-                names = group.topics_of(value, self.regexes)
-                known[same] = frozenset(ids[topic] for topic in names if topic in ids)
-            members[name] = Subscriber(known[same], self.targets.get(name, ()))
-        assignor = ASSIGNORS[_preferred(self.values.values(), settings.assignors[0])]
+        wanted = {
+            subscription: frozenset(ids[topic] for topic in _topics_of(subscription, self.regexes) if topic in ids)
+            for subscription in self.subscriptions
+        }
+        members = {
+            name: Subscriber(wanted[value.subscription], target)
+            for name, (value, target) in sorted(
+                present.items(), key=lambda item: (item[1][0].instance_id or item[0], item[0])
+            )
+        }
+        assignor = ASSIGNORS[_preferred((value for value, _ in present.values()), settings.assignors[0])]
         counts = {topic_id: len(topics[name].partitions) for name, topic_id in ids.items()}
         for name, target in (assignor(members, counts) if members else {}).items():
             before = group.members.get(name)
@@ -437,7 +464,7 @@ class _Draft:
     def resolve(self, beat: Beat, turn: Turn) -> bool:
         """Take over the patterns that were looked up, drop those without a member; whether topics changed."""
         group, changed = self.group, False
-        used = {value.regex for value in self.values.values() if value.regex}
+        used = {regex for _, regex in self.subscriptions if regex}
         for regex, resolved in beat.resolved.items():
             if regex not in used:
                 continue
@@ -547,13 +574,12 @@ def step(
     late = group.epoch > epoch or picture.version != group.hashed_version
     if fresh or value != member.value or beat.resolved or late:
         draft = _Draft(group, () if replaced is None else (replaced,))
-        draft.values[member.id] = value
-        draft.targets.setdefault(member.id, target)
+        draft.take(member.id, value, target)
         resubscribed = (value.topics, value.regex) != (before.topics, before.regex)
         changed = draft.resolve(beat, turn) or resubscribed
         draft.bump(changed or (fresh and replaced is None), turn)
         draft.assign_in_time(settings, turn, at_once=changed and not fresh)
-        target, epoch = draft.targets[member.id], draft.assignment_epoch
+        target, epoch = draft.targets.get(member.id, target), draft.assignment_epoch
     old = member.at
     new = _next(group, member, target, epoch, beat, replaced)
     if fresh or new != old:
@@ -776,7 +802,7 @@ def on_timer(group: ConsumerGroup, kind: str, member_id: str, turn: Turn, settin
     member = group.members.get(member_id)
     if kind == "assign":
         draft = _Draft(group)
-        if group.picture is not NO_PICTURE and group.epoch > group.assignment_epoch and draft.values:
+        if group.picture is not NO_PICTURE and group.epoch > group.assignment_epoch and draft.subscriptions:
             draft.assign(settings, turn)
     elif kind == "downgrade":
         _downgrade(group, (), turn, settings)

@@ -56,7 +56,13 @@ class MemberValue(NamedTuple):
     assignor: str | None
     classic: Classic | None = None
 
+    @property
+    def subscription(self) -> Subscription:
+        """The names that it subscribes to, and its pattern."""
+        return self.topics, self.regex
 
+
+Subscription = tuple[tuple[str, ...], str | None]
 NO_PARTITIONS: Mapping[Partition, int] = MappingProxyType({})
 
 
