@@ -136,7 +136,7 @@ def _submitted(beat: Beat, context: Context) -> Outcome:
     pending = context.services.groups.submit(
         beat.group_id,
         lambda shard, now, ticket: shard.consumer_heartbeat(beat, picture, settings, now, ticket),
-        beside=Beside(beat.member_id, lambda shard: shard.consumer_moves_alone(beat, picture)),
+        beside=Beside(beat.member_id, lambda shard: shard.consumer_moves_alone(beat, picture, settings)),
     )
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 

@@ -19,6 +19,8 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 ASSIGNOR_NAMES = ("uniform", "range")
+UNLIMITED = 2**31 - 1
+"""Members of a group."""
 
 
 class ConsumerSettings(NamedTuple):
@@ -27,11 +29,11 @@ class ConsumerSettings(NamedTuple):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     assignment_interval_ms: int = 1_000
-    max_size: int = 2**31 - 1
+    max_size: int = UNLIMITED
     assignors: tuple[str, ...] = ASSIGNOR_NAMES
     migration: str = "bidirectional"
     """How a group may change its protocol while it has members: also ``upgrade``, ``downgrade``, ``disabled``."""
-    classic_max_size: int = 2**31 - 1
+    classic_max_size: int = UNLIMITED
 
     @property
     def upgrades(self) -> bool:
@@ -113,7 +115,7 @@ class GroupSettings:
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
     initial_rebalance_delay_ms: int = 3_000
-    max_size: int = 2**31 - 1
+    max_size: int = UNLIMITED
     member_max_bytes: int = 1 << 20
     members_max_bytes: int = 128 << 20
     offset_metadata_max_bytes: int = 4096

@@ -178,10 +178,10 @@ class GroupShard:
         group = self.consumers.get(group_id)
         return group is not None and consumers.rests(group, member_id, epoch, instance_id, client, picture)
 
-    def consumer_moves_alone(self, beat: Beat, picture: Picture) -> bool:
-        """Whether the heartbeat changes at most what its own member has."""
+    def consumer_moves_alone(self, beat: Beat, picture: Picture, settings: ConsumerSettings) -> bool:
+        """Whether the heartbeat changes at most what its own member has, or adds it."""
         group = self.consumers.get(beat.group_id)
-        return group is not None and consumers.moves_alone(group, beat, picture)
+        return group is not None and consumers.moves_alone(group, beat, picture, settings)
 
     def _consumer_group(self, beat: Beat, picture: Picture, turn: Turn, settings: ConsumerSettings) -> ConsumerGroup:
         """The group, or a new one: a classic group becomes it with its members, an empty one gives way to it."""

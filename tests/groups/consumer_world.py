@@ -236,10 +236,11 @@ class World:
 
     def command(self, beat: Beat) -> tuple[str, Command, Callable[[GroupShard], bool]]:
         picture = self.picture()
-        own_record = (ConsumerKey(ConsumerKind.CURRENT, GROUP, beat.member_id),)
+        own = ConsumerKey(ConsumerKind.CURRENT, GROUP, beat.member_id)
+        joins = own._replace(kind=ConsumerKind.MEMBER), ConsumerKey(ConsumerKind.GROUP, GROUP, ""), own
 
         def commutes(shard: GroupShard) -> bool:
-            return shard.consumer_moves_alone(beat, picture)
+            return shard.consumer_moves_alone(beat, picture, SETTINGS)
 
         def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
             rests, alone = self.rests(beat), commutes(shard)
@@ -252,7 +253,7 @@ class World:
                 )
                 if (result.response, result.records, result.effects) != (answer, (), (timer,)):
                     raise Violation(f"{beat.member_id} seemed to be at rest at epoch {beat.epoch}: {result}")
-            if alone and tuple(decode_group_key(record.key) for record in result.records) not in ((), own_record):
+            if alone and tuple(decode_group_key(record.key) for record in result.records) not in ((), (own,), joins):
                 raise Violation(f"{beat.member_id} was to change what it has alone: {result}")
             return result
 

@@ -77,6 +77,12 @@ def always_alone(group: ConsumerGroup, beat: Beat, *_: object) -> bool:
     return beat.member_id in group.members
 
 
+def joins_at_any_time(group: ConsumerGroup, beat: Beat, *asked: Any) -> bool:
+    """As if a member that joins were in the next target whenever that is computed."""
+    new = beat.epoch == 0 and beat.member_id not in group.members and beat.instance_id is None
+    return moves_alone(group, beat, *asked) or new
+
+
 Upgraded = tuple[dict[str, MemberValue], dict[str, list[Partition]]]
 
 
@@ -90,6 +96,7 @@ def no_rebalance(shard: GroupShard, name: str, now: Now) -> Result:
 
 
 have, on_timer, rests = ConsumerGroup.keep_current, machine.on_timer, machine.rests
+moves_alone = machine.moves_alone
 upgraded, shard_timer = migration.upgraded_members, GroupShard.on_timer
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a member moves at once": (machine, "_next", at_once),
@@ -115,6 +122,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "giving up takes as long as it likes": (machine, "on_timer", no_time_to_give_up),
     "a member at its epoch is at rest": (machine, "rests", at_its_epoch),
     "all heartbeats may be handled beside each other": (machine, "moves_alone", always_alone),
+    "a member may join beside others at any time": (machine, "moves_alone", joins_at_any_time),
     "what comes late is heard": (machine, "_late", lambda member, beat: False),
     "members are at rest whatever happens to topics": (machine, "rests", whatever_the_topics),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from fleetlog.brokers.groups.consumer.embedded import classic_record
 from fleetlog.brokers.groups.consumer.records import Classic, Current, MemberValue, Partition, Resolved, Subscription
 from fleetlog.brokers.groups.members import MEMBER_BYTES, Turn
 from fleetlog.brokers.groups.records import ConsumerKey, ConsumerKind, group_record
-from fleetlog.brokers.groups.requests import ConsumerSettings, OffsetCommitRequest
+from fleetlog.brokers.groups.requests import UNLIMITED, ConsumerSettings, OffsetCommitRequest
 from fleetlog.brokers.model import TopicInfo
 from fleetlog.txn.commands import CoordinatorRecord, Result
 from fleetlog.wire.errors import ErrorCode
@@ -49,6 +49,8 @@ class Picture(NamedTuple):
     version: int
 
 
+UNKNOWN = MemberValue(None, None, "", "", (), None, -1, None)
+"""A member that has said nothing."""
 NO_PICTURE = Picture({}, -1)
 """Of a coordinator that has not looked yet."""
 
@@ -534,17 +536,28 @@ def rests(
     return True
 
 
-def moves_alone(group: ConsumerGroup, beat: Beat, picture: Picture) -> bool:
-    """Whether a heartbeat changes at most what its own member has, towards a target that the log has.
+def moves_alone(group: ConsumerGroup, beat: Beat, picture: Picture, settings: ConsumerSettings) -> bool:
+    """Whether a heartbeat changes at most what its own member has, towards a target that the log has, or adds one.
 
     Such heartbeats of several members may be handled by the same state of the log, one beside the other: a partition is
     in one target alone, and nobody else takes it; what others give up meanwhile is not free for this one yet.
     """
     member = group.members.get(beat.member_id)
-    if beat.epoch <= JOINS or beat.resolved or member is None or member.value is None:
+    if beat.epoch == JOINS:
+        return settings.max_size == UNLIMITED and _joins_alone(group, beat, picture)
+    if beat.epoch < JOINS or beat.resolved or member is None or member.value is None:
         return False
     late = group.epoch > group.assignment_epoch or picture.version != group.hashed_version
     return not late and _updated(member.value, beat) == member.value
+
+
+def _joins_alone(group: ConsumerGroup, beat: Beat, picture: Picture) -> bool:
+    """Whether a member is new, brings no other topics, and will be in the target that is awaited: its timer runs."""
+    new = beat.member_id not in group.members and beat.instance_id is None and beat.classic is None
+    awaited = group.epoch > group.assignment_epoch and group.assigned_ms is not None
+    if not new or not awaited or beat.resolved or picture.version != group.hashed_version:
+        return False
+    return _updated(UNKNOWN, beat).subscription in group.subscriptions
 
 
 def step(
@@ -563,7 +576,7 @@ def step(
             member.current = replaced.at._replace(epoch=JOINS, previous_epoch=JOINS)
             _bury(group, replaced, turn)
     _listen(member, beat)
-    before = member.value or MemberValue(beat.instance_id, None, "", "", (), None, -1, None)
+    before = member.value or UNKNOWN
     value = _updated(before, beat)
     if fresh or value != member.value:
         turn.records.append(r.record(_key(group, ConsumerKind.MEMBER, member.id), r.member_value(value)))
@@ -578,7 +591,8 @@ def step(
         resubscribed = (value.topics, value.regex) != (before.topics, before.regex)
         changed = draft.resolve(beat, turn) or resubscribed
         draft.bump(changed or (fresh and replaced is None), turn)
-        draft.assign_in_time(settings, turn, at_once=changed and not fresh)
+        if not _joins_alone(group, beat, picture):
+            draft.assign_in_time(settings, turn, at_once=changed and not fresh)
         target, epoch = draft.targets.get(member.id, target), draft.assignment_epoch
     old = member.at
     new = _next(group, member, target, epoch, beat, replaced)
