@@ -106,7 +106,10 @@ def Produce_of_a_dead_driver_arrives_when_the_sink_rests(rig: Rig) -> None:
     session = rig.driver()
     rig.start(session, options={"sink.transaction.timeout.ms": "15000"}).started()
     rig.batch_done(0)
-    late = rig.trap(PRODUCE, REQUEST, HOLD, times=3)
+    begins = rig.trap(BEGIN, REQUEST, HOLD)
+    begins.wait()
+    late = rig.trap(PRODUCE, REQUEST, HOLD, times=3)  # the batch's first: no partition knows their epochs
+    begins.release()
     rig.note(f"held: {late.wait()}")
     rig.kill(session)
     eventually(lambda: rig.state() == "CompleteAbort", "the coordinator aborts the dead driver's batch", 120)
