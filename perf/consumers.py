@@ -21,7 +21,7 @@ from typing import Any
 
 from fleetlog.wire import messages
 from perf.clients import cpu_s
-from perf.groups import CONSUMER_HEARTBEAT, LIMIT_S, Link, coordinator
+from perf.groups import API_VERSIONS, CONSUMER_HEARTBEAT, LIMIT_S, VERSIONS, Link, coordinator
 from perf.results import Results
 from perf.targets import Cluster, TargetError
 from perf.targets.fleetlog import Fleetlog
@@ -30,6 +30,7 @@ from perf.targets.kafka import Kafka, version
 MEMBERS = (50, 1_000)
 STEADY_MEMBERS = 5_000
 MOST_PARTITIONS = 1_000
+JOIN_AT_ONCE = 100
 REBALANCE_MS = 60_000
 LEAVES = -1
 CONNECTIONS: dict[str, Any] = {"max_connections": 20_000, "max_connections_per_ip": 20_000}
@@ -79,7 +80,9 @@ class Swarm:
         self.members: list[Member] = []
         self.answered_ms: list[float] = []
         self.waiting = [Link(self.address) for _ in range(members)]
-        """Connections whose members have not joined."""
+        """Connections whose members have not joined; they have asked what any client asks first."""
+        for link in self.waiting:
+            link.call(API_VERSIONS, messages.request_class(API_VERSIONS)(version=VERSIONS[API_VERSIONS]))
 
     def join(self, links: Iterable[Link]) -> None:
         for link in links:
@@ -176,8 +179,10 @@ def steady(cluster: Cluster, members: int, seconds: float) -> dict[str, float]:
     swarm = Swarm(cluster, members, MOST_PARTITIONS)
     try:
         connected = _anonymous(cluster)
-        swarm.join(swarm.waiting)
-        swarm.waiting = []
+        while swarm.waiting:  # few at once: what their requests take while they wait is nothing that stays
+            swarm.join(swarm.waiting[:JOIN_AT_ONCE])
+            del swarm.waiting[:JOIN_AT_ONCE]
+            swarm.run(lambda: all(member.epoch for member in swarm.members), LIMIT_S)
         swarm.until_rest()
         joined = _anonymous(cluster)
         for number, member in enumerate(swarm.members):  # they joined at once, and are spread over the interval
