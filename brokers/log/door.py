@@ -39,8 +39,10 @@ from fleetlog.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-FRESH_MS: Final = 500
-"""How long ago a read may have come to the end when an id is refused that is not in what was read."""
+FRESH_MS: Final = 1_000
+"""How long ago a read to the end may have begun when an id is refused that is not in what was read. What takes longer
+refuses none: its answer may come when others have known the schema for long.
+"""
 SOUGHT_MS: Final = 30_000
 """How long an id that was not there is looked for."""
 SOUGHT_MAX: Final = 1_000
@@ -194,7 +196,7 @@ class KnownSchemas:
         self.counts: dict[str, DoorCounts] = {}
         self.sought: dict[Want, dict[bytes, int]] = {}
         """When each id was first looked for that no table has."""
-        self._read_ms = self._learned_ms = -1
+        self._read_ms = -1
         self.now_ms = clock.mono_ms
 
     def table(self, want: Want) -> Table:
@@ -222,7 +224,7 @@ class KnownSchemas:
             self._checks = {}
         if references is not None:
             self._references, self._checks = references, {}
-        self.tables, self._read_ms, self._learned_ms = tables, read_ms, self.now_ms()
+        self.tables, self._read_ms = tables, read_ms
 
     def checks(self, want: Want) -> Checks:
         """The programs of a want that were made so far."""
@@ -278,7 +280,7 @@ class KnownSchemas:
         if since is None or now_ms - since > SOUGHT_MS:
             if since is not None or len(sought) < SOUGHT_MAX:
                 sought[number] = now_ms
-        elif want in self.tables and self._read_ms > since and now_ms - self._learned_ms <= FRESH_MS:
+        elif want in self.tables and since < self._read_ms >= now_ms - FRESH_MS:
             return True
         self.wake()
         return False
