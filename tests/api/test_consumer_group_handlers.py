@@ -132,7 +132,8 @@ def api() -> ConsumerApi:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_member_joins_and_is_described(api: ConsumerApi, version: int) -> None:
     answer = api.beat("" if version == 0 else "m", version=version, instance_id="i", rack_id="r")
-    assert (answer.error_code, answer.member_epoch, answer.heartbeat_interval_ms) == (0, 1, 5_000)
+    assert (answer.error_code, answer.member_epoch) == (0, 1)
+    assert 2_500 <= answer.heartbeat_interval_ms <= 5_000
     assert answer.member_id
     assert api.told(answer) == {"t": [0, 1]}
     assert api.told(api.beat(answer.member_id, 1, version)) is None
@@ -341,7 +342,8 @@ def test_nobody_gets_a_topic_that_it_may_not_describe(api: ConsumerApi) -> None:
 def test_a_groups_own_settings(api: ConsumerApi) -> None:
     assert ConsumerSettings.of(BrokerConfig()) == ConsumerSettings(), "Kafka's defaults"
     api.metadata.own = {"consumer.heartbeat.interval.ms": "7000", "consumer.session.timeout.ms": "50000"}
-    assert api.beat().heartbeat_interval_ms == 7_000
+    assert 3_500 <= api.beat().heartbeat_interval_ms <= 7_000
+    assert api.beat("m", 1).heartbeat_interval_ms == 7_000
     api.driver.advance(49_000)
     assert api.driver.shard.consumers["g"].members
     api.driver.advance(1_000)

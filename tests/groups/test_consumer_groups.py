@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.support.group_driver import Client, Driver
 def test_a_second_member_gets_what_the_first_has_given_up() -> None:
     driver = Driver()
     first = send(driver, joining("a"))
-    assert (first.epoch, first.assignment, first.interval_ms) == (1, t(0, 1, 2, 3), 5_000)
+    assert (first.epoch, first.assignment) == (1, t(0, 1, 2, 3))
     second = send(driver, joining("b"))
     assert (second.epoch, second.assignment) == (2, ()), "all of it is with a"
     told = send(driver, Beat("g", "a", 1, owned=frozenset(t(0, 1, 2, 3))))
@@ -98,6 +99,16 @@ def test_what_comes_late_does_not_tell_what_a_member_has() -> None:
     assert (told.epoch, told.assignment) == (1, t(0, 1))
     assert send(driver, Beat("g", "a", 1, link=2)).epoch == 1, "it is still at giving them up"
     assert send(driver, Beat("g", "b", 2)).assignment is None
+
+
+def test_members_that_join_at_once_do_not_ask_at_once_ever_after() -> None:
+    driver, whole = Driver(), SETTINGS.heartbeat_interval_ms
+    told = sorted(send(driver, joining(f"m{number}")).interval_ms for number in range(100))
+    assert whole / 2 <= told[0] < 0.55 * whole
+    assert 0.95 * whole < told[-1] <= whole
+    assert max(after - before for before, after in itertools.pairwise(told)) < 0.1 * whole
+    member = driver.shard.consumers["g"].members["m7"]
+    assert send(driver, Beat("g", "m7", member.at.epoch)).interval_ms == whole
 
 
 def test_a_heartbeat_without_news_writes_nothing() -> None:

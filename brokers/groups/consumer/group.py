@@ -15,6 +15,7 @@ member of the classic protocol has to do within its rebalance timeout), ``downgr
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -506,9 +507,10 @@ def consumer_heartbeat(
     fresh = member is None
     tell = beat.full or beat.epoch != old.epoch or fresh or new.assigned.keys() != old.assigned.keys()
     assignment = tuple(sorted(new.assigned)) if tell else None
-    return turn.result(
-        BeatAnswer(ErrorCode.NONE, None, beat.member_id, new.epoch, settings.heartbeat_interval_ms, assignment)
-    )
+    interval_ms = settings.heartbeat_interval_ms
+    if beat.epoch == JOINS:  # members that join at once would ask at once ever after
+        interval_ms -= zlib.crc32(beat.member_id.encode()) % (interval_ms // 2 + 1)
+    return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, new.epoch, interval_ms, assignment))
 
 
 def rests(
