@@ -742,7 +742,7 @@ class Partition:
                     call(watcher.appended, self)
             self.advance()
         if not appended[1] and not self.lease_valid():
-            return [_unless_repeated(one) for one in appended[0]], False
+            return [_without_lease(one) for one in appended[0]], False
         return appended
 
     def is_committed(self, offset: int) -> bool:
@@ -950,12 +950,13 @@ def rejected_append(error: ErrorCode, message: str | None = None) -> AppendInfo:
     )
 
 
-def _unless_repeated(outcome: Admitted | AppendInfo) -> Admitted | AppendInfo:
-    """What a leader without its lease says of a batch: not that it has it already, if it is one of a transaction.
+def _without_lease(outcome: Admitted | AppendInfo) -> Admitted | AppendInfo:
+    """What a leader without its lease says of a batch: never what is wrong with it, as another leader's log may have
+    what comes before it, and that it has it already only if it is none of a transaction.
 
     Another leader may have the end of the transaction that is open here. Producers of protocol 1 then use the sequences
     that were not acknowledged again, in the same epoch: this batch may belong to the next transaction.
     """
-    if isinstance(outcome, AppendInfo) and outcome.in_transaction:
+    if isinstance(outcome, AppendInfo) and (outcome.in_transaction or outcome.error is not _NONE):
         return rejected_append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     return outcome

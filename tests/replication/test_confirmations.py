@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetlog._native.batch import Record, encode_batch
+from fleetlog.brokers.log import AppendInfo, Origin
 from fleetlog.brokers.replication.partition import Confirmations
 from fleetlog.brokers.replication.serving import Serve
 from fleetlog.wire.errors import ErrorCode as E
@@ -135,3 +137,23 @@ def test_a_leader_that_waived_its_lease_asks_its_followers(trio: Trio) -> None:
     assert told == [E.NOT_LEADER_OR_FOLLOWER]
     trio.topic("t", replicas=ALL, epoch=2)
     assert trio.p.lease_valid(), "a new epoch is a new lease"
+
+
+def test_a_leader_without_its_lease_finds_nothing_wrong_with_a_batch(trio: Trio) -> None:
+    """Its successor's log may have what this one misses before it."""
+
+    def append(sequence: int, size: int = 1) -> AppendInfo:
+        batch = encode_batch(
+            [Record(-1, 0, None, b"x" * size, ())], producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        return trio.p.append(bytearray(batch), acks=1, origin=Origin.CLIENT)
+
+    assert append(0).error is E.NONE
+    assert append(2).error is E.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert append(1, 2_000_000).error is E.MESSAGE_TOO_LARGE
+    trio.lease = False
+    assert append(2).error is E.NOT_LEADER_OR_FOLLOWER
+    assert append(1, 2_000_000).error is E.NOT_LEADER_OR_FOLLOWER
+    assert append(0).duplicate
+    trio.lease = True
+    assert append(2).error is E.OUT_OF_ORDER_SEQUENCE_NUMBER
