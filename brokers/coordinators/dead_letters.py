@@ -288,6 +288,9 @@ class DeadLetters:
                 producer_epoch=within.producer[1], base_sequence=0,
             )  # fmt: skip
             error = await self._produce(plan.target, within, batch)
+            if error is not _NONE and not error.retriable:  # its topic's rules, and clocks, may be others soon
+                logger.warning("%s: dead letters are refused: %s", plan.target, error.name)
+                error = ErrorCode.KAFKA_STORAGE_ERROR
             if error is _NONE:
                 error = await self._persist(share, state, within)
         finally:

@@ -16,9 +16,3 @@ def test_what_has_no_schema_does_not_get_in(seed: int) -> None:
     assert report.ok, story(report)
     assert report.checked["schemas taken"] > 0
     assert report.checked["schemas refused"] > 0
-
-
-def test_a_leader_that_slept_answers_what_is_no_longer_so() -> None:
-    report = World(904040).run()
-    assert report.ok, story(report)
-    assert report.faults["pause"]
