@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetlog.brokers.api.base import Services
 from fleetlog.brokers.audit.settings import audit_settings
@@ -55,6 +56,10 @@ from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
 from fleetlog.coordination.previous_session import FILE_NAME, PreviousSession
 from fleetlog.coordination.store import StoreError
 from fleetlog.coordination.zookeeper import ZookeeperStore
+
+if TYPE_CHECKING:
+    from fleetlog.brokers.log.door import CheckerCounts, Judgement, PayloadQuestion
+    from fleetlog.brokers.server.payload_checks import PayloadChecks
 
 __all__ = ["Broker", "StartError", "SystemClock", "new_cluster_id", "run"]
 
@@ -159,6 +164,15 @@ class Broker:
         self._stopping = False
         self._caught_up = False
         self._lag_probe: asyncio.Task[None] | None = None
+        self._payloads: PayloadChecks | None = None
+
+    async def _judge(self, counts: CheckerCounts, question: PayloadQuestion) -> Judgement:
+        """Ask the process that checks payloads."""
+        if self._payloads is None:
+            from fleetlog.brokers.server.payload_checks import PayloadChecks
+
+            self._payloads = PayloadChecks(counts)
+        return await self._payloads.judge(question)
 
     # ---- start -----------------------------------------------------------------------------------------------------
 
@@ -199,6 +213,7 @@ class Broker:
             process_health=self._health,
             log_tail=kept_log_tail(),
             bucket=open_bucket(self.config),
+            judge=self._judge,
             addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)
@@ -367,6 +382,8 @@ class Broker:
             await self._node.stop()
         elif self._store is not None:
             await self._store.close()
+        if self._payloads is not None:
+            self._payloads.close()
         await self._admin.close()
         if self._process is not None:
             self._process.stop()

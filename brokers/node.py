@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -39,6 +39,7 @@ from fleetlog.brokers.groups.shard import GroupShard
 from fleetlog.brokers.log import DiskError, DiskPort, LogStore, Origin, StoreRefused
 from fleetlog.brokers.log.compaction.cleaner import until_next_tick, watch_cleaner
 from fleetlog.brokers.log.disk.checkpoints import CleanStop
+from fleetlog.brokers.log.door import CheckerCounts, Judgement, PayloadQuestion
 from fleetlog.brokers.log_tail import LogTail
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
@@ -113,6 +114,8 @@ class Ports:
     process_health: Callable[[], ProcessHealth] = ProcessHealth
     log_tail: LogTail | None = None
     bucket: ObjectBucket | None = None
+    judge: Callable[[CheckerCounts, PayloadQuestion], Awaitable[Judgement]] | None = None
+    """Asks the process that checks payloads; None: there is none."""
     addresses: tuple[str, ...] = ()
     """Those from which the other brokers see this one, as far as that is known."""
 
@@ -358,6 +361,8 @@ class Node:
 
     def _follow_schemas(self, services: Services, logs: LogStore) -> None:
         """Ready to read ``_schemas`` once a topic asks for it."""
+        if self._ports.judge is not None:
+            logs.schemas.judge = partial(self._ports.judge, logs.schemas.checker)
         name = f"schemas-{self.config.broker_id}"
         self._schemas = SchemaReader(
             services,

@@ -30,6 +30,7 @@ RIM = (
     "brokers/console/",
     "brokers/schemas/callers.py",
     "brokers/schemas/command.py",
+    "brokers/schemas/payloads.py",
     "brokers/app.py",
     "brokers/log/disk/background.py",
     "brokers/log/disk/files.py",

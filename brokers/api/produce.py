@@ -5,7 +5,8 @@ have for a partition in one call, and answers each connection. Figures: ADR 0012
 
 Each partition succeeds or fails by itself. A transactional batch whose transaction is not known on the partition yet is
 verified with the transaction coordinator first (KIP-890), holding the log's guard; a producer of protocol 2 (version 12
-and up) adds the partition to its transaction by the same question.
+and up) adds the partition to its transaction by the same question. In the same way a batch waits whose payloads another
+process checks (``brokers.log.door``).
 
 A request to many partitions is executed some dozens of them at a time, with everything else of the loop in between.
 Batches with a codec come one at a time, and when the turn of the loop has unpacked enough they wait for another
@@ -44,6 +45,7 @@ from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
+from fleetlog.brokers.log.door import Judgement, Judging
 from fleetlog.brokers.log.producers.rejected import Place
 from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
@@ -70,6 +72,8 @@ ALL, LEADER, NONE = -1, 1, 0
 ZSTD_VERSION = 7
 VERIFIED = VerifiedFrom(adding=12, abortable=11)
 VERIFIED_PER_YIELD = 32
+ASKED_MAX = 3
+CHANGING = "the schemas of the batch are being changed"
 
 _TRANSACTIONAL = 0x10
 _NONE, _TOPIC_DENIED = ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -271,14 +275,71 @@ class ProduceExecution:
             self.partitions[group], self.plain = None, False
 
     async def _verify(self) -> None:
-        """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
-        from fleetlog.brokers.coordinators.transactions import verification
+        """Ask what must be known before the batches that are left are appended, then append them.
 
-        context, run, unverified = self.context, self.run, self.unverified
-        assert run.transactional_id is not None, "else no batch is verified"
+        That is the transaction coordinator, of the partitions that do not know the transaction yet, and the process
+        that checks payloads.
+        """
+        unverified = self.unverified
         guards: dict[int, dict[int, Any]] = {group: {} for group in unverified}
         refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]] = {}
-        for producer, groups in self._producers(unverified).items():
+        if self.run.transactional_id is not None:
+            await self._admit(guards, refused)
+        late, unpacking = 0, self.context.services.unpacking
+        for group, batches in unverified.items():
+            partition = self._led(group)
+            terms = Terms(
+                Origin.CLIENT, transactional=self.terms.transactional, zstd=self.terms.zstd, whole_request=True,
+                guards=guards[group], explain=self.terms.explain, shares=self.terms.shares,
+                unpack=self.terms.unpack - self.terms.unpacked, judging=Judging(),
+            )  # fmt: skip
+            appended_so_far = list(self.outcomes[group])
+            for batch in batches:
+                late += 1
+                if late % VERIFIED_PER_YIELD == 0:
+                    await asyncio.sleep(0)
+                while unpacking.exhausted:
+                    await asyncio.sleep(0)
+                header = _header(batch)
+                why = header and refused.get((group, header.producer_id, header.producer_epoch))
+                if header and why and header.is_transactional:
+                    error, message = why
+                    appended_so_far.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
+                    continue
+                outcomes, plain = appended = await self._append_judged(partition, batch, terms)
+                if partition.figures is not None:
+                    count(partition.figures, appended)
+                appended_so_far += outcomes
+                self.plain = self.plain and plain
+            self.terms.unpacked += terms.unpacked
+            self.plain = self.plain and not refused
+            self.outcomes[group] = appended_so_far
+        self.unverified = {}
+
+    async def _append_judged(self, partition: Partition, batch: bytes, terms: Terms) -> Appended:
+        """Append a batch, once the process that checks payloads has been asked if it must be."""
+        schemas, worked, asked = partition.log.settings.schemas, terms.work, 0
+        terms.judging = judging = Judging()
+        while not (appended := partition.append_batches([bytearray(batch)], self.acks, terms))[0]:
+            question = judging.question
+            assert schemas is not None, "the topic has a door"
+            assert schemas.judge is not None, "else nothing is to be asked"
+            assert question is not None, "else its transaction would have been verified"
+            asked += 1
+            judging.verdict = await schemas.judge(question) if asked <= ASKED_MAX else Judgement(why=CHANGING)
+        if terms.work != worked:
+            self.context.services.unpacking.spend(terms.work - worked)
+        return appended
+
+    async def _admit(
+        self, guards: dict[int, dict[int, Any]], refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]]
+    ) -> None:
+        """Verify the transactions of what is left: a group's guards by producer, or why it is not appended."""
+        from fleetlog.brokers.coordinators.transactions import verification
+
+        context, run = self.context, self.run
+        assert run.transactional_id is not None, "else no transaction is verified"
+        for producer, groups in self._producers(self.unverified).items():
             asked = question(VERIFIED, context.api_version, run.transactional_id, producer, ())
             admitted = await verification.admit(
                 context.services.transactions.verifier.ask,
@@ -294,38 +355,6 @@ class ProduceExecution:
                     guards[group][producer[0]] = guard
                 else:
                     refused[group, *producer] = client_error(asked, error), client_message(asked, error)
-        late, unpacking = 0, context.services.unpacking
-        for group, batches in unverified.items():
-            partition = self._led(group)
-            terms = Terms(
-                Origin.CLIENT, transactional=True, zstd=self.terms.zstd, whole_request=True, guards=guards[group],
-                explain=self.terms.explain, shares=self.terms.shares, unpack=self.terms.unpack - self.terms.unpacked,
-            )  # fmt: skip
-            appended_so_far = list(self.outcomes[group])
-            for batch in batches:
-                late += 1
-                if late % VERIFIED_PER_YIELD == 0:
-                    await asyncio.sleep(0)
-                while unpacking.exhausted:
-                    await asyncio.sleep(0)
-                header = _header(batch)
-                why = header and refused.get((group, header.producer_id, header.producer_epoch))
-                if header and why and header.is_transactional:
-                    error, message = why
-                    appended_so_far.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
-                    continue
-                worked = terms.work
-                outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
-                if terms.work != worked:
-                    unpacking.spend(terms.work - worked)
-                if partition.figures is not None:
-                    count(partition.figures, appended)
-                appended_so_far += outcomes
-                self.plain = self.plain and plain
-            self.terms.unpacked += terms.unpacked
-            self.plain = self.plain and not refused
-            self.outcomes[group] = appended_so_far
-        self.unverified = {}
 
     def _led(self, group: int) -> Partition:
         partition = self.partitions[group]

@@ -127,15 +127,14 @@ class SchemaRows:
 
     def _source(self, schema: Any, kind: str) -> SchemaText | None:
         """The schema with its text; None if there is no room."""
-        references = tuple(
-            (str(row["subject"]).removeprefix(":.:"), int(row["version"])) for row in schema.get("references") or ()
-        )
+        rows = schema.get("references") or ()
+        references = tuple((str(row["subject"]).removeprefix(":.:"), int(row["version"])) for row in rows)
         text = packed(schema["schema"])
         if self.size + len(text) > SOURCES_BYTES_MAX:
             return None
         self.lacking.update(row for row in references if row not in self.referenced)
         self.size += len(text)
-        return SchemaText(str(kind), text, references)
+        return SchemaText(str(kind), text, references, tuple(str(row.get("name")) for row in rows))
 
     def _drop(self, subject: str, version: int) -> None:
         rows = self._rows.get(subject, {})
@@ -281,6 +280,14 @@ class SchemaReader:
         metrics.watch_counters(
             "fleetlog_schema_waiting_batches", "Batches sent back until it is known whether their schemas exist.",
             ("topic",), partial(of_topics, "waiting_batches"),
+        )  # fmt: skip
+        metrics.watch_counters(
+            "fleetlog_schema_checker_starts", "Starts of the process that checks payloads.", (),
+            lambda: {(): float(self._known.checker.starts)},
+        )  # fmt: skip
+        metrics.watch(
+            "fleetlog_schema_checker_waiting_bytes", "Bytes of records that wait for the process that checks payloads.",
+            lambda: float(self._known.checker.waiting_bytes),
         )  # fmt: skip
         metrics.watch(
             "fleetlog_schema_age_seconds", "How long ago _schemas was read to its end; 0 if no topic here asks for it.",

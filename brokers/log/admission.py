@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fleetlog._native.batch import BatchHeader, parse_header
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.disk.files import Buffer
+from fleetlog.brokers.log.door import Judging
 from fleetlog.brokers.log.producers.state import Origin, VerificationGuard
 from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS, Rejected
 from fleetlog.wire import compression
@@ -24,12 +25,13 @@ class Terms:
     the records of such batches are taken off it where ``shares`` says that the partitions of one request have it
     together. ``unpack``: the compressed ones may unpack to so many bytes in all; ``unpacked`` is what they did so far,
     ``work`` what it cost, in bytes that are unpacked in that time.
-    ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890).
+    ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890). ``judging``: what must
+    be asked of another process is asked through it; None: an append stops before a batch for which something is.
     """
 
     __slots__ = (
-        "client", "explain", "guards", "origin", "shares", "transaction_version", "transactional", "unpack", "unpacked",
-        "whole_request", "work", "zstd",
+        "client", "explain", "guards", "judging", "origin", "shares", "transaction_version", "transactional", "unpack",
+        "unpacked", "whole_request", "work", "zstd",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +46,7 @@ class Terms:
         shares: bool = False,
         unpack: int = sys.maxsize,
         transaction_version: int = 0,
+        judging: Judging | None = None,
     ) -> None:
         self.origin = origin
         self.client = origin is Origin.CLIENT
@@ -56,6 +59,7 @@ class Terms:
         self.unpack = unpack
         self.unpacked = self.work = 0
         self.transaction_version = transaction_version
+        self.judging = judging
 
     @property
     def why_too_large(self) -> str:

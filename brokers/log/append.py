@@ -32,6 +32,7 @@ from fleetlog.brokers.log.admission import COORDINATOR, Terms, check_request
 from fleetlog.brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
 from fleetlog.brokers.log.disk.failures import DiskFailed, DiskFull, LogOffline
 from fleetlog.brokers.log.disk.files import Buffer
+from fleetlog.brokers.log.door import Elsewhere
 from fleetlog.brokers.log.flush import Flusher
 from fleetlog.brokers.log.producers.entries import ProducerEntry
 from fleetlog.brokers.log.producers.markers import NO_MARKERS, Marker
@@ -55,6 +56,7 @@ from fleetlog.wire.types import NO_PRODUCER_ID
 logger = logging.getLogger(__name__)
 
 
+NOT_ASKED = "payloads of such schemas are checked for what clients send alone"
 _MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
 
 
@@ -328,9 +330,10 @@ class Appender:
     def _look_closer(
         self, batch: Buffer, leader_epoch: int, now_ms: int, terms: Terms, order: BatchOrder | None, refusal: ErrorCode
     ) -> Admitted | AppendInfo | None:
-        """Validate, then append; None if the batch's transaction must be verified first."""
+        """Validate, then append; None if the batch's transaction, or its payloads elsewhere, must be verified first."""
         if not terms.client or not terms.whole_request:
-            return self._append_checked(batch, leader_epoch, now_ms, terms, refusal)
+            alone = self._append_checked(batch, leader_epoch, now_ms, terms, refusal)
+            return self.refused(ErrorCode.INVALID_RECORD, NOT_ASKED) if alone is None else alone
         header = check_request(batch, terms)
         if isinstance(header, Rejected):
             return self.refused(header.error, header.message)
@@ -349,7 +352,11 @@ class Appender:
             overtaken = order.overtaken(header)
             if overtaken is not ErrorCode.NONE:
                 return self.refused(overtaken, None)
+        unpacked = terms.unpacked
         outcome = self._append_checked(batch, leader_epoch, now_ms, terms, refusal)
+        if outcome is None:
+            terms.unpacked = unpacked
+            return None
         if isinstance(outcome, AppendInfo) and outcome.record_errors:
             terms.explained(header.record_count)
         if order is not None and header.producer_id >= 0:
@@ -361,7 +368,8 @@ class Appender:
 
     def _append_checked(
         self, records: Buffer, leader_epoch: int, now_ms: int, terms: Terms, refusal: ErrorCode
-    ) -> Admitted | AppendInfo:
+    ) -> Admitted | AppendInfo | None:
+        """As :meth:`_look_closer`; None if another process must be asked of payloads first."""
         log = self._log
         if refusal is not ErrorCode.NONE:
             return self.refused(refusal, None)
@@ -413,6 +421,8 @@ class Appender:
             sifted = self._sifted(buffer, places, headers, payloads, now_ms, terms)
             if isinstance(sifted, Rejected):
                 return self.refused(sifted.error, sifted.message, sifted.record_errors)
+            if isinstance(sifted, Elsewhere):
+                return None
             if sifted is not None:
                 kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
         for position, header in zip(places, headers, strict=True):
@@ -438,15 +448,15 @@ class Appender:
         payloads: list[Buffer],
         now_ms: int,
         terms: Terms,
-    ) -> Kept | Rejected | None:
+    ) -> Kept | Rejected | Elsewhere | None:
         """What the topic's door, and the positions that it has accepted, say of the records; None: all stay."""
         log = self._log
         door, sets = log.door, log.producers.positions
         try:
-            refused = None if door is None else door.check(payloads, headers, terms.explain)
+            refused = None if door is None else door.check(payloads, headers, terms.explain, terms.judging)
             if door is not None and door.reads_payloads:
                 terms.unpack_more(0, 2 * sum(map(len, payloads)))
-            if refused is not None and not refused.record_errors:  # those that are named count elsewhere
+            if isinstance(refused, Rejected) and not refused.record_errors:  # those that are named count elsewhere
                 terms.explained(headers[0].record_count)
             if refused is not None or sets is None:
                 return refused

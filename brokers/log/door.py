@@ -9,19 +9,22 @@ broker has read up to the end since it was first seen. Until then the answer is 
 client and librdkafka take for "not appended, try again", and after which an idempotent producer stays in order
 (``producers.rejected``).
 
-Payloads are checked by programs that are compiled from schemas when a record comes with their id, and kept as long as
-there is room (:mod:`brokers.schema_programs`).
+Payloads of Avro are checked by programs that are compiled from schemas when a record comes with their id, and kept as
+long as there is room (:mod:`brokers.schema_programs`). Those of JSON Schema and Protobuf are checked by a process
+beside the broker (``KnownSchemas.judge``): an append stops before such a batch, as before one whose transaction is to
+be verified, and goes on with the verdict.
 
 Framing: Confluent's serializers (magic byte 0 and an id, magic byte 1 and a GUID, also in a header).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -33,7 +36,7 @@ from fleetlog.brokers.config import TopicConfig
 from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.validation import Rejected, record_errors
 from fleetlog.brokers.model import SCHEMAS_TOPIC, Clock
-from fleetlog.brokers.schema_programs import NoProgram, Program, compile_avro
+from fleetlog.brokers.schema_programs import TEXT_MAX, NoProgram, Program, compile_avro
 from fleetlog.brokers.topic_config import RECORD_NAMES, TOPIC_NAMES
 from fleetlog.wire.errors import ErrorCode
 
@@ -45,6 +48,7 @@ refuses none: its answer may come when others have known the schema for long.
 """
 SOUGHT_MS: Final = 30_000
 """How long an id that was not there is looked for."""
+OUTSIDE_KINDS: Final = ("JSON", "PROTOBUF")
 SOUGHT_MAX: Final = 1_000
 """Ids of a want that are looked for at a time; what more is asked for is refused as not known yet."""
 PROGRAMS_MAX: Final = 1_000
@@ -54,9 +58,13 @@ COMPILED_AT_ONCE: Final = 100_000
 """Characters of schemas, some 10 ms: when so many were compiled for a batch, it waits if there are more."""
 REFERENCES_MAX: Final = 100
 """Schemas that one refers to, those that they refer to among them."""
+OUTSIDE_MAX: Final = 1_000
+"""Schemas of a want that another process checks by and that are known at a time."""
+MIXED_MAX: Final = 10_000
+"""Records of a batch, where a want has schemas of both kinds: which are of Avro is asked of each."""
 _TOLD_MS: Final = 10_000
 NOT_YET: Final = ErrorCode.NOT_ENOUGH_REPLICAS
-_HEADERS: Final = (b"__value_schema_id", b"__key_schema_id")
+HEADERS: Final = (b"__value_schema_id", b"__key_schema_id")
 
 
 class Want(NamedTuple):
@@ -83,6 +91,8 @@ class SchemaText(NamedTuple):
     kind: str
     packed: bytes
     references: tuple[Reference, ...] = ()
+    names: tuple[str, ...] = ()
+    """By which the schema calls its references."""
 
     @property
     def text(self) -> str:
@@ -93,6 +103,70 @@ class SchemaText(NamedTuple):
 def packed(text: str) -> bytes:
     """A text for :class:`SchemaText`."""
     return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+
+
+class Outside(NamedTuple):
+    """A schema by which another process checks. ``named``: all that is referred to, by the names that do so."""
+
+    key: str
+    source: SchemaText
+    named: tuple[tuple[str, SchemaText], ...]
+
+
+class Side(NamedTuple):
+    """Values, or keys, and the schemas that are checked outside by the ids that records may carry."""
+
+    of_keys: bool
+    schemas: Mapping[bytes, Outside]
+
+
+class PayloadQuestion(NamedTuple):
+    """Whether the records of a batch, decompressed, are of the schemas whose ids they carry; ``most`` are named."""
+
+    payload: bytes
+    header: BatchHeader
+    sides: tuple[Side, ...]
+    most: int
+
+
+class Fault(NamedTuple):
+    """A record that is not of its schema; without a path it is so as a whole."""
+
+    record: int
+    of_keys: bool
+    number: bytes
+    path: str
+    reason: str
+
+
+class Judgement(NamedTuple):
+    """``why``: nothing can be said now."""
+
+    faults: tuple[Fault, ...] = ()
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Judging:
+    """What is to be asked before a batch can be appended, and what was answered to it."""
+
+    question: PayloadQuestion | None = None
+    verdict: Judgement | None = None
+
+
+@dataclass(slots=True)
+class CheckerCounts:
+    """Of the process that is asked: how often it was started, and bytes of records that wait for it."""
+
+    starts: int = 0
+    waiting_bytes: int = 0
+
+
+class Elsewhere:
+    """The batch waits for a verdict."""
+
+
+ELSEWHERE: Final = Elsewhere()
 
 
 @dataclass(slots=True)
@@ -132,17 +206,31 @@ class Checks:
     """The programs of a want's schemas that records came with, by id; a text says why there is none."""
 
     def __init__(self) -> None:
-        self.compiled: dict[bytes, Program | str] = {}
+        self.compiled: dict[bytes, Program | Outside | str] = {}
         self.ids = self.guids = b""
         self.codes: tuple[bytes, ...] = ()
+        self.outside: Mapping[bytes, Outside] = {}
+        self.outside_ids = self.outside_guids = b""
 
-    def add(self, number: bytes, program: Program | str) -> None:
+    def add(self, number: bytes, program: Program | Outside | str) -> None:
         """From now on records with this id are checked by it."""
+        if isinstance(program, Outside) and len(self.outside) >= OUTSIDE_MAX:
+            for old in self.outside:
+                del self.compiled[old]
         self.compiled[number] = program
         programs = {key: one for key, one in self.compiled.items() if isinstance(one, Program)}
-        ids, guids = (sorted(key for key in programs if len(key) == width) for width in (4, 16))
-        self.ids, self.guids = b"".join(ids), b"".join(guids)
-        self.codes = tuple(programs[key].code for key in (*ids, *guids))
+        self.ids, self.guids = _tables(programs)
+        widths = (self.ids, 4), (self.guids, 16)
+        rows = [table[at : at + width] for table, width in widths for at in range(0, len(table), width)]
+        self.codes = tuple(programs[row].code for row in rows)
+        self.outside = {key: one for key, one in self.compiled.items() if isinstance(one, Outside)}
+        self.outside_ids, self.outside_guids = _tables(self.outside)
+
+
+def _tables(numbers: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """The ids and the GUIDs among them, as the kernel takes them."""
+    ids, guids = (b"".join(sorted(one for one in numbers if len(one) == width)) for width in (4, 16))
+    return ids, guids
 
 
 class Programs:
@@ -174,11 +262,24 @@ class Programs:
 
 def _compiled(kind: str, texts: list[str]) -> Program | str:
     if kind != "AVRO":
-        return f"payloads of {kind} schemas cannot be checked in this version"
+        return f"payloads of {kind} schemas cannot be checked"
     try:
         return compile_avro(texts[-1], texts[:-1])
     except NoProgram as why:
         return str(why)
+
+
+def _outside(source: SchemaText, sources: Mapping[Reference | None, SchemaText]) -> tuple[Outside | str, int]:
+    """The schema for another process, or why it is too large; and how many characters were looked at."""
+    size = sum(len(one.text) for one in sources.values())
+    if size > TEXT_MAX:
+        return f"the schema has more than {TEXT_MAX} characters", size
+    named = [row for one in sources.values() for row in zip(one.names, one.references, strict=False)]
+    kept = tuple((name, sources[reference]) for name, reference in named)
+    digest = hashlib.sha256(source.kind.encode() + source.packed)
+    for name, one in kept:
+        digest.update(f"|{len(name.encode())}:{name}:{len(one.packed)}:".encode() + one.packed)
+    return Outside(digest.hexdigest()[:32], source, kept), size
 
 
 class KnownSchemas:
@@ -186,6 +287,9 @@ class KnownSchemas:
 
     def __init__(self, clock: Clock) -> None:
         self.wake: Callable[[], None] = lambda: None
+        self.judge: Callable[[PayloadQuestion], Awaitable[Judgement]] | None = None
+        """Asks the process that checks by schemas that have no program; it does not raise."""
+        self.checker = CheckerCounts()
         self.wants: dict[Want, None] = {}
         self.tables: Mapping[Want, Table] = {}
         self.referenced: dict[Reference, None] = {}
@@ -247,7 +351,14 @@ class KnownSchemas:
         if why == "":
             self.wake()
             return None
-        program, size, full = (why, 0, False) if why else self._programs.get(tuple(sources.values()))
+        full = False
+        program: Program | Outside | str
+        if why:
+            program, size = why, 0
+        elif source.kind in OUTSIDE_KINDS and self.judge is not None:
+            program, size = _outside(source, sources)
+        else:
+            program, size, full = self._programs.get(tuple(sources.values()))
         if full:
             self._checks = {}
         self.checks(want).add(number, program)
@@ -315,6 +426,13 @@ def _want(topic: str, strategy: str, part: str, texts: bool) -> Want:
     return Want("" if strategy == RECORD_NAMES else f"{topic}-", of_records=True, texts=texts)
 
 
+def _alike(before: Sequence[Side], now: Sequence[Side]) -> bool:
+    """Whether ids have the schemas that they had. What has come since no record had that was asked of."""
+    known = {(side.of_keys, number): one.key for side in before for number, one in side.schemas.items()}
+    rows = [(side.of_keys, number, one.key) for side in now for number, one in side.schemas.items()]
+    return all(known.get((of_keys, number), key) == key for of_keys, number, key in rows)
+
+
 class Door:
     """The check of a topic's records; without settings that ask for one there is none."""
 
@@ -338,7 +456,7 @@ class Door:
         for number, batch in enumerate(batches):
             try:
                 header = parse_header(batch)
-                if header.codec or self._strange(memoryview(batch)[HEADER_SIZE:], header, 1):
+                if header.codec or self._outside() or self._strange(memoryview(batch)[HEADER_SIZE:], header, 1):
                     return number
             except CorruptBatch:
                 return number
@@ -348,10 +466,17 @@ class Door:
         """Up to so many records of each side whose ids are not known, or whose payloads are not of their schemas."""
         strange: list[tuple[_Side, Unfit]] = []
         for side in self._sides:
-            table, name = self._known.table(side.want), _HEADERS[side.of_keys]
+            table, name = self._known.table(side.want), HEADERS[side.of_keys]
             if side.want.texts:
                 checks = self._known.checks(side.want)
-                rows = unfit(payload, header, name, side.of_keys, checks.ids, checks.guids, checks.codes, most)
+                if checks.outside and not checks.codes:
+                    ids, guids = checks.outside_ids, checks.outside_guids
+                    wrong = misfits(payload, header, name, side.of_keys, ids, guids, most)
+                    rows = [Unfit(index, number, UNKNOWN, 0, ()) for index, number in wrong]
+                else:
+                    so_many = header.record_count if checks.outside else most
+                    rows = unfit(payload, header, name, side.of_keys, checks.ids, checks.guids, checks.codes, so_many)
+                    rows = [row for row in rows if row.code != UNKNOWN or row.number not in checks.outside][:most]
                 strange += [(side, row) for row in rows]
             else:
                 wrong = misfits(payload, header, name, side.of_keys, table.ids, table.guids, most)
@@ -370,20 +495,69 @@ class Door:
                 size, any_new = size + (made or 0), any_new or made is not None
         return size if any_new else None
 
-    def check(self, payloads: Sequence[Buffer], headers: Sequence[BatchHeader], explain: int) -> Rejected | None:
+    def _outside(self) -> bool:
+        """Whether records may have schemas by which another process checks."""
+        return self.reads_payloads and any(self._known.checks(side.want).outside for side in self._sides)
+
+    def _asked(self, payload: Buffer, header: BatchHeader) -> tuple[Side, ...]:
+        """The schemas by which another process checks these records, all of which have one that is known."""
+        asked: list[Side] = []
+        for side in self._sides if self.reads_payloads else ():
+            checks, name = self._known.checks(side.want), HEADERS[side.of_keys]
+            if checks.outside and misfits(payload, header, name, side.of_keys, checks.ids, checks.guids, 1):
+                asked.append(Side(side.of_keys, checks.outside))
+        return tuple(asked)
+
+    def check(
+        self, payloads: Sequence[Buffer], headers: Sequence[BatchHeader], explain: int, judging: Judging | None = None
+    ) -> Rejected | Elsewhere | None:
         """Why the batches are not taken; ``payloads`` are their records, decompressed. Raises CorruptBatch.
 
-        In batches of up to ``explain`` records the bad ones are named.
+        In batches of up to ``explain`` records the bad ones are named. ELSEWHERE: what ``judging`` asks then must be
+        answered first; without it, that there is something to be asked.
         """
         for payload, header in zip(payloads, headers, strict=True):
             most = header.record_count if header.record_count <= explain else 1
+            if header.record_count > MIXED_MAX and self._mixed():
+                why = f"a batch of more than {MIXED_MAX} records cannot be checked by schemas of several kinds"
+                return Rejected(ErrorCode.INVALID_RECORD, why)
             strange, compiled = self._strange(payload, header, most), 0
             while strange and compiled <= COMPILED_AT_ONCE and (made := self._compiled(strange)) is not None:
                 compiled += max(made, COMPILED_AT_ONCE // 100)
                 strange = self._strange(payload, header, most)
             if strange:
                 return self._refused(strange, header, explain)
+            if asked := self._asked(payload, header):
+                judged = self._judged(PayloadQuestion(b"", header, asked, most), payload, judging, explain)
+                if judged is not None:
+                    return judged
         return None
+
+    def _mixed(self) -> bool:
+        checks = [self._known.checks(side.want) for side in self._sides if side.want.texts]
+        return any(one.outside and one.codes for one in checks)
+
+    def _judged(
+        self, question: PayloadQuestion, payload: Buffer, judging: Judging | None, explain: int
+    ) -> Rejected | Elsewhere | None:
+        """What another process says of the records, if it was asked just that."""
+        if judging is None:
+            return ELSEWHERE
+        verdict, before = judging.verdict, judging.question
+        if verdict is None or before is None or not (verdict.why or _alike(before.sides, question.sides)):
+            judging.question, judging.verdict = question._replace(payload=bytes(payload)), None
+            return ELSEWHERE
+        if verdict.why:
+            self._counts.waiting_batches += 1
+            return Rejected(NOT_YET, verdict.why)
+        if not verdict.faults:
+            return None
+        why: dict[int, str] = {}
+        for fault in verdict.faults:
+            what = "key" if fault.of_keys else "value"
+            place = f"the {what}'s field {fault.path}:" if fault.path else f"the {what}"
+            why.setdefault(fault.record, f"{place} {fault.reason} ({_text(fault.number)})")
+        return self._told(why, question.header, explain)
 
     def _refused(self, strange: Sequence[tuple[_Side, Unfit]], header: BatchHeader, explain: int) -> Rejected:
         why: dict[int, str] = {}
@@ -397,6 +571,10 @@ class Door:
             )
         for side, row in strange:
             why.setdefault(row.record, self._why(side, row))
+        return self._told(why, header, explain)
+
+    def _told(self, why: Mapping[int, str], header: BatchHeader, explain: int) -> Rejected:
+        """The refusal of a batch for these records."""
         self._note(len(why), next(iter(why.values())))
         if header.record_count > explain:
             return Rejected(ErrorCode.INVALID_RECORD, next(iter(why.values())))
@@ -418,6 +596,7 @@ class Door:
             return f"the {what} has {_text(row.number)}, which is none of {side.want}"
         if isinstance(program, str):
             return f"the {what} has {_text(row.number)}, by which it cannot be checked: {program}"
+        assert isinstance(program, Program), "others are asked elsewhere"
         path = program.path(row.trail)
         place = f"the {what}'s field {path}" if path else f"the {what}"
         return f"{place} {REASONS[row.code]} ({_text(row.number)}, byte {row.position} of the payload)"

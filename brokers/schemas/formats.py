@@ -83,17 +83,19 @@ def json_document(text: str) -> Any:
     """The document, bounded. Raises FormatError."""
     check_nesting(text)
     try:
-        document = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
+        document = json.loads(
+            text, parse_constant=no_constant, parse_float=finite_number, object_pairs_hook=unique_names
+        )
     except FormatError:
         raise
     except ValueError as error:
         raise FormatError(f"the schema is not JSON: {error}") from None
-    if any(number >= PARTS_MAX for number, _ in enumerate(_values(document))):
+    if any(number >= PARTS_MAX for number, _ in enumerate(values_of(document))):
         raise FormatError(f"the schema has more than {PARTS_MAX} parts", too_large=True)
     return document
 
 
-def _values(document: Any, skipped: Set[str] = frozenset()) -> Iterator[Any]:
+def values_of(document: Any, skipped: Set[str] = frozenset()) -> Iterator[Any]:
     """The document, and each value in it but those of the names that are skipped."""
     waiting = [document]
     while waiting:
@@ -105,21 +107,24 @@ def _values(document: Any, skipped: Set[str] = frozenset()) -> Iterator[Any]:
             waiting += value
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
+    """For ``parse_constant``. Raises FormatError."""
     raise FormatError(f"{name} is no value of JSON")
 
 
-def _finite(text: str) -> float:
+def finite_number(text: str) -> float:
+    """For ``parse_float``. Raises FormatError."""
     value = float(text)
     if math.isinf(value):
         raise FormatError(f"{text[:40]} is larger than numbers can be")
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``. Raises FormatError."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise FormatError("a name stands twice in an object of the schema")
+        raise FormatError("a name stands twice in an object")
     return fields
 
 
@@ -470,7 +475,7 @@ def parse_json_schema(text: str, references: Mapping[str, str], normalize: bool)
 
 def _check_lists(document: Any) -> None:
     """Raises FormatError for a list whose values jsonschema would compare each with each."""
-    for value in _values(document):
+    for value in values_of(document):
         if (
             isinstance(value, list)
             and len(value) > UNSORTABLE_MAX
@@ -483,7 +488,7 @@ def _check_lists(document: Any) -> None:
 
 def _references_of(document: Any) -> set[str]:
     """The ``$ref`` of a document."""
-    schemas = _values(document, {"enum", "const", "default", "examples"})
+    schemas = values_of(document, {"enum", "const", "default", "examples"})
     references = (value.get("$ref") for value in schemas if isinstance(value, dict))
     return {reference for reference in references if isinstance(reference, str)}
 
@@ -518,7 +523,7 @@ def _anchored(model: _JsonModel, document: Any, anchor: str) -> Any:
     anchors = model.anchors.get(id(document))
     if anchors is None:
         anchors = {}
-        for value in _values(document):
+        for value in values_of(document):
             if isinstance(value, dict):
                 names = value.get("$anchor"), value.get("$id"), value.get("id")
                 for name in {n if not turn else n[1:] for turn, n in enumerate(names)

@@ -82,6 +82,14 @@ def parse_protobuf(text: str, references: Mapping[str, str], normalize: bool) ->
     return ParsedSchema(PROTOBUF, written, identity, (main, model), identity)
 
 
+def file_descriptors(text: str, references: Mapping[str, str]) -> list[Any]:
+    """The file descriptors of a schema and of all that it imports, itself at the end.
+
+    Raises FormatError, CompilersBusy.
+    """
+    return _compiled(_source_of(text), references)
+
+
 def _compiled(source: str, references: Mapping[str, str]) -> list[Any]:
     """The file descriptors of a text and of all that it imports, itself at the end. Raises FormatError."""
     from google.protobuf import descriptor_pb2

@@ -92,3 +92,30 @@ def test_a_schema_of_another_topic_is_none_of_this_one(fleet: Fleet, registry: R
             "subject.name.strategy": lambda context, name: "theirs-value"})}
     )  # fmt: skip
     assert sent(wrong, "mine", {"id": 7}) == 87
+
+
+@pytest.mark.parametrize("kind", ["json", "protobuf"])
+def test_payloads_are_checked_beside_the_broker(fleet: Fleet, registry: RegistryProcess, kind: str) -> None:
+    """Full checks of what another process has the library for; an idempotent producer goes on behind a refusal."""
+    topic = f"full-{kind}"
+    Shell(fleet).run("topics", "create", topic, "--partitions", "1", "--config", "fleetlog.schema.validation=full")
+    client = registry.client()
+    settings = {"bootstrap.servers": fleet.bootstrap, "message.timeout.ms": 60_000, "enable.idempotence": True}
+    if kind == "json":
+        serializer: Any = JSONSerializer(JSON_SCHEMA, client, conf={"validate": False})
+        good, bad = {"id": 7}, b'{"id": "seven"}'
+    else:
+        serializer = ProtobufSerializer(SourceContext, client)
+        good, bad = SourceContext(file_name="x"), b"\0\x0a\x01\xff"
+    assert sent(SerializingProducer({**settings, "value.serializer": serializer}), topic, good) == 0
+    number = client.get_latest_version(f"{topic}-value").schema_id
+    framed = b"\0" + number.to_bytes(4, "big")
+    fine = b'{"id": 8}' if kind == "json" else b"\0\x0a\x01y"
+    codes: list[int] = []
+    producer = Producer({**settings, "linger.ms": 0, "batch.num.messages": 1})
+    for turn in range(30):
+        payload = bad if turn % 10 == 5 else fine
+        producer.produce(topic, value=framed + payload, on_delivery=lambda e, _: codes.append(e.code() if e else 0))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    assert (codes.count(0), codes.count(87)) == (27, 3)
