@@ -1,4 +1,7 @@
-"""A topic that asks for payloads of schemas: one writes schemas, others use those that exist, will, or never do."""
+"""A topic that asks for payloads of schemas: one writes schemas, others use those that exist, will, or never do.
+
+Schemas with even ids are JSON Schemas, for which brokers ask another process (``judging``), the others Avro's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.simulation.clients import OK, RETRIABLE, Producer, produce_body
+from tests.simulation.judging import is_json_text
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -37,7 +41,9 @@ class Registrar(Producer):
             if self.world.closing:
                 return
             key = json.dumps({"keytype": "SCHEMA", "subject": "checked-value", "version": number, "magic": 1})
-            value = json.dumps({"id": number, "schema": '"string"', "deleted": False})
+            kind = {} if number % 2 else {"schemaType": "JSON"}
+            text = '"string"' if number % 2 else '{"type": "string"}'
+            value = json.dumps({"id": number, "schema": text, "deleted": False, **kind})
             data = encode_batch([Record(-1, self.world.wall_ms(), key.encode(), value.encode(), ())])
             self.begun.add(number)
             while not self.world.closing:
@@ -75,7 +81,8 @@ class CheckedWriter(Producer):
         kind = self.rng.random()
         fits = kind < 0.8
         size = chr(2 * len(name) if fits else 2 * len(name) + 2)  # as Avro writes a string: one of more letters is none
-        value = f"\0\0\0\0{chr(number)}{size}{name}" if kind < 0.9 else name
+        payload = f"{size}{name}" if number % 2 else f'"{name}"' if fits else f'"{name}'
+        value = f"\0\0\0\0{chr(number)}{payload}" if kind < 0.9 else name
         row = Record(-1, self.world.wall_ms(), None, value.encode(), ())
         data = encode_batch([row], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
         oracle.sending(CHECKED, [value])
@@ -111,5 +118,6 @@ def clients(world: World) -> tuple[Registrar, list[CheckedWriter]]:
 def check(world: World, registrar: Registrar, shown: list[str]) -> None:
     """What readers see at the end."""
     for value in shown:
-        if value[:4] != "\0\0\0\0" or ord(value[4]) not in registrar.begun or ord(value[5]) != 2 * len(value[6:]):
+        framed = value[:4] == "\0\0\0\0" and ord(value[4]) in registrar.begun
+        if not framed or not (ord(value[5]) == 2 * len(value[6:]) if ord(value[4]) % 2 else is_json_text(value[5:])):
             world.oracle.violate(f"{value!r} is in a topic that takes payloads of its schemas only")

@@ -15,6 +15,7 @@ from fleetlog.brokers.node import Node, Ports, StartError
 from fleetlog.brokers.server import connection
 from fleetlog.coordination.connect import CannotConnect
 from tests.simulation.disk import Medium, SimDisk
+from tests.simulation.judging import judge
 from tests.simulation.logins import logins_of
 from tests.simulation.loop import Owner, SimLoop
 from tests.simulation.network import Network, SimPeers
@@ -162,6 +163,7 @@ class SimBroker:
             new_cluster_id=lambda: "simulated",
             new_id=fleet.new_id,
             host=self.name,
+            judge=judge(owner.name),
         )
         node = self.node = Node(self.config, ports, (Endpoint(LISTENER, self.name, 9092),), NO_METRICS)
         try:

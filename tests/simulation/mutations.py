@@ -414,6 +414,14 @@ def _forgets_epochs_before(original: Any, self: Any, now: Any) -> Any:
 # ---- sinks
 
 
+_judged = Door._judged
+
+
+def _takes_what_nobody_judged(self, question, payload, judging, explain):
+    judged = _judged(self, question, payload, judging, explain)
+    return None if judging is not None and judging.verdict is not None and judging.verdict.why else judged
+
+
 def _takes_any_driver(original: Any, shard: Any, sink_id: str, producer: Any) -> Any:
     t = shard.transactions.get(sink_id)
     present = producer if t is None else Producer(t.producer_id, t.producer_epoch)
@@ -648,8 +656,10 @@ MUTATIONS = (
     ), 0, REPEATS),
     # ---- topics that check schemas
     Mutation("what has no schema is taken", (
-        instead(Door.passing, lambda self, batches: len(batches)), instead(Door.check, lambda self, payloads, headers, explain: None),
+        instead(Door.passing, lambda self, batches: len(batches)), instead(Door.check, lambda self, payloads, headers, explain, judging=None: None),
     ), 0, CHECKS),
+    Mutation("a process that ended has no objection", (instead(Door._judged, _takes_what_nobody_judged),), 0, CHECKS),
+    Mutation("a batch does not wait for its verdict", (instead(Door._judged, lambda self, question, payload, judging, explain: None),), 0, CHECKS),
     Mutation("what is not known yet is refused for good", (instead(KnownSchemas.lacks, lambda self, want, number: True),), 0, CHECKS),
     # ---- ZooKeeper's older copies
     Mutation("brokers follow a ZooKeeper that is older than what they have seen", (
