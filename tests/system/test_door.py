@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -34,13 +35,21 @@ def framed(number: int, payload: bytes = b"payload") -> bytes:
 
 
 def register(
-    cluster: Cluster, subject: str, number: int, *, version: int = 1, gone: bool = False, schema: str = ORDER
+    cluster: Cluster,
+    subject: str,
+    number: int,
+    *,
+    version: int = 1,
+    gone: bool = False,
+    schema: str = ORDER,
+    kind: str = "AVRO",
 ) -> None:
     """As a registry writes it."""
     from confluent_kafka import Producer
 
     key = {"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1}
     value = {"subject": subject, "version": version, "id": number, "schema": schema, "deleted": False}
+    value |= {} if kind == "AVRO" else {"schemaType": kind}
     producer = Producer({"bootstrap.servers": cluster.alive})
     producer.produce("_schemas", None if gone else json.dumps(value), json.dumps(key))
     assert producer.flush(PATIENCE_S) == 0
@@ -134,6 +143,52 @@ def test_payloads_are_of_their_schemas_where_that_is_asked_for(cluster: Cluster)
     sender.finish()
     assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
     assert read(cluster, "paid", 0) == good
+
+
+def test_payloads_are_checked_beside_the_leader_whoever_that_is(cluster: Cluster) -> None:
+    """By JSON Schema, while the leader is killed: what is refused is not there, what is good is there in order."""
+    register(cluster, "json-value", 80, schema='{"type": "object", "required": ["a"]}', kind="JSON")
+    cluster.create("json", 1, fleetlog_schema_validation="full", min_insync_replicas=2)
+    sender = Sender(cluster, "json")
+    good, bad = [framed(80, b'{"a": %d}' % number) for number in range(90)], [framed(80, b"{}"), framed(80, b"{"), b"x"]
+    for number, value in enumerate(good):
+        sender.send(value)
+        if number % 30 == 7:
+            sender.send(bad[number // 30])
+        if number == 30:
+            leader = cluster.leader("json")
+            leader.kill()
+    sender.finish()
+    assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
+    assert read(cluster, "json", 0) == good
+    leader.start()
+    eventually(lambda: len(cluster.running) == PARTITIONS, "it is back")
+
+
+def test_a_level_is_finalized_before_it_is_used_and_is_given_back_before_that(cluster: Cluster) -> None:
+    """As when a fleet is upgraded: a level that is not finalized is no setting's, and what was not used can go."""
+    from kafka.admin import KafkaAdminClient, UpdateFeatureType
+
+    shell, name = Shell(cluster.fleet), "fleetlog.schema.version"
+
+    def refused(setting: str) -> str:
+        return shell.run("topics", "create", "level", "--config", setting, code=1).stderr
+
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.alive.split(","))) as admin:
+        admin.update_features({name: (UpdateFeatureType.SAFE_DOWNGRADE, 0)})
+        assert f"before {name} 1 is finalized" in refused("fleetlog.schema.validation=id")
+        shell.run("features", "upgrade", f"{name}=1")
+        assert f"before {name} 2 is finalized" in refused("fleetlog.schema.validation=full")
+        admin.update_features({name: (UpdateFeatureType.SAFE_DOWNGRADE, 0)})
+        assert f"before {name} 1 is finalized" in refused("confluent.key.schema.validation=true")
+        shell.run("features", "upgrade", f"{name}=2")
+    shell.run("topics", "create", "level", "--partitions", "1", "--config", "fleetlog.schema.validation=full")
+    register(cluster, "level-value", 90, schema='{"type": "array"}', kind="JSON")
+    sender = Sender(cluster, "level")
+    sender.send(framed(90, b"[1]"))
+    sender.send(framed(90, b"1"))
+    sender.finish()
+    assert (sender.errors, sender.delivered) == ({framed(90, b"1"): INVALID_RECORD}, {0: [framed(90, b"[1]")]})
 
 
 def test_brokers_learn_of_a_schema_when_it_is_used(cluster: Cluster) -> None:
