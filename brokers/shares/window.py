@@ -17,28 +17,38 @@ Unlike Kafka's, the limit counts records that are not finished; the span between
 bounds of their own, so that one slow record does not stop the others (:attr:`Window.holds_back` names it). What is
 given back may have to wait before it is tried again, ``backoff_ms`` the first time and twice as long each time after
 it: then it counts for none of these. :attr:`Window.ordered` by key, no record overtakes another one of its key.
+
+A record may say itself from when on it may be given out: until then it waits, too, where it is. Times that records say
+are of the wall clock. The window knows ``times_kept`` of them at most; when the soonest of those that it does not know
+may have come, the records that wait are read again, some by each acquisition. A new leader finds them all so: what
+waits was never persisted.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, IntFlag
 from typing import NamedTuple
 
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, RecordState, ShareState, StateBatch
+from fleetlog.brokers.shares.times import MAX_TIMES, NO_TIMES, KnownTimes, Times, joined, piece_at
 from fleetlog.wire.errors import ErrorCode
 
 MAX_SPAN = 100_000
-"""The most offsets between start and end."""
+"""The most offsets from the first record that is neither finished nor waits to the end."""
+MAX_REACH = 1 << 30
+"""The most offsets between start and end: how many of them are finished is persisted as an int32."""
 MAX_SUSPECTS = 64
 """The most records together that have been delivered often."""
 MAX_TYPES = 20_000
 """The most types that are said of a partition's records at a time: nobody has more records than half of it."""
 MAX_RUNS = 8_192
 """The most runs of a window: some 200 bytes of memory each, and 20 of its snapshot."""
+CROWDED_MS = 1_000
+"""So much later a record is given out whose time has come, while the window has twice as many runs."""
 
 
 class AckType(IntEnum):
@@ -92,6 +102,9 @@ class ShareLimits(NamedTuple):
     """Before the second delivery."""
     backoff_max_ms: int = 0
     """Before any."""
+    delay_max_ms: int = 0
+    """As long a record that was never given out may wait for the time that it says itself; 0 if it does not wait."""
+    times_kept: int = MAX_TIMES
 
 
 class StateWrite(NamedTuple):
@@ -126,7 +139,8 @@ class WindowRun:
     ``until_ms``: when the lock of its member ends; of an available one, until when it waits, 0 if it does not.
     ``becomes``: the state that its member has acknowledged it to, which is not persisted yet; ``writing``: it is in
     the write that is under way. ``dirty``: its state is so, and is not in a write yet. ``doom``: its end takes a dead
-    letter; its state is ARCHIVING if its member has it no more.
+    letter; its state is ARCHIVING if its member has it no more. ``delayed``: it waits for the times that its records
+    say.
     """
 
     first: int
@@ -139,6 +153,7 @@ class WindowRun:
     writing: bool = False
     dirty: bool = False
     doom: Doom | None = None
+    delayed: bool = False
 
     @property
     def size(self) -> int:
@@ -148,12 +163,12 @@ class WindowRun:
     @property
     def free(self) -> bool:
         """Whether it can be given out now."""
-        return self.state is RecordState.AVAILABLE and not self.until_ms
+        return self.state is RecordState.AVAILABLE and not self.until_ms and not self.delayed
 
     @property
     def waits(self) -> bool:
         """Whether it is to be given out later."""
-        return self.state is RecordState.AVAILABLE and self.until_ms > 0
+        return self.delayed or (self.state is RecordState.AVAILABLE and self.until_ms > 0)
 
     @property
     def finished(self) -> bool:
@@ -171,6 +186,7 @@ class WindowRun:
             and self.writing == other.writing
             and self.dirty == other.dirty
             and self.doom is other.doom
+            and self.delayed == other.delayed
         )
 
 
@@ -180,6 +196,10 @@ class _Giving:
 
     member: str
     until_ms: int
+    waiting: Sequence[tuple[int, int]] = ()
+    """First and last offsets, in order, of what was read, lies beyond the end, and has to wait for its time."""
+    times: Mapping[int, int] = field(default_factory=dict)
+    """When that comes."""
     got: list[Acquired] = field(default_factory=list)
     over: bool = False
 
@@ -219,7 +239,7 @@ class Window:
     def __init__(
         self, state: ShareState, limits: ShareLimits, *, fresh: bool = False, predecessors_until_ms: int = 0
     ) -> None:
-        self.limits = limits
+        self._limits = limits
         self.buries = False
         """Whether records become dead letters."""
         self.state_epoch = state.state_epoch
@@ -235,6 +255,10 @@ class Window:
         self._locks_left = 0
         self._end_at_most = 0
         self._keys: KeyOrder | None = None
+        self._times = KnownTimes()
+        self._again: int | None = None
+        """From here to ``_again_until`` the times of what waits are to be read again; None if they are not."""
+        self._again_until = self._turn = 0
         end = state.start
         for first, last, persisted, count in state.batches:
             if first < end or last < first:
@@ -248,6 +272,23 @@ class Window:
         self._soonest_ms: int | None = None
 
     # --- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> ShareLimits:
+        """Of the group; once records may not wait for their time any more, those that do wait no longer."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: ShareLimits) -> None:
+        self._limits = limits
+        if limits.delay_max_ms or not self.delayed:
+            return
+        self._times, self._again = KnownTimes(), None
+        for run in self._runs:
+            if run.delayed:
+                run.delayed = False
+                self._is_back(run)
+        self._tidy()
 
     @property
     def runs(self) -> Sequence[WindowRun]:
@@ -270,27 +311,52 @@ class Window:
         return sum(run.size for run in self._runs if run.waits)
 
     @property
+    def delayed(self) -> int:
+        """Records that wait for the time that they say themselves."""
+        return sum(run.size for run in self._runs if run.delayed)
+
+    @property
     def next_offset(self) -> int:
-        """Where to read for the next acquisition: the first record that may be given out, else what is not known."""
+        """Where to read for the next acquisition: the first record that may be given out, else what is not known.
+
+        Every other time what is to be read again.
+        """
+        again = self.read_again if self._turn % 2 else None
+        if again is not None:
+            return again
         if self._keys is not None:
             ready = self._keys.next()
             return self._keys.end if ready is None else ready
         return next((run.first for run in self._runs if run.free), self.end)
 
     @property
+    def read_again(self) -> int | None:
+        """The first record that waits for a time that is to be read again; None if there is none."""
+        if self._again is None:
+            return None
+        waits = (run for run in self._between(self._again, self._again_until) if run.delayed)
+        return next((max(run.first, self._again) for run in waits), None)
+
+    @property
     def room(self) -> int:
         """How many records from the end on may be given out, or, with keys, get into the window."""
         if len(self._runs) >= MAX_RUNS:
             return 0
-        waiting = self.waiting
-        span = self._span_end(waiting) - self.end
+        span = self._span_end - self.end
         if self._keys is not None:
             return max(0, min(MAX_KEYED - len(self._keys), span))
-        return max(0, min(self.limits.records - self.unfinished + waiting, span))
+        return max(0, min(self.limits.records - self.unfinished + self.waiting, span))
 
-    def _span_end(self, waiting: int) -> int:
+    @property
+    def _span_end(self) -> int:
         """The window ends here at the latest: records that wait do not count."""
-        return self.start + MAX_SPAN + min(waiting, MAX_SPAN)
+        held, waiting = self.end, 0
+        for run in self._runs:
+            if held < self.end:
+                waiting += run.size if run.waits else 0
+            elif not run.finished and not run.waits:
+                held = run.first
+        return min(held + MAX_SPAN + waiting, self.start + MAX_REACH)
 
     @property
     def may_acquire(self) -> bool:
@@ -300,8 +366,10 @@ class Window:
         if self._keys is not None:
             if self._predecessors_until_ms or self._persisted_start == NO_OFFSET:
                 return False  # a start that is persisted tells the next leader that there may be locks
-            return self.room > 0 or self._keys.end < self.end or self._keys.next() is not None
-        return self.room > 0 or any(run.free for run in self._runs)
+            ready = self._keys.end < self.end or self._keys.next() is not None
+        else:
+            ready = any(run.free for run in self._runs)
+        return ready or self.room > 0 or self.read_again is not None
 
     @property
     def holds_back(self) -> WindowRun | None:
@@ -316,6 +384,17 @@ class Window:
         if held:
             return held if self._soonest_ms is None else min(held, self._soonest_ms)
         return self._soonest_ms
+
+    @property
+    def next_time_ms(self) -> int | None:
+        """When the next record that waits for its time may be given out, by the wall clock; None if that is not known.
+
+        Not while what is known by then is to be read again.
+        """
+        known = self._times.next_ms
+        if self._times.unknown_ms is None or self.read_again is not None:
+            return known
+        return self._times.unknown_ms if known is None else min(known, self._times.unknown_ms)
 
     @property
     def unsaved(self) -> bool:
@@ -359,8 +438,8 @@ class Window:
         return self._keys.end
 
     def acquire(
-        self, member: str, read: tuple[int, int], data: Sequence[tuple[int, int]], most: int, now_ms: int, *,
-        whole_batches: bool = True,
+        self, member: str, read: tuple[int, int], data: Sequence[tuple[int, int]], most: int, now_ms: int,
+        times: Times = NO_TIMES, *, whole_batches: bool = True,
     ) -> list[Acquired]:  # fmt: skip
         """Give the member available records of what was read, at most ``most``.
 
@@ -369,7 +448,7 @@ class Window:
         ``whole_batches`` the batch that passes ``most`` is given as a whole.
         """
         first, last = max(read[0], self.start), read[1]
-        giving = self._giving(member, now_ms)
+        giving = self._giving(member, read, now_ms, times)
         left, at = most, first
         for begin, end in data:
             begin, end = max(begin, first), min(end, last)
@@ -389,17 +468,18 @@ class Window:
         return giving.got
 
     def acquire_in_order(
-        self, member: str, read: tuple[int, int], keys: Iterable[tuple[int, bytes | None]], most: int, now_ms: int
-    ) -> list[Acquired]:
+        self, member: str, read: tuple[int, int], keys: Iterable[tuple[int, bytes | None]], most: int, now_ms: int,
+        times: Times = NO_TIMES,
+    ) -> list[Acquired]:  # fmt: skip
         """As :meth:`acquire`, of records that are ``ordered``.
 
         ``keys``: offset and key of what was read and has a record for this group, from ``keys_known`` on.
         """
         order = self._keys
         assert order is not None, "records are ordered by key"
-        giving = self._giving(member, now_ms)
+        giving = self._giving(member, read, now_ms, times)
         if read[0] <= order.end:
-            self._learn(order, keys, read[1])
+            self._learn(order, keys, read[1], giving)
         left, passed = most, list[int]()
         while left > 0 and self._locks_left > 0 and not giving.over:
             offset = order.next()
@@ -415,10 +495,12 @@ class Window:
             left -= 1
         for offset in passed:
             order.freed(offset, offset)
+        if order.end < self.end and (run := self._run_at(order.end)).finished:
+            order.begin(run.last + 1)
         self._tidy()
         return giving.got
 
-    def _learn(self, order: KeyOrder, keys: Iterable[tuple[int, bytes | None]], last: int) -> None:
+    def _learn(self, order: KeyOrder, keys: Iterable[tuple[int, bytes | None]], last: int, giving: _Giving) -> None:
         """Take the next records into the window, as far as there is room; what lies between them is archived."""
         for offset, key in keys:
             if offset < order.end:
@@ -430,7 +512,9 @@ class Window:
             if offset == self.end:
                 self._room -= 1
                 self.end += 1
-                newest = WindowRun(offset, offset)
+                newest = WindowRun(offset, offset, delayed=offset in giving.times)
+                if newest.delayed:
+                    self._remember(offset, giving.times[offset])
                 if self._runs and self._runs[-1].alike(newest):
                     self._runs[-1].last = offset
                 else:
@@ -442,17 +526,103 @@ class Window:
         self._archive_gap(order.end, last)
         order.end = max(order.end, min(last + 1, self.end))
 
-    def _giving(self, member: str, now_ms: int) -> _Giving:
+    def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: Times) -> _Giving:
+        giving = _Giving(member, now_ms + self.limits.lock_ms)
+        if self.limits.delay_max_ms:
+            self._delay(giving, read, times)
         self._room, self._locks_left = self.room, self.limits.records - self.locked
-        self._end_at_most = self._span_end(self.waiting)
-        return _Giving(member, now_ms + self.limits.lock_ms)
+        self._end_at_most = self._span_end
+        self._turn += 1
+        return giving
+
+    # --- times that records say -----------------------------------------------------------------------------------
+
+    def _delay(self, giving: _Giving, read: tuple[int, int], times: Times) -> None:
+        """What was read and was never given out waits until its time; that beyond the end once it is in the window."""
+        again = self.read_again
+        if again is not None and read[0] <= again <= read[1]:
+            self._reread(again, min(read[1], self._again_until), times)
+        waiting: list[int] = []
+        beyond: dict[int, int] = {}
+        for offset, due_ms in times.of:
+            if not times.wall_ms < due_ms <= times.wall_ms + self.limits.delay_max_ms or offset < self.start:
+                continue
+            if offset >= self.end:
+                beyond[offset] = due_ms
+            elif (run := self._run_at(offset)).free and not run.count:
+                self._remember(offset, due_ms)
+                waiting.append(offset)
+        for first, last in joined(waiting):
+            for run in list(self._between(first, last)):
+                self._cut(max(run.first, first), min(run.last, last)).delayed = True
+        giving.waiting, giving.times = list(joined(beyond)), beyond
+        self.due(times.wall_ms)
+
+    def _reread(self, first: int, last: int, times: Times) -> None:
+        """Learn anew when what waits of these offsets may be given out."""
+        self._again, known = last + 1, dict(times.of)
+        come: list[int] = []
+        for run in [run for run in self._between(first, last) if run.delayed]:
+            for offset in range(max(run.first, first), min(run.last, last) + 1):
+                due_ms = known.get(offset, 0)
+                if due_ms > times.wall_ms:
+                    self._remember(offset, due_ms)
+                else:
+                    come.append(offset)
+        self._come(come, times.wall_ms)
+
+    def _remember(self, offset: int, due_ms: int) -> None:
+        self._times.remember(offset, due_ms, self.limits.times_kept)
+
+    def due(self, wall_ms: int) -> bool:
+        """Records whose time has come may be given out; whether there are any, or some are to be read again."""
+        ready = self._times.take(wall_ms)
+        self._come(ready, wall_ms)
+        unknown_ms = self._times.unknown_ms
+        if unknown_ms is not None and unknown_ms <= wall_ms and self.read_again is None:
+            self._times = KnownTimes()
+            self._again, self._again_until = self.start, self.end - 1
+        self._tidy()
+        return bool(ready) or self.read_again is not None
+
+    def _come(self, offsets: Iterable[int], wall_ms: int) -> None:
+        """The time of these has come; of a window with very many runs only where that makes no more of them."""
+        for first, last in joined(offset for offset in offsets if self.start <= offset < self.end):
+            for run in [run for run in self._between(first, last) if run.delayed]:
+                begin, end = max(run.first, first), min(run.last, last)
+                if begin > run.first and end < run.last and len(self._runs) >= 2 * MAX_RUNS:
+                    for offset in range(begin, end + 1):
+                        self._remember(offset, wall_ms + CROWDED_MS)
+                    continue
+                run = self._cut(begin, end)
+                run.delayed = False
+                self._is_back(run)
+
+    def _take_waiting(self, giving: _Giving, size: int) -> bool:
+        """Take the next records into the window, which wait for their time; whether there was room for any."""
+        size = min(size, self.start + MAX_REACH - self.end)
+        if size <= 0 or len(self._runs) >= 2 * MAX_RUNS:
+            return False
+        self._runs.append(WindowRun(self.end, self.end + size - 1, delayed=True))
+        for offset in range(self.end, self.end + size):
+            self._remember(offset, giving.times[offset])
+        self.end += size
+        self._end_at_most = min(self._end_at_most + size, self.start + MAX_REACH)
+        return True
+
+    # --- giving -----------------------------------------------------------------------------------------------------
 
     def _take(self, giving: _Giving, first: int, last: int, most: int) -> tuple[int, int]:
         """Acquire what is free of a batch; how many were taken, and the first offset that was not looked at."""
         taken, at = 0, first
         while at <= last and not giving.over:
             if at >= self.end:
-                size = min(last - at + 1, most - taken, self._room, self._locks_left)
+                waits, until = piece_at(giving.waiting, at)
+                size = min(last, until) - at + 1
+                if waits and at == self.end and self._take_waiting(giving, size):
+                    at = self.end
+                    continue
+                size = 0 if waits else min(size, most - taken, self._room, self._locks_left)
                 if at > self.end or size <= 0:
                     break
                 run = WindowRun(at, at + size - 1)
@@ -618,7 +788,7 @@ class Window:
             self._keys.freed(run.first, run.last)
 
     def _end_run(self, run: WindowRun, state: RecordState) -> None:
-        run.state, run.dirty = state, True
+        run.state, run.dirty, run.delayed = state, True, False
         if self._keys is not None:
             self._keys.finished(run.first, run.last)
 

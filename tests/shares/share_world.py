@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey
+from fleetlog.brokers.shares.times import Times
 from fleetlog.brokers.shares.window import (
     MAX_SPAN,
     AckBatch,
@@ -80,6 +81,13 @@ class World:
         self.ordered = draw.random() < 0.4
         if draw.random() < 0.4:
             self.limits = self.limits._replace(backoff_ms=draw.choice((50, 2_000)), backoff_max_ms=5_000)
+        draw = random.Random(f"{seed}/delays")
+        self.times: dict[int, int] = {}
+        """From when on records may be given out, of those that say it, by a clock that is ahead of the other one."""
+        if draw.random() < 0.5:
+            kept = draw.choice((2, 10, 100_000))
+            self.limits = self.limits._replace(delay_max_ms=draw.choice((500, 60_000)), times_kept=kept)
+        self.delays = draw
         self.keys = [None, *(bytes([number]) for number in range(draw.choice((1, 3, 20))))]
         self.updates = self.random.choice((0, 1, 5))
         self.buries = self.random.random() < 0.5
@@ -162,11 +170,16 @@ class World:
             if run.first != at or run.last < run.first:
                 raise Violation(f"runs do not tile the window: {run} at {at}")
             at = run.last + 1
-        if at != window.end or window.end - window.start > MAX_SPAN:
+        if at != window.end or window.end - window.start > MAX_SPAN + window.waiting:
             raise Violation(f"the window ends at {window.end}, its runs at {at}")
-        plain = not self.ordered and not self.limits.backoff_ms
+        plain = not self.ordered and not self.limits.backoff_ms and not self.limits.delay_max_ms
         if (window.unfinished if plain else window.locked) > self.limits.records:
             raise Violation(f"{window.locked} records are locked, {window.unfinished} are not finished")
+
+    @property
+    def wall_ms(self) -> int:
+        """The leaders' wall clock."""
+        return self.now_ms + 777_000
 
     def key_of(self, offset: int) -> bytes | None:
         """The key of the record there."""
@@ -176,6 +189,8 @@ class World:
         window, member = leader.window, self.random.choice(self.members)
         window.log_starts(self.log_start)
         begin = window.next_offset
+        if begin >= self.log_end and window.read_again is not None:
+            begin = window.read_again
         readable = [b for b in self.batches if b[1] >= begin and b[0] >= self.log_start][: self.random.randint(1, 6)]
         if not readable or begin < self.log_start:
             return
@@ -184,12 +199,13 @@ class World:
         if not window.may_acquire:
             return
         read = (begin, readable[-1][1])
+        times = Times(self.wall_ms, sorted((o, ms) for o, ms in self.times.items() if read[0] <= o <= read[1]))
         if self.ordered:
             offsets = (offset for first, last in data for offset in range(first, last + 1))
             keys = [(offset, self.key_of(offset)) for offset in offsets if offset >= window.keys_known]
-            got, whole = window.acquire_in_order(member, read, keys, most, self.now_ms), False
+            got, whole = window.acquire_in_order(member, read, keys, most, self.now_ms, times), False
         else:
-            got = window.acquire(member, read, data, most, self.now_ms, whole_batches=whole)
+            got = window.acquire(member, read, data, most, self.now_ms, times, whole_batches=whole)
         if not whole and sum(g.last - g.first + 1 for g in got) > most:
             raise Violation("more than asked for")
         for first, last, count in got:
@@ -209,6 +225,9 @@ class World:
         wait_ms = min(self.limits.backoff_ms << (count - 2), self.limits.backoff_max_ms) if count > 1 else 0
         if offset in leader.given_ms and self.now_ms < leader.given_ms[offset] + wait_ms:
             raise Violation(f"offset {offset} is tried again too soon")
+        due_ms = self.times.get(offset, 0)
+        if count == 1 and self.wall_ms < due_ms <= self.wall_ms + self.limits.delay_max_ms:
+            raise Violation(f"offset {offset} is given out at {self.wall_ms}, before its time: {due_ms}")
         leader.given_ms[offset] = self.now_ms
         if self.ordered and self.key_of(offset) is not None:
             self.in_turn(offset)
@@ -347,6 +366,10 @@ class World:
             first = self.log_end + hole
             self.batches.append((first, first + size - 1, has))
             self.log_end = first + size
+            if self.limits.delay_max_ms and has and self.delays.random() < 0.5:
+                for offset in range(first, first + size):
+                    if self.delays.random() < 0.7:
+                        self.times[offset] = self.wall_ms + self.delays.choice((-9, 40, 400, 5_000, 50_000, 10**9))
 
     def release(self, leader: Leader) -> None:
         member = self.random.choice(self.members)
@@ -385,6 +408,7 @@ class World:
         self.now_ms += ms
         for leader in self.leaders:
             leader.window.expire(self.now_ms)
+            leader.window.due(self.wall_ms)
 
     def all_die(self) -> None:
         """Within the lock's time and a second everything is free."""
@@ -406,6 +430,7 @@ class World:
         leader = self.leader
         self.pass_time(self.limits.lock_ms)
         for _ in range(20 * (len(self.batches) + self.log_end + 5)):
+            self.pass_time(1_000 if leader.window.delayed else 0)
             self.acquire(leader)
             for offset, (member, _) in sorted(leader.held.items()):
                 try:

@@ -11,6 +11,7 @@ from fleetlog.brokers.shares import coordinator
 from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
 from fleetlog.brokers.shares.keys import KeyOrder
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
+from fleetlog.brokers.shares.times import KnownTimes
 from fleetlog.brokers.shares.window import AckType, ShareLimits, Window, WindowRun
 from fleetlog.txn.commands import Result
 from tests.shares.share_world import Violation, run
@@ -128,6 +129,20 @@ def forgets_the_doomed(self: Window, letters: bool) -> None:
     self.buries = letters
 
 
+def never_waits(self: Window, *asked: object) -> None:
+    """Records are given out before their time."""
+
+
+def too_soon(self: KnownTimes, offset: int, due_ms: int, most: int) -> None:
+    remember(self, offset, due_ms - 300, most)
+
+
+def forgets_the_later(self: KnownTimes, offset: int, due_ms: int, most: int) -> None:
+    remember(self, offset, due_ms, most)
+    self.unknown_ms = None
+
+
+remember = KnownTimes.remember
 acknowledge, updated, read, opened = Window.acknowledge, coordinator.updated, ShareShard.read, Window.__init__
 end_lock, learn = vars(Window)["_end_lock"], KeyOrder.learn
 finished_until = vars(Window)["_finished_until"]
@@ -151,6 +166,9 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a record overtakes another of its key": (KeyOrder, "learn", without_its_key),
     "a new leader knows of no locks": (Window, "__init__", knows_of_no_locks),
     "what is given back is tried at once": (Window, "_end_lock", at_once),
+    "records do not wait for their time": (Window, "_delay", never_waits),
+    "a time comes too soon": (KnownTimes, "remember", too_soon),
+    "times that have no room are forgotten": (KnownTimes, "remember", forgets_the_later),
     "a key is held for ever": (KeyOrder, "finished", lambda self, first, last: None),
 }
 
