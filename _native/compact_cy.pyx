@@ -229,6 +229,32 @@ def record_keys(payload, header, int64_t start, Py_ssize_t most):
         PyBuffer_Release(&view)
 
 
+def header_values(payload, header, str name):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef int64_t count = max(0, header.record_count), _n
+    cdef bint sound = True
+    cdef list values = []
+    cdef bytes wanted = name.encode("ascii")
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header, wanted)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        for _n in range(count):
+            sound = _next(&w, &s)
+            if not sound:
+                break
+            if w.found:
+                value = None if w.value_size < 0 else (<const char *>w.p)[w.value:w.value + w.value_size]
+                values.append((s.offset, value))
+        _check_end(&w, sound, payload, header)
+        return values
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef struct Choice:
     int64_t count
     int64_t largest

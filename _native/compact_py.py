@@ -19,7 +19,8 @@ from fleetlog._native.byte_reader import put_varint, zigzag
 
 __all__ = [
     "PAGE_BITS", "SLOT_BYTES", "Gathered", "Kept", "KeyMap", "PagePositions", "Position", "collect_keys",
-    "gather_positions", "keep_records", "leave_out", "page_positions", "read_positions", "record_keys", "siphash128",
+    "gather_positions", "header_values", "keep_records", "leave_out", "page_positions", "read_positions", "record_keys",
+    "siphash128",
 ]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
@@ -167,6 +168,19 @@ def record_keys(payload: Buffer, header: BatchHeader, start: int, most: int) -> 
         if span.offset >= start and len(keys) < most:
             keys.append((span.offset, None if span.key is None else bytes(view[span.key[0] : span.key[1]])))
     return keys
+
+
+def header_values(payload: Buffer, header: BatchHeader, name: str) -> list[tuple[int, bytes | None]]:
+    """Offset and value of the records of a batch that have a header of that name, the last one of it.
+
+    ``name`` is ASCII. Raises CorruptBatch. ``payload`` is decompressed.
+    """
+    values: list[tuple[int, bytes | None]] = []
+    for record in decode_records(payload, header):
+        named = [value for key, value in record.headers if key == name]
+        if named:
+            values.append((record.offset, named[-1]))
+    return values
 
 
 class Kept(NamedTuple):

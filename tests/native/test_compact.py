@@ -123,6 +123,15 @@ def test_the_keys_of_records(compact: ModuleType) -> None:
     assert compact.record_keys(payload, header, 10, 9) == []
 
 
+def test_the_values_of_a_header(compact: ModuleType) -> None:
+    headers: list[tuple[tuple[str, bytes | None], ...]] = [
+        (("at", b"1"), ("at", b"22")), (("ät", b"3"),), (), (("a", b"at"), ("at", None)), (("at", b""),),
+    ]  # fmt: skip
+    payload, header = batch_of([Record(5 + n, NOW, b"at", b"v", each) for n, each in enumerate(headers)])
+    assert compact.header_values(memoryview(payload), header, "at") == [(5, b"22"), (8, None), (9, b"")]
+    assert compact.header_values(payload, header, "bt") == []
+
+
 def test_what_is_superseded_goes(compact: ModuleType) -> None:
     payload, header = batch_of([row(5, b"a"), row(6, b"b"), row(7, None), row(8, b"a"), row(9, b"c"), row(10, b"b")])
     kept = compact.keep_records(payload, header, filled(compact, {b"a": 8, b"b": 99}), 10, False, NOW)
@@ -218,6 +227,8 @@ def test_records_stay_as_they_are_decoded_and_encoded(
     assert [twin.collect_keys(payload, header, keys, end) for twin, keys in zip(TWINS, maps, strict=True)] == [-1, -1]
     keyed = [twin.record_keys(payload, header, end, 3) for twin in TWINS]
     assert keyed == [[(r.offset, r.key) for r in records if r.offset >= end][:3]] * 2
+    named = [twin.header_values(payload, header, "name") for twin in TWINS]
+    assert named == [[(r.offset, b"x") for r in records if r.headers]] * 2
     latest = {r.key: r.offset for r in records if r.key is not None and r.offset >= end}
     for key in (b"", b"a", b"b", b"key", b"x" * 40):
         assert [keys.get(key) for keys in maps] == [latest.get(key, -1)] * 2
@@ -232,7 +243,7 @@ def _collected(twin: Any, payload: bytes, header: BatchHeader) -> Any:
 
 def _keys_of(twin: Any, payload: bytes, header: BatchHeader) -> Any:
     try:
-        return twin.record_keys(payload, header, 2, 4)
+        return twin.record_keys(payload, header, 2, 4), twin.header_values(payload, header, "name")
     except CorruptBatch as wrong:
         return str(wrong), wrong.position
 
