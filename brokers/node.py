@@ -339,7 +339,7 @@ class Node:
         )  # fmt: skip
         services.share_offsets = offsets
         services.share_partitions = SharePartitions(
-            states, services.timers, services.clock, letters, offsets.subscribed
+            states, services.timers, services.clock, letters, offsets.subscribed, self._metrics.early_deliveries
         )
         self._metrics.watch(
             "fleetlog_dead_letters_waiting",

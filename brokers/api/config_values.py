@@ -29,6 +29,11 @@ _GROUP_ROWS = (
     ),
     _group(SettingType.STRING, "errors.deadletterqueue.topic.name", "", "The topic of a share group's dead letters."),
     _group(
+        SettingType.LONG, "fleetlog.share.delay.max.ms", 0,
+        "How far ahead the time may be from which on a record says that it is given out; 0: it is not looked at.",
+        low=0, high=31_536_000_000,
+    ),
+    _group(
         SettingType.STRING, "fleetlog.share.order", "none",
         "With key no record of a share group overtakes another of its key.", choices=("none", "key"),
     ),

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fleetlog._native.batch import CorruptBatch, parse_header, scan
-from fleetlog._native.compact import record_keys
+from fleetlog._native.compact import header_values, record_keys
 from fleetlog.brokers.coordinators.dead_letters import (
     COPIES,
     LETTER_TOPIC,
@@ -36,6 +37,7 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
 from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey
+from fleetlog.brokers.shares.times import Times
 from fleetlog.brokers.shares.window import AckType, Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import Now, Result, Ticket
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.config import BrokerConfig
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
     from fleetlog.brokers.log import FileSlice, Log
+    from fleetlog.brokers.metrics.registry import Counter
     from fleetlog.brokers.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -58,9 +61,14 @@ READ_BYTES = 1 << 20
 """What is read of a partition for one acquisition at most, but for a batch that is larger."""
 MAX_VOID_READS = 16
 """Reads in a row that have no record for the group."""
-ABORT_MARKER = 0
 LONG_KEY_BYTES = 16
 """A longer key is told by a hash of so many bytes: two that share one wait for each other, and no more."""
+DELIVER_AT: Final = "fleetlog.deliver-at"
+"""The header that says from when on a record is given out: ms since 1970 in decimal digits."""
+LONGEST_TIME = 15
+"""The most digits of it."""
+LONGEST_SLEEP_MS = 30_000
+"""So long the wall clock may have jumped before it is noticed that a record's time has come."""
 DROPPED_TOGETHER = 100
 """States of deleted topics that are forgotten in one turn of the loop."""
 BURIAL_PAUSES_MS = (1_000, 30_000)
@@ -93,6 +101,7 @@ class ShareRules(NamedTuple):
             own_number(config, own, "record.lock.duration.ms"),
             int(own.get("fleetlog.share.retry.backoff.ms", "0")),
             int(own.get("fleetlog.share.retry.backoff.max.ms", "60000")),
+            int(own.get("fleetlog.share.delay.max.ms", "0")),
         )
         return cls(
             limits,
@@ -267,6 +276,8 @@ class SharePartition:
                     self.flush()
                 limit = log.last_stable_offset if self.rules.committed_only else log.high_watermark
                 offset = max(window.next_offset, log.log_start_offset)
+                if offset >= limit and window.read_again is not None:
+                    offset = window.read_again
                 if offset >= limit or not window.may_acquire:
                     break
                 read = await _Read.of(log, offset, min(max_bytes, READ_BYTES), limit, self)
@@ -277,17 +288,20 @@ class SharePartition:
                 refused = self.partition.may_serve(Serve.LIST_OFFSETS)  # by its lease: a successor knows of other ends
                 if refused is not ErrorCode.NONE:
                     return Taken(refused)
-                now_ms = self.home.clock.mono_ms()
+                now_ms, times, inflate = self.home.clock.mono_ms(), self._times(read), log.settings.inflate_limit
                 if window.ordered:
-                    keys = read.keys(window.keys_known, log.settings.inflate_limit)
-                    got = window.acquire_in_order(member, read.span, keys, most, now_ms)
+                    keys = read.keys(window.keys_known, inflate)
+                    got = window.acquire_in_order(member, read.span, keys, most, now_ms, times)
                 else:
-                    got = window.acquire(member, read.span, read.data, most, now_ms, whole_batches=whole_batches)
+                    got = window.acquire(member, read.span, read.data, most, now_ms, times, whole_batches=whole_batches)
                 self.arm()
                 if got:
                     self.flush()
+                    self._count(got, times)
                     return Taken(ErrorCode.NONE, read.between(got[0].first, got[-1].last), tuple(got))
                 await asyncio.sleep(0)
+            else:
+                self.wake()  # what was read is all to be given out later: there may be more
         except (OffsetOutOfRange, SliceGone):
             pass  # the log's start has moved, or its end: it is looked at again at the next fetch
         except (LogOffline, DiskError):
@@ -297,6 +311,20 @@ class SharePartition:
             return Taken(ErrorCode.CORRUPT_MESSAGE)
         self.flush()
         return Taken(ErrorCode.NONE)
+
+    def _times(self, read: _Read) -> Times:
+        """What the records that were read say of when they may be given out."""
+        wall_ms = self.home.clock.wall_ms()
+        if not self.rules.limits.delay_max_ms:
+            return Times(wall_ms)
+        return Times(wall_ms, list(read.times(self.partition.log.settings.inflate_limit)))
+
+    def _count(self, got: Sequence[Acquired], times: Times) -> None:
+        """Records that are given out the first time, before the time that they say."""
+        early = [offset for offset, due_ms in times.of if due_ms > times.wall_ms]
+        for first, last, count in got if early else ():
+            inside = bisect_right(early, last) - bisect_left(early, first) if count == 1 else 0
+            self.home.early.inc(inside)
 
     def acknowledge(self, member: str, pieces: Sequence[tuple[int, int, AckType]]) -> asyncio.Future[ErrorCode] | None:
         """Take over what the member says; what comes of it, None if that is nothing to wait for.
@@ -329,8 +357,8 @@ class SharePartition:
     # --- locks ----------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """Look again when the next lock ends."""
-        due_ms = self.window.next_deadline_ms if self.window is not None else None
+        """Look again when the next lock or wait ends."""
+        due_ms = self._deadline_ms()
         if due_ms is None or (self._timer is not None and self._due_ms <= due_ms):
             return
         if self._timer is not None:
@@ -338,11 +366,22 @@ class SharePartition:
         self._due_ms = due_ms
         self._timer = self.home.timers.later(max(1, due_ms - self.home.clock.mono_ms()), self._expire)
 
+    def _deadline_ms(self) -> int | None:
+        """When the next lock or wait ends, or a record's time may have come, by the monotonic clock."""
+        if self.window is None:
+            return None
+        time_ms, deadline_ms, clock = self.window.next_time_ms, self.window.next_deadline_ms, self.home.clock
+        if time_ms is None:
+            return deadline_ms
+        time_ms = clock.mono_ms() + min(max(0, time_ms - clock.wall_ms()), LONGEST_SLEEP_MS)
+        return time_ms if deadline_ms is None else min(time_ms, deadline_ms)
+
     def _expire(self) -> None:
         self._timer = None
         if self.window is None:
             return
-        if self.window.expire(self.home.clock.mono_ms()):
+        due = self.window.due(self.home.clock.wall_ms())
+        if self.window.expire(self.home.clock.mono_ms()) or due:
             self.flush()
             self.wake()
         self.arm()
@@ -535,6 +574,25 @@ class _Read(NamedTuple):
                     key = blake2b(key, digest_size=LONG_KEY_BYTES).digest()
                 yield offset, key
 
+    def times(self, inflate_limit: int) -> Iterator[tuple[int, int]]:
+        """Offset of each record for the group that says when it may be given out, and when. Raises CorruptBatch.
+
+        One whose time cannot be read, or whose batch cannot be unpacked, says nothing.
+        """
+        places = {place[0]: place[2] for place in self.places}
+        for first, _last in self.data:
+            place = places[first]
+            header = parse_header(self.run, place)
+            if not header.codec and self.run.find(DELIVER_AT.encode(), place, place + header.size) < 0:
+                continue
+            try:
+                records = records_of(self.run, place, header, inflate_limit)
+            except CodecError:
+                continue
+            for offset, value in header_values(records, header, DELIVER_AT):
+                if value is not None and value.isdigit() and len(value) <= LONGEST_TIME:
+                    yield offset, int(value)
+
     def between(self, first: int, last: int) -> bytes:
         """The batches that have these offsets."""
         wanted = [place for place in self.places if place[1] >= first and place[0] <= last]
@@ -551,9 +609,12 @@ class SharePartitions:
         clock: Clock,
         letters: DeadLetters,
         subscribed: Callable[[str, str], Awaitable[bool]],
+        early: Counter,
     ) -> None:
         """``subscribed`` says whether a group has a topic: only then one of its share partitions may begin."""
         self.subscribed = subscribed
+        self.early = early
+        """Records that were given out before the time that they say."""
         self.states = states
         self.letters = letters
         self.timers = timers

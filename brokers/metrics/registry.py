@@ -233,6 +233,10 @@ class Metrics:
         self.dead_letters = self._counters(
             "fleetlog_dead_letters", "Dead letters of share groups that were written, by reason.", "reason"
         )
+        self.early_deliveries = self._counters(
+            "fleetlog_share_early_deliveries",
+            "Records that share groups were given before the time that they say: it is farther ahead than permitted.",
+        ).labels("")
         self.refused = self._counters(
             "fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason"
         )

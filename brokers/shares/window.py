@@ -280,8 +280,8 @@ class Window:
 
     @limits.setter
     def limits(self, limits: ShareLimits) -> None:
-        self._limits = limits
-        if limits.delay_max_ms or not self.delayed:
+        might_wait, self._limits = self._limits.delay_max_ms > 0, limits
+        if limits.delay_max_ms or not might_wait:
             return
         self._times, self._again = KnownTimes(), None
         for run in self._runs:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 import fleetlog.wire.messages as m
+from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.acls.access import GROUP, Access
 from fleetlog.brokers.api.base import ClientGone
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC, SHARE_STATE_TOPIC
 from fleetlog.brokers.shares.coordinator import StateAnswer
+from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker
 from tests.support.share_members import FETCH, KEY, TOPIC, Member, served
@@ -468,6 +470,24 @@ def test_who_may_not_act_for_the_cluster_has_nothing_looked_at(tmp_path: Path) -
         assert most < 1 << 20, "its batches were not taken over"
 
     served(tmp_path, story)
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_records_are_given_out_at_their_time(tmp_path: Path, codec: int) -> None:
+    async def story(broker: Broker) -> None:
+        now_ms = broker.clock.wall_ms()
+        said = [None, b"%d" % (now_ms + 700), b"soon", b"%d" % (now_ms + 10**9), b"%d" % (now_ms - 5)]
+        headers = [(("fleetlog.deliver-at", value),) if value is not None else () for value in said]
+        records = [Record(n, now_ms, None, b"v", each) for n, each in enumerate(headers)]
+        compress = (lambda payload: compression.compress(codec, payload)) if codec else None
+        broker.replicate("t", encode_batch(records, attributes=codec, compress=compress))
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 0, 1), (2, 4, 1)]
+        assert await one.taken(0, wait_ms=9_000) == [(1, 1, 1)]
+        assert broker.clock.wall_ms() >= now_ms + 700
+        assert broker.services.metrics.early_deliveries.value == 1, "what is too far ahead"
+
+    served(tmp_path, story, **{"fleetlog.share.delay.max.ms": "60000"})
 
 
 def test_durations() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from fleetlog.brokers.shares import window as w
 from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
+from fleetlog.brokers.shares.times import Times
 from fleetlog.brokers.shares.window import (
     AckBatch,
     AckType,
@@ -337,3 +338,85 @@ def test_what_retention_takes_has_its_letter_all_the_same() -> None:
     window.expire(1_000)
     window.log_starts(5)
     assert window.doomed == [Doomed(0, 9, 1, Doom.TOO_MANY_DELIVERIES)]
+
+
+# --- records that wait for their time ---------------------------------------------------------------------------
+
+
+def delaying(kept: int = 100) -> Window:
+    return Window(ShareState(start=0), ShareLimits(100, 3, LOCK_MS, delay_max_ms=1_000, times_kept=kept))
+
+
+def take_by(window: Window, last: int, wall_ms: int, due: dict[int, int]) -> list[Acquired]:
+    first = window.next_offset
+    first = window.read_again if first > last and window.read_again is not None else first
+    times = Times(wall_ms, [(offset, ms) for offset, ms in due.items() if first <= offset <= last])
+    return window.acquire("a", (first, last), [(first, last)] if first <= last else [], 1_000, 0, times)
+
+
+def test_records_wait_for_their_time_and_hold_nobody() -> None:
+    window, due = delaying(), {1: 500, 2: 500, 3: 300, 5: 9_000}
+    assert take_by(window, 5, 0, due) == [Acquired(0, 0, 1), Acquired(4, 5, 1)], "what is too far ahead comes at once"
+    assert (window.delayed, window.locked, window.next_time_ms, window.next_offset) == (3, 3, 300, 6)
+    assert not window.due(299)
+    assert window.due(300)
+    assert take_by(window, 5, 300, due) == [Acquired(3, 3, 1)]
+    assert window.due(500)
+    assert take_by(window, 5, 499, due) == [], "the clock went back"
+    assert window.due(500)
+    assert take_by(window, 5, 500, due) == [Acquired(1, 2, 1)]
+    assert say(window, 1, 1, 2)
+    persist(window)
+    assert take_by(window, 5, 0, due) == [Acquired(1, 1, 2)], "what was given out once waits no more for it"
+
+
+def test_a_million_records_that_wait_are_one_run_and_are_all_given_out() -> None:
+    window, count = delaying(kept=1_000), 20_000
+    due = {offset: 100 + offset // 1_000 for offset in range(count)}
+    assert take_by(window, count - 1, 0, due) == []
+    assert take_by(window, count, 0, due) == [Acquired(count, count, 1)], "those behind them go on"
+    assert len(window.runs) == 2
+    given = 0
+    for wall_ms in range(100, 125):
+        window.due(wall_ms)
+        for _ in range(60):
+            got = take_by(window, count - 1, wall_ms, due)
+            given += sum(last - first + 1 for first, last, _ in got)
+            for first, last, _ in got:
+                assert max(due[first], due[last]) <= wall_ms
+                assert say(window, first, last, 1)
+                persist(window)
+    assert given == count
+
+
+def test_a_crowded_window_gives_out_at_the_edges_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "MAX_RUNS", 1)
+    window, due = delaying(), {0: 300, 1: 100, 2: 300, 3: 100}
+    assert take_by(window, 3, 0, due) == []
+    window.limits = window.limits._replace(records=99)
+    assert window.due(100)
+    assert [(run.first, run.last) for run in window.runs if run.free] == [(1, 1), (3, 3)], "there was one run"
+    assert take_by(window, 3, 100, due) == [Acquired(1, 1, 1), Acquired(3, 3, 1)]
+    due = {0: 300, 2: 300}
+    assert window.due(300)
+    assert take_by(window, 3, 300, due) == [Acquired(0, 0, 1), Acquired(2, 2, 1)]
+
+
+def test_where_records_may_not_wait_any_more_they_do_not() -> None:
+    window = delaying()
+    assert take_by(window, 3, 0, dict.fromkeys(range(4), 500)) == []
+    window.limits = window.limits._replace(delay_max_ms=0)
+    assert take_by(window, 3, 0, {}) == [Acquired(0, 3, 1)]
+
+
+def test_a_slow_record_stops_none_of_those_that_wait_and_a_delayed_one_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(w, "MAX_SPAN", 10)
+    window = delaying()
+    assert take_by(window, 0, 0, {0: 900}) == []
+    for offset in range(1, 40):
+        assert take_by(window, offset, 0, {0: 900}) == [Acquired(offset, offset, 1)]
+        assert say(window, offset, offset, 1)
+        persist(window)
+    assert (window.start, window.end) == (0, 40), "it is no part of the span"

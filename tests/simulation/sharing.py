@@ -4,7 +4,7 @@ What was acknowledged, and the answer seen, is never given out again, and no sta
 half of the seeds, no record is given out before those of its key that are before it are finished; and when nothing
 fails any more, every record is soon finished, because somebody said so, unless so many answers were lost that the limit
 of deliveries was reached. In half of the seeds the group has dead letters: what was rejected, and the answer seen, has
-one.
+one. In half of the seeds some records say from when on they are given out: none is before, by its leader's clock.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import fleetlog.wire.messages as m
 from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.coordinators.shard_host import ShardState
+from fleetlog.brokers.coordinators.share_partitions import DELIVER_AT
 from fleetlog.brokers.model import SHARE_STATE_TOPIC
 from fleetlog.brokers.shares.state import ENDS, NO_OFFSET
 from fleetlog.brokers.shares.window import AckType
@@ -39,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "group_share_delivery_count_limit": DELIVERIES, "share_coordinator_state_topic_num_partitions": 1,
 }  # fmt: skip
 KEYS = 4
+DELAY_MAX_MS = 8_000
 MOST_RECORDS = 120
 """Of a writer: workers that lose every other answer get to the end of them."""
 REST_S = 40.0
@@ -57,6 +59,7 @@ class Queue:
     def __init__(self, world: World) -> None:
         self._world = world
         self.ordered = random.Random(f"{world.seed}/order").random() < 0.5
+        self.delays = random.Random(f"{world.seed}/delays").random() < 0.5
         self.letters = random.Random(f"{world.seed}/letters").random() < 0.5
         self.rejected: set[Place] = set()
         """Whose rejection was answered."""
@@ -74,10 +77,12 @@ class Queue:
         self._at_rest = False
         self._rests_by = 0.0
 
-    def take(self, name: str, place: Place, record: Record, asked_s: float) -> None:
-        """A worker was given a record, by a request of that time."""
+    def take(self, name: str, place: Place, record: Record, asked_s: float, early: bool) -> None:
+        """A worker was given a record, by a request of that time; whether it was given before its own time."""
         oracle = self._world.oracle
         oracle.checked["records of workers"] += 1
+        if early:
+            oracle.violate(f"{name} gets {place} before its time: {record.headers}")
         self.given[place] += 1
         self.keys[place] = record.key
         if self.finished.get(place, asked_s) < asked_s:
@@ -132,7 +137,9 @@ class Queue:
 
 
 class JobWriter(Producer):
-    """Writes records of a few keys."""
+    """Writes records of a few keys, some of which are to be given out later."""
+
+    delays = False
 
     async def write(self) -> None:
         """Until the run closes."""
@@ -147,7 +154,11 @@ class JobWriter(Producer):
         """Each with the key that its number has."""
         keys = [b"%d" % (int(value.rpartition("-")[2]) % KEYS) for value in values]
         now_ms = self.world.wall_ms()
-        records = [Record(-1, now_ms, key, value.encode(), ()) for key, value in zip(keys, values, strict=True)]
+        times = [self.rng.choice((None, None, 300, 2_000, 6_000, 90_000)) if self.delays else None for _ in keys]
+        records = [
+            Record(-1, now_ms, key, value.encode(), () if ms is None else ((DELIVER_AT, b"%d" % (now_ms + ms)),))
+            for key, value, ms in zip(keys, values, times, strict=True)
+        ]
         return encode_batch(
             records, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
         )
@@ -199,7 +210,8 @@ class Worker(Client):
         """Fetch, and do something with what comes."""
         broker = await self.leader(tp)
         epoch, named = self._sessions.get(broker, (0, set[TopicPartition]()))
-        asked_s = self.loop.time()
+        asked_s, clock = self.loop.time(), self.world.fleet.brokers[broker].clock
+        skew_ms = clock.skew_ms
         answer = await self.ask(broker, self._fetch(tp, epoch, tp not in named), 2, 1.0)
         if answer is None or not self._goes_on(broker, answer.error_code, epoch, {*named, tp}):
             await self._lost(broker, answer is None, tp)
@@ -210,14 +222,27 @@ class Worker(Client):
                 if part.error_code != OK:
                     await self.lost_leader(where)
                 elif part.acquired_records:
-                    await self._work(broker, where, part, asked_s)
+                    judged_s = asked_s if clock.skew_ms == skew_ms else None
+                    await self._work(broker, where, part, asked_s, judged_s)
 
-    async def _work(self, broker: int, tp: TopicPartition, part: Any, asked_s: float) -> None:
+    def _early(self, broker: int, record: Record, asked_s: float) -> bool:
+        """Whether a leader whose clock did not jump gave out a record for the first time before its time had come."""
+        due_ms, wall_ms = (
+            int(dict(record.headers).get(DELIVER_AT) or 0),
+            self.world.fleet.brokers[broker].clock.wall_ms(),
+        )
+        asked_ms = wall_ms - 1_000 * (self.loop.time() - asked_s)
+        return wall_ms < due_ms < asked_ms + DELAY_MAX_MS
+
+    async def _work(self, broker: int, tp: TopicPartition, part: Any, asked_s: float, judged_s: float | None) -> None:
         records = {record.offset: record for batch in batches_of(part.records) for record in batch.records}
-        given = {offset for row in part.acquired_records for offset in range(row.first_offset, row.last_offset + 1)}
+        given = {offset for row in part.acquired_records for offset in _offsets(row)}
         mine = sorted(given & records.keys())
+        first = {o for row in part.acquired_records if row.delivery_count == 1 for o in _offsets(row)}
         for offset in mine:
-            self.queue.take(self.name, (tp.partition, offset), records[offset], asked_s)
+            judged = self.queue.delays and offset in first and judged_s is not None
+            early = judged and self._early(broker, records[offset], asked_s)
+            self.queue.take(self.name, (tp.partition, offset), records[offset], asked_s, early)
         roll = 0.0 if self.world.closing else self.rng.random()
         if roll > 0.97:
             self.world.note(f"{self.name} vanishes with {mine}")
@@ -305,10 +330,14 @@ class Worker(Client):
         )  # fmt: skip
 
 
+def _offsets(row: Any) -> range:
+    return range(row.first_offset, row.last_offset + 1)
+
+
 class Foreman(Admin):
     """Permits share groups, and sets the group's own settings."""
 
-    async def permit(self, ordered: bool, letters: bool) -> None:
+    async def permit(self, queue: Queue) -> None:
         """Until all of it is done."""
         update = m.UpdateFeaturesRequest.FeatureUpdateKey(
             version=1, feature="share.version", max_version_level=2, upgrade_type=1
@@ -318,9 +347,11 @@ class Foreman(Admin):
             await self.pause(0.05, 0.3)
         kind = m.IncrementalAlterConfigsRequest.AlterConfigsResource
         settings = {"share.auto.offset.reset": "earliest", "fleetlog.share.retry.backoff.ms": "100"}
-        if ordered:
+        if queue.delays:
+            settings["fleetlog.share.delay.max.ms"] = str(DELAY_MAX_MS)
+        if queue.ordered:
             settings["fleetlog.share.order"] = "key"
-        if letters:
+        if queue.letters:
             await self.create(
                 LETTERS.topic, 1, 3, {"min.insync.replicas": "2", "errors.deadletterqueue.group.enable": "true"}
             )
@@ -374,6 +405,7 @@ def place_of(letter: Record) -> Place:
 def clients(world: World) -> tuple[Foreman, Queue, list[tuple[Client, Any]]]:
     """Who permits it, and for what; a writer and workers, each with its work."""
     queue, writer = Queue(world), JobWriter(world, "j1")
+    writer.delays = queue.delays
     workers = [Worker(world, f"w-share{number}", queue) for number in range(1, 4)]
     foreman = Foreman(world, "foreman")
     works = [(writer, writer.write()), (foreman, foreman.read_letters(queue)), *((one, one.main()) for one in workers)]

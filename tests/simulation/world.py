@@ -383,7 +383,7 @@ class World:
             clients += self.rebalancing
         if self.sharing is not None:
             foreman, queue, workers = self.sharing
-            await foreman.run(foreman.permit(queue.ordered, queue.letters))
+            await foreman.run(foreman.permit(queue))
             await admin.run(admin.create(sharing.QUEUE, len(sharing.PARTITIONS), 3, {"min.insync.replicas": "2"}))
             clients += workers
             partitions += sharing.PARTITIONS

@@ -93,8 +93,9 @@ class Broker(Stage):
             ME, groups, states, self.metadata, self.replicas, no_peers,  # type: ignore[arg-type]
         )  # fmt: skip
         self.services.share_partitions = SharePartitions(
-            states, self.services.timers, self.clock, letters, self.services.share_offsets.subscribed
-        )
+            states, self.services.timers, self.clock, letters, self.services.share_offsets.subscribed,
+            self.services.metrics.early_deliveries,
+        )  # fmt: skip
         self.services.lags = LagWatch(
             ME,
             5_000,
