@@ -38,6 +38,11 @@ _GROUP_ROWS = (
         "With key no record of a share group overtakes another of its key.", choices=("none", "key"),
     ),
     _group(
+        SettingType.STRING, "fleetlog.share.poison.key", "none",
+        "With dlq what is behind a dead letter of its key becomes one, too, where a share group has an order by key.",
+        choices=("none", "dlq"),
+    ),
+    _group(
         SettingType.INT, "fleetlog.share.retry.backoff.ms", 0,
         "How long a record that is given back waits before it is tried again; twice as long each time after.",
         low=0, high=86_400_000,

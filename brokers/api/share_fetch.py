@@ -29,8 +29,9 @@ from fleetlog.brokers.coordinators.share_partitions import SharePartition, Share
 from fleetlog.brokers.metadata.features import SHARE_VERSION
 from fleetlog.brokers.metadata.znodes import CONFIG_GROUPS
 from fleetlog.brokers.model import INTERNAL_TOPICS
+from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.state import ShareKey
-from fleetlog.brokers.shares.window import AckBatch, AckType, Acquired, WrongAcknowledgement, checked
+from fleetlog.brokers.shares.window import Acquired
 from fleetlog.brokers.tiering.tiers import is_tiered
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode

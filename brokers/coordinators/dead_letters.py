@@ -60,6 +60,7 @@ INIT_VERSION, PRODUCE_VERSION, END_VERSION = 4, 12, 5
 _NONE = ErrorCode.NONE
 _SAID = {
     Doom.REJECTED: "A member rejected the record.",
+    Doom.AFTER_POISON: "A record of its key before it became a dead letter.",
     Doom.TOO_MANY_DELIVERIES: "The record was delivered as often as the group permits.",
 }
 

@@ -34,11 +34,12 @@ from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, SliceG
 from fleetlog.brokers.log.validation import records_of
 from fleetlog.brokers.model import Clock, TopicInfo
 from fleetlog.brokers.replication.serving import Serve
+from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
 from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey
 from fleetlog.brokers.shares.times import Times
-from fleetlog.brokers.shares.window import AckType, Acquired, Noted, ShareLimits, Window
+from fleetlog.brokers.shares.window import Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import Now, Result, Ticket
 from fleetlog.wire.compression import CodecError
@@ -102,6 +103,7 @@ class ShareRules(NamedTuple):
             int(own.get("fleetlog.share.retry.backoff.ms", "0")),
             int(own.get("fleetlog.share.retry.backoff.max.ms", "60000")),
             int(own.get("fleetlog.share.delay.max.ms", "0")),
+            poisons=own.get("fleetlog.share.poison.key") == "dlq",
         )
         return cls(
             limits,

@@ -67,6 +67,17 @@ class KeyOrder:
             elif head:
                 heapq.heappush(self._heads, queue[0])
 
+    def behind(self, offset: int) -> list[int]:
+        """The known records of its key that are behind one, in order."""
+        key = self._keys.get(offset)
+        return [] if key is None else [other for other in self._queues[key] if other > offset]
+
+    def before(self, offset: int) -> int | None:
+        """Of a record that was just learned: the one of its key before it; None if there is none."""
+        key = self._keys.get(offset)
+        queue = () if key is None else self._queues[key]
+        return queue[-2] if len(queue) > 1 else None
+
     def next(self) -> int | None:
         """The first record that may be given out; None if there is none among the known ones."""
         while self._heads:

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 MAX_TIMES = 100_000
-"""The most that are known of a share partition: some 100 bytes each."""
+"""The most that are known of a share partition: some 130 bytes each."""
 FAR = 1 << 62
 
 

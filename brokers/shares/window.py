@@ -29,9 +29,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum, IntFlag
+from enum import Enum, IntFlag
 from typing import NamedTuple
 
+from fleetlog.brokers.shares.acks import AckType, WrongAcknowledgement
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, RecordState, ShareState, StateBatch
 from fleetlog.brokers.shares.times import MAX_TIMES, NO_TIMES, KnownTimes, Times, joined, piece_at
@@ -43,22 +44,14 @@ MAX_REACH = 1 << 30
 """The most offsets between start and end: how many of them are finished is persisted as an int32."""
 MAX_SUSPECTS = 64
 """The most records together that have been delivered often."""
-MAX_TYPES = 20_000
-"""The most types that are said of a partition's records at a time: nobody has more records than half of it."""
 MAX_RUNS = 8_192
 """The most runs of a window: some 200 bytes of memory each, and 20 of its snapshot."""
 CROWDED_MS = 1_000
 """So much later a record is given out whose time has come, while the window has twice as many runs."""
 
 
-class AckType(IntEnum):
-    """What a member says of a record that it has."""
-
-    GAP = 0
-    ACCEPT = 1
-    RELEASE = 2
-    REJECT = 3
-    RENEW = 4
+POISONED = MAX_DELIVERIES
+"""The delivery count, which no record reaches by deliveries, of one that is behind a dead letter of its key."""
 
 
 class Doom(Enum):
@@ -66,6 +59,8 @@ class Doom(Enum):
 
     REJECTED = "rejected"
     TOO_MANY_DELIVERIES = "too-many-deliveries"
+    AFTER_POISON = "after-poison"
+    """It is behind another dead letter of its key."""
 
 
 class Noted(IntFlag):
@@ -74,14 +69,6 @@ class Noted(IntFlag):
     NOTHING = 0
     WRITE = 1
     BURIAL = 2
-
-
-class AckBatch(NamedTuple):
-    """Acknowledges offsets ``first`` to ``last`` (inclusive): all by one type, or each by its own."""
-
-    first: int
-    last: int
-    types: Sequence[int]
 
 
 class Acquired(NamedTuple):
@@ -105,6 +92,8 @@ class ShareLimits(NamedTuple):
     delay_max_ms: int = 0
     """As long a record that was never given out may wait for the time that it says itself; 0 if it does not wait."""
     times_kept: int = MAX_TIMES
+    poisons: bool = False
+    """By key: what is known to be behind a record that becomes a dead letter becomes one, too."""
 
 
 class StateWrite(NamedTuple):
@@ -122,14 +111,6 @@ class Doomed(NamedTuple):
     last: int
     deliveries: int
     why: Doom
-
-
-class WrongAcknowledgement(Exception):
-    """An acknowledgement that cannot be: its error code and text. Nothing of its partition's was taken over."""
-
-    def __init__(self, error: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.error = error
 
 
 @dataclass(slots=True)
@@ -202,31 +183,6 @@ class _Giving:
     """When that comes."""
     got: list[Acquired] = field(default_factory=list)
     over: bool = False
-
-
-def checked(batches: Iterable[AckBatch]) -> list[tuple[int, int, AckType]]:
-    """First and last offset and type, in order, equal neighbours of a batch joined. Raises WrongAcknowledgement."""
-    pieces: list[tuple[int, int, AckType]] = []
-    before, named = -1, 0
-    for first, last, types in batches:
-        if not before < first <= last:
-            raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, f"Offsets {first} to {last} after {before}.")
-        named += len(types)
-        if len(types) not in (1, last - first + 1) or named > MAX_TYPES:
-            text = f"{len(types)} types for offsets {first} to {last}."
-            raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, text)
-        if any(not AckType.GAP <= kind <= AckType.RENEW for kind in types):
-            raise WrongAcknowledgement(ErrorCode.INVALID_REQUEST, "A type of acknowledgement that is unknown.")
-        before = last
-        if len(types) == 1:
-            pieces.append((first, last, AckType(types[0])))
-            continue
-        for offset, kind in enumerate(types, first):
-            if offset > first and pieces[-1][2] == kind:
-                pieces[-1] = (pieces[-1][0], offset, pieces[-1][2])
-            else:
-                pieces.append((offset, offset, AckType(kind)))
-    return pieces
 
 
 class Window:
@@ -408,7 +364,11 @@ class Window:
     @property
     def doomed(self) -> list[Doomed]:
         """What is to become dead letters, in order."""
-        return [Doomed(r.first, r.last, r.count, r.doom) for r in self._runs if r.doom is not None and not r.writing]
+        return [
+            Doomed(r.first, r.last, r.count % POISONED, r.doom)
+            for r in self._runs
+            if r.doom is not None and not r.writing
+        ]
 
     @property
     def members(self) -> set[str]:
@@ -523,6 +483,9 @@ class Window:
                 order.end = offset + 1
             else:
                 order.learn(offset, key)
+                before = order.before(offset) if self.limits.poisons else None
+                if before is not None and self._run_at(before).doom is Doom.AFTER_POISON:
+                    self._poison([offset])
         self._archive_gap(order.end, last)
         order.end = max(order.end, min(last + 1, self.end))
 
@@ -805,7 +768,8 @@ class Window:
             doomed = run.doom is not None or (run.state is RecordState.AVAILABLE and self._freed(run) in ENDS)
             if not doomed:
                 continue
-            run.doom = (run.doom or Doom.TOO_MANY_DELIVERIES) if letters else None
+            why = Doom.AFTER_POISON if run.count == POISONED else Doom.TOO_MANY_DELIVERIES
+            run.doom = (run.doom or why) if letters else None
             if run.becomes is None:
                 run.until_ms = 0
                 if letters:
@@ -858,7 +822,27 @@ class Window:
             buried += [self._cut(max(run.first, first), min(run.last, last)) for run in inside]
         if not buried:
             return None
-        return self._written(buried, self._finished_until(buried), burying=True)
+        behind = self._behind(buried)
+        write = self._written(buried, self._finished_until(buried), burying=True)
+        marks = [StateBatch(first, last, RecordState.AVAILABLE, POISONED) for first, last in joined(behind)]
+        return write._replace(batches=tuple(sorted((*write.batches, *marks))))
+
+    def _behind(self, buried: Sequence[WindowRun]) -> list[int]:
+        """What becomes dead letters with these: offsets, in order, that nobody has and that are behind one of a key."""
+        if self._keys is None or not self.limits.poisons:
+            return []
+        offsets = {offset for run in buried for offset in range(run.first, run.last + 1)}
+        behind = {other for offset in offsets for other in self._keys.behind(offset)} - offsets
+        free = (RecordState.AVAILABLE, None)
+        return sorted(o for o in behind if (self._run_at(o).state, self._run_at(o).doom) == free)
+
+    def _poison(self, offsets: Iterable[int]) -> None:
+        """These become dead letters, though nobody had them."""
+        for first, last in joined(offsets):
+            for run in list(self._between(first, last)):
+                run = self._cut(max(run.first, first), min(run.last, last))
+                run.state, run.count, run.doom = RecordState.ARCHIVING, POISONED, Doom.AFTER_POISON
+                run.until_ms, run.delayed, run.dirty = 0, False, True
 
     def _written(self, changed: Sequence[WindowRun], start: int, *, burying: bool) -> StateWrite:
         for run in changed:
@@ -883,6 +867,8 @@ class Window:
         start = self._write_start
         assert start is not None, "a write was begun"
         self._write_start = None
+        if self._burying and persisted:
+            self._poison(self._behind([run for run in self._runs if run.writing]))
         for run in self._runs:
             if not run.writing:
                 continue

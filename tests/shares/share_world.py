@@ -9,20 +9,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey
 from fleetlog.brokers.shares.times import Times
 from fleetlog.brokers.shares.window import (
     MAX_SPAN,
-    AckBatch,
-    AckType,
     Doom,
     Noted,
     ShareLimits,
     StateWrite,
     Window,
-    WrongAcknowledgement,
-    checked,
 )
 from fleetlog.txn.commands import CoordinatorRecord, Now, Result, Ticket
 from fleetlog.wire.errors import ErrorCode
@@ -64,6 +61,8 @@ class Leader:
     """Those of the write under way, if it is a burial."""
     held: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The oracle's view: who has an offset, until when."""
+    keys_known: int = 0
+    """When the burial under way began."""
     counts: dict[int, int] = field(default_factory=dict)
     given_ms: dict[int, int] = field(default_factory=dict)
 
@@ -88,6 +87,9 @@ class World:
             kept = draw.choice((2, 10, 100_000))
             self.limits = self.limits._replace(delay_max_ms=draw.choice((500, 60_000)), times_kept=kept)
         self.delays = draw
+        self.limits = self.limits._replace(poisons=self.ordered and draw.random() < 0.5)
+        self.poisoned: set[int] = set()
+        """Which were behind a dead letter of their key when that was written."""
         self.keys = [None, *(bytes([number]) for number in range(draw.choice((1, 3, 20))))]
         self.updates = self.random.choice((0, 1, 5))
         self.buries = self.random.random() < 0.5
@@ -217,6 +219,8 @@ class World:
             raise Violation(f"offset {offset} has no record")
         if offset in self.acked:
             raise Violation(f"offset {offset} was acknowledged and is given out again")
+        if offset in self.poisoned:
+            raise Violation(f"offset {offset} was behind a dead letter of its key, and is given out")
         holder = leader.held.get(offset)
         if holder is not None and holder[1] > self.now_ms:
             raise Violation(f"{holder[0]} has offset {offset}, which {member} gets")
@@ -242,7 +246,7 @@ class World:
                 if other == offset or self.key_of(other) != self.key_of(offset):
                     continue
                 given_up = self.delivered.get(other, 0) >= self.limits.deliveries
-                if other < offset and other not in self.said and not given_up:
+                if other < offset and other not in self.said | self.letters.keys() and not given_up:
                     raise Violation(f"offset {offset} overtakes {other} of its key")
                 if any(one.held.get(other, ("", 0))[1] > self.now_ms for one in self.leaders):
                     raise Violation(f"offset {offset} is given out beside {other} of its key")
@@ -307,6 +311,7 @@ class World:
         whys = {offset: one.why for one in doomed for offset in range(one.first, one.last + 1) if offset <= last}
         leader.write = leader.window.begin_burial([(o.first, min(o.last, last)) for o in doomed if o.first <= last])
         if leader.write is not None:
+            leader.keys_known = leader.window.keys_known if self.limits.poisons else 0
             leader.letters = {offset: why for offset, why in whys.items() if offset >= leader.window.start}
             waiting = [ack for ack in leader.noted if ack.waits & Noted.BURIAL]
             leader.under_way = [ack for ack in waiting if min(ack.buried) <= last]
@@ -320,7 +325,16 @@ class World:
                 raise Violation(f"nobody rejected offset {offset}")
             if why is Doom.TOO_MANY_DELIVERIES and self.delivered.get(offset, 0) < self.limits.deliveries:
                 raise Violation(f"offset {offset} was delivered {self.delivered.get(offset, 0)} times")
+            behind = [o for o in range(offset + 1, leader.keys_known) if self.key_of(o) == self.key_of(offset)]
+            if self.limits.poisons and self.key_of(offset) is not None and offset >= self.log_start:
+                self.poisoned.update(behind)
+            if why is Doom.AFTER_POISON and offset not in self.poisoned | self.behind_poison(offset):
+                raise Violation(f"offset {offset} is behind no dead letter of its key")
             self.letters[offset] = why
+
+    def behind_poison(self, offset: int) -> set[int]:
+        """The offset, if a record of its key before it has a dead letter."""
+        return {offset for other in self.letters if other < offset and self.key_of(other) == self.key_of(offset)}
 
     def end(self, leader: Leader) -> None:
         """The coordinator gets the write, or not, and its answer comes, or not."""
@@ -460,7 +474,10 @@ class World:
             for offset in range(first, last + 1) if has else ():
                 if self.buries and offset >= self.log_start and offset not in self.accepted | self.letters.keys():
                     raise Violation(f"offset {offset} was not accepted, and has no dead letter")
-                if offset not in self.said and self.delivered.get(offset, 0) < self.limits.deliveries:
+                if (
+                    offset not in self.said | self.poisoned | self.letters.keys()
+                    and self.delivered.get(offset, 0) < self.limits.deliveries
+                ):
                     raise Violation(f"offset {offset} is finished, though nobody said so")
 
 

@@ -57,3 +57,11 @@ def test_records_behind_one_of_their_key_may_end_first() -> None:
     assert records.give() == [20]
     records.order.finished(20, 20)
     assert len(records.order) == 0
+
+
+def test_what_is_behind_and_before() -> None:
+    order = KeyOrder(0, lambda offset: True)
+    for offset, key in enumerate((b"a", b"b", None, b"a", None, b"a")):
+        order.learn(offset, key)
+        assert order.before(offset) == {3: 0, 5: 3}.get(offset)
+    assert [order.behind(offset) for offset in range(7)] == [[3, 5], [], [], [5], [], [], []]

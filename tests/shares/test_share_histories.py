@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from fleetlog.brokers.shares import coordinator
+from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
 from fleetlog.brokers.shares.keys import KeyOrder
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
 from fleetlog.brokers.shares.times import KnownTimes
-from fleetlog.brokers.shares.window import AckType, ShareLimits, Window, WindowRun
+from fleetlog.brokers.shares.window import ShareLimits, Window, WindowRun
 from fleetlog.txn.commands import Result
 from tests.shares.share_world import Violation, run
 
@@ -169,6 +170,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "records do not wait for their time": (Window, "_delay", never_waits),
     "a time comes too soon": (KnownTimes, "remember", too_soon),
     "times that have no room are forgotten": (KnownTimes, "remember", forgets_the_later),
+    "what is behind a dead letter of its key is given out": (Window, "_behind", lambda self, buried: []),
     "a key is held for ever": (KeyOrder, "finished", lambda self, first, last: None),
 }
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fleetlog.brokers.shares import window as w
+from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
 from fleetlog.brokers.shares.times import Times
 from fleetlog.brokers.shares.window import (
-    AckBatch,
-    AckType,
     Acquired,
     Doom,
     Doomed,
     Noted,
     ShareLimits,
     Window,
-    WrongAcknowledgement,
-    checked,
 )
 from fleetlog.wire.errors import ErrorCode
 
@@ -371,8 +368,8 @@ def test_records_wait_for_their_time_and_hold_nobody() -> None:
 
 
 def test_a_million_records_that_wait_are_one_run_and_are_all_given_out() -> None:
-    window, count = delaying(kept=1_000), 20_000
-    due = {offset: 100 + offset // 1_000 for offset in range(count)}
+    window, count = delaying(kept=200), 4_000
+    due = {offset: 100 + offset // 200 for offset in range(count)}
     assert take_by(window, count - 1, 0, due) == []
     assert take_by(window, count, 0, due) == [Acquired(count, count, 1)], "those behind them go on"
     assert len(window.runs) == 2

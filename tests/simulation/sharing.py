@@ -19,8 +19,8 @@ from fleetlog._native.batch import Record, encode_batch
 from fleetlog.brokers.coordinators.shard_host import ShardState
 from fleetlog.brokers.coordinators.share_partitions import DELIVER_AT
 from fleetlog.brokers.model import SHARE_STATE_TOPIC
+from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.state import ENDS, NO_OFFSET
-from fleetlog.brokers.shares.window import AckType
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import TopicPartition
 from tests.simulation.admin import Admin
