@@ -997,3 +997,7 @@ class AcceptedPositionsRequest(Protocol):
 class DescribeLogLinesRequest(Protocol):
     after_number: int
     limit: int
+
+
+class DescribeShareWindowsRequest(Protocol):
+    group_id: str

@@ -1,4 +1,4 @@
-"""Offsets of share groups, looked at and changed from outside (KIP-932, KIP-1226, keys 90 to 92).
+"""Offsets of share groups, looked at and changed from outside (KIP-932, KIP-1226, keys 90 to 92); their windows.
 
 What is changed is that of groups without members. One request has as many share partitions as it has time for.
 """
@@ -12,22 +12,26 @@ from typing import Any
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import DELETE_GROUP, DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP, READ_TOPIC
 from fleetlog.brokers.acls.image import AclOperation
-from fleetlog.brokers.api.base import Context, Done, in_task, worked
+from fleetlog.brokers.api.base import Context, Done, Paced, in_slices, in_task, worked
+from fleetlog.brokers.api.by_topic import rows_by_topic
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.api.share_groups import NOT_SERVED, shares_served
 from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets, ShareProgress
+from fleetlog.brokers.coordinators.share_partitions import LONG_KEY_BYTES
 from fleetlog.brokers.groups.share import ShareGroup, StateTopic
 from fleetlog.brokers.metadata.features import SHARE_VERSION
 from fleetlog.brokers.model import INTERNAL_TOPICS, TopicInfo, TopicPartition
 from fleetlog.brokers.shares.state import ShareKey
+from fleetlog.brokers.shares.window import Window
 from fleetlog.wire import api_keys
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import (
     AlterShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
+    DescribeShareWindowsRequest,
 )
 
 NO_TOPIC = uuid.UUID(int=0)
@@ -127,6 +131,42 @@ async def _described_topic(
             )
         )  # fmt: skip
     return kind(topic_name=name, topic_id=topic_id, partitions=rows)
+
+
+@Row(api_keys.DESCRIBE_SHARE_WINDOWS, (DESCRIBE_GROUP, DESCRIBE_TOPIC), feature=SHARE_VERSION)
+@in_slices
+def handle_describe_share_windows(request: DescribeShareWindowsRequest, context: Context) -> Paced:
+    """DescribeShareWindows v0 (ours): what is open here of a group, and which record keeps a full window back.
+
+    Topics that may not be described are left out.
+    """
+    kind = m.DescribeShareWindowsResponse
+    refused, shares = context.refusal(*DESCRIBE_GROUP, request.group_id), context.services.share_partitions
+    if refused is not _NONE or shares is None:
+        return Done(kind(version=0, error_code=int(refused)))
+    windows: dict[TopicPartition, Window] = {}
+    for share in shares.of_group(request.group_id):
+        yield
+        if share.window is not None:
+            windows[share.partition.tp] = share.window
+    denied = context.denied(*DESCRIBE_TOPIC, {tp.topic for tp in windows}, logged=False)
+    shown = ((tp, window) for tp, window in windows.items() if tp.topic not in denied)
+    topics = yield from rows_by_topic(
+        shown, _window, lambda name, rows: kind.WindowTopic(name=name, partitions=rows)
+    )  # fmt: skip
+    return Done(kind(version=0, topics=topics))
+
+
+def _window(tp: TopicPartition, window: Window) -> Any:
+    row = m.DescribeShareWindowsResponse.WindowTopic.ShareWindow(
+        partition_index=tp.partition, start_offset=window.start, end_offset=window.end, unfinished=window.unfinished,
+        locked=window.locked, waiting=window.waiting, holder_state="", holder_member=None, holder_key=None,
+    )  # fmt: skip
+    if (holder := window.holds_back) is not None:
+        row.holder, row.holder_state, row.holder_deliveries, row.holder_member, row.holder_key = holder
+        if holder.key is not None and len(holder.key) >= LONG_KEY_BYTES:
+            row.holder_key = None  # a hash
+    return row
 
 
 # --- altering ---------------------------------------------------------------------------------------------------

@@ -114,12 +114,48 @@ def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None
         click.echo(visible(head))
         columns = ["topic", "partition", "committed", "end", "lag", "member", "metadata"]
         if group["type"] == "share":
-            columns = ["topic", "partition", "start", "end", "lag"]
+            columns = ["topic", "partition", "start", "end", "lag", "out", "waiting", "held_back_by"]
+            _tell_holders(group["offsets"])
         table(columns, [[row[c] for c in columns] for row in group["offsets"]])
         if group["members"]:
             columns = ["member", "client", "host", "instance", "assigned"]
             table(columns, [[row[c] for c in columns] for row in group["members"]], title="")
         click.echo()
+
+
+def _tell_holders(rows: list[dict[str, Any]]) -> None:
+    """Which record keeps a partition of a share group from moving on, in words."""
+    for row in rows:
+        holder = row["held_back_by"]
+        if holder is not None:
+            key = "" if holder["key"] is None else f" of key {holder['key']}"
+            whose = f" {holder['member']}" if holder["member"] is not None else ""
+            times = f", delivered {holder['deliveries']} times" if holder["deliveries"] > 1 else ""
+            row["held_back_by"] = visible(f"offset {holder['offset']}{key}: {holder['state']}{whose}{times}")
+
+
+def _share_windows(client: Any, name: str) -> dict[Any, Any]:
+    """What leaders have of a share group: nothing of those that it does not read at present, or that do not tell."""
+    from fleetlog.wire import messages
+
+    request = messages.DescribeShareWindowsRequest(version=0, group_id=name)
+    answers = client.ask_each({one.node_id: request for one in client._manager.cluster.brokers()}, PATIENCE_S)
+    return {
+        TopicPartition(topic.name, row.partition_index): row
+        for answer in answers.values()
+        for topic in (answer.topics if answer is not None and answer.error_code == 0 else ())
+        for row in topic.partitions
+    }
+
+
+def _holder(row: Any) -> dict[str, Any] | None:
+    if row is None or row.holder < 0:
+        return None
+    key = None if row.holder_key is None else row.holder_key.decode("utf-8", "backslashreplace")
+    return {
+        "offset": row.holder, "state": row.holder_state, "deliveries": row.holder_deliveries,
+        "member": row.holder_member, "key": key,
+    }  # fmt: skip
 
 
 def _described(client: Any, name: str) -> dict[str, Any]:
@@ -189,7 +225,7 @@ def _ask_coordinator(client: Any, name: str, request: Any) -> Any:
 
 def _describe_share(client: Any, name: str, described: dict[str, Any]) -> dict[str, Any]:
     starts = share_starts(client, name)
-    ends = log_ends(client, sorted(starts))
+    ends, windows = log_ends(client, sorted(starts)), _share_windows(client, name)
     rows = [
         {
             "topic": tp.topic,
@@ -197,6 +233,9 @@ def _describe_share(client: Any, name: str, described: dict[str, Any]) -> dict[s
             "start": start,
             "end": ends[tp][1] if tp in ends else None,
             "lag": lag if lag >= 0 else None,
+            "out": windows[tp].locked if tp in windows else None,
+            "waiting": windows[tp].waiting if tp in windows else None,
+            "held_back_by": _holder(windows.get(tp)),
         }
         for tp, (start, lag) in sorted(starts.items())
     ]

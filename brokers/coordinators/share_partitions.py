@@ -634,6 +634,10 @@ class SharePartitions:
         """The open one."""
         return self._open.get(key)
 
+    def of_group(self, group_id: str) -> list[SharePartition]:
+        """The open ones of a group."""
+        return [share for key, share in self._open.items() if key.group_id == group_id]
+
     async def read(self, piece: FileSlice) -> bytes | bytearray:
         """The slice's bytes; a thread waits for the disk first if they are not in memory. Raises as the slice does."""
         place = piece.fileno(), piece.length, piece.position

@@ -72,6 +72,13 @@ class KeyOrder:
         key = self._keys.get(offset)
         return [] if key is None else [other for other in self._queues[key] if other > offset]
 
+    def longest(self) -> tuple[int, bytes] | None:
+        """The first record of the key that has most of the known ones, and the key; None if none has one."""
+        if not self._queues:
+            return None
+        key = max(self._queues, key=lambda key: len(self._queues[key]))
+        return self._queues[key][0], key
+
     def before(self, offset: int) -> int | None:
         """Of a record that was just learned: the one of its key before it; None if there is none."""
         key = self._keys.get(offset)

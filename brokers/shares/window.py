@@ -96,6 +96,16 @@ class ShareLimits(NamedTuple):
     """By key: what is known to be behind a record that becomes a dead letter becomes one, too."""
 
 
+class Holder(NamedTuple):
+    """A record that keeps a full window from moving on, in which state it is, and by key which one it has."""
+
+    offset: int
+    state: str
+    deliveries: int
+    member: str | None
+    key: bytes | None = None
+
+
 class StateWrite(NamedTuple):
     """What is to be persisted, as in :class:`~fleetlog.brokers.shares.coordinator.ShareWrite`."""
 
@@ -155,6 +165,15 @@ class WindowRun:
     def finished(self) -> bool:
         """Whether its records have reached their end, as far as this leader knows."""
         return self.state in ENDS
+
+    @property
+    def told(self) -> str:
+        """What it is waited for, in a word or two."""
+        if self.doom is not None:
+            return "dead letter"
+        if self.waits:
+            return "waits"
+        return "with a member" if self.state is RecordState.ACQUIRED else "free"
 
     def alike(self, other: WindowRun) -> bool:
         """Whether they differ in their offsets alone."""
@@ -328,10 +347,22 @@ class Window:
         return ready or self.room > 0 or self.read_again is not None
 
     @property
-    def holds_back(self) -> WindowRun | None:
-        """The first run that is not finished, if it is what keeps a full window from moving on."""
-        first = next((run for run in self._runs if not run.finished), None)
-        return first if self.room == 0 else None
+    def holds_back(self) -> Holder | None:
+        """What keeps a full window from moving on; None while there is room.
+
+        The first record that is not finished, one that waits only where there is no other; by key, that of the key
+        which has most.
+        """
+        left = [run for run in self._runs if not run.finished]
+        if self.room or not left:
+            return None
+        run = next((run for run in left if not run.waits), left[0])
+        offset, key = run.first, None
+        longest = self._keys.longest() if self._keys is not None else None
+        if longest is not None and longest[0] >= self.start:
+            offset, key = longest
+            run = self._run_at(offset)
+        return Holder(offset, run.told, run.count % POISONED, run.member, key)
 
     @property
     def next_deadline_ms(self) -> int | None:

@@ -27,6 +27,7 @@ from tests.support.stage import offsets_in
 from tests.support.waiting import eventually_async
 
 READ, WRITE, INITIALIZE, DELETE, SUMMARY = 84, 85, 83, 86, 87
+WINDOWS = 12020
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -488,6 +489,30 @@ def test_records_are_given_out_at_their_time(tmp_path: Path, codec: int) -> None
         assert broker.services.metrics.early_deliveries.value == 1, "what is too far ahead"
 
     served(tmp_path, story, **{"fleetlog.share.delay.max.ms": "60000"})
+
+
+def test_which_record_holds_a_full_window_back(tmp_path: Path) -> None:
+    async def story(broker: Broker) -> None:
+        async def told() -> list[tuple[Any, ...]]:
+            request = m.DescribeShareWindowsRequest(version=0, group_id="g")
+            answer = await broker.call(WINDOWS, 0, request)
+            assert answer.error_code == 0
+            rows = [(topic.name, row) for topic in answer.topics for row in topic.partitions]
+            return [(t, r.partition_index, r.start_offset, r.end_offset, r.locked, r.holder, r.holder_state,
+                     r.holder_deliveries, r.holder_member) for t, r in rows]  # fmt: skip
+
+        assert await told() == []
+        broker.append("t", 150)
+        one = Member(broker, "slow")
+        assert await one.taken(0, max_records=60, share_acquire_mode=1) == [(0, 59, 1)]
+        assert await told() == [("t", 0, 0, 60, 60, -1, "", 0, None)]
+        assert await one.taken(max_records=90, share_acquire_mode=1) == [(60, 99, 1)]
+        assert await told() == [("t", 0, 0, 100, 100, 0, "with a member", 1, "slow")]
+        groups_only = SimpleNamespace(allows=lambda who, host, what, kind, name: kind is GROUP, verdicts={})
+        broker.services.access = Access(groups_only)  # type: ignore[arg-type]
+        assert await told() == [], "the topic may not be described"
+
+    served(tmp_path, story, **{"share.partition.max.record.locks": "100"})
 
 
 def test_durations() -> None:

@@ -179,6 +179,36 @@ def test_no_record_overtakes_another_of_its_key_while_that_waits_to_be_tried_aga
     assert last_without_key < min(at for at, number in tries if number >= 5 and number % 5 < 4), "they wait for nobody"
 
 
+def test_records_come_at_their_time_also_from_the_next_leader(fleet: Fleet) -> None:
+    names = made(fleet, PARTITIONS, **{"fleetlog.share.delay.max.ms": "60000"})
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20, "compression.type": "lz4"})
+    due: dict[bytes, float] = {}
+    for number in range(60):
+        value, ahead_s = b"%d" % number, 8 if number % 2 else 0
+        due[value] = time.time() + ahead_s
+        headers = {"fleetlog.deliver-at": str(int(due[value] * 1000))} if ahead_s else None
+        producer.produce(names[0], value, partition=number % PARTITIONS, headers=headers)
+    assert producer.flush(WAIT_S) == 0
+    came: dict[bytes, float] = {}
+
+    def answer(message: Message) -> AcknowledgeType:
+        came.setdefault(message.value(), time.time())
+        return AcknowledgeType.ACCEPT
+
+    reader = Reader(fleet, names, answer)
+    read_all(reader, {value for value in due if not int(value) % 2})
+    told = Shell(fleet).json("groups", "describe", names[1])[0]["offsets"]
+    assert sum(row["waiting"] for row in told) == 30
+    assert all(row["held_back_by"] is None for row in told)
+    fleet.brokers[0].kill()
+    read_all(reader, set(due))
+    fleet.brokers[0].start()
+    fleet.brokers[0].wait_ready()
+    reader.end()
+    early = {value: due[value] - came[value] for value in due if came[value] < due[value] - 0.001}
+    assert not early
+
+
 def test_what_a_member_did_not_acknowledge_comes_again(fleet: Fleet) -> None:
     names = made(fleet, 1)  # which all members share
     values = produce(fleet, names[0], 0, 30, 1)
@@ -315,6 +345,31 @@ def test_dead_letters_and_their_replay(fleet: Fleet, copies: str) -> None:
     assert shell.json("dlq", "replay", letters, "--letter", place, "--execute")[0]["letters"] == 1
     shell.run("dlq", "purge", letters, "--to", "end", "--yes")
     assert listed() == []
+
+
+def test_what_is_behind_a_dead_letter_of_its_key_follows_it(fleet: Fleet) -> None:
+    letters = f"dlq.{uuid.uuid4()}"
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    permitted = {"errors.deadletterqueue.group.enable": "true"}
+    admin.create_topics([NewTopic(letters, 1, 3, config=permitted)])[letters].result(WAIT_S)
+    named = {"errors.deadletterqueue.topic.name": letters, "fleetlog.share.order": "key"}
+    names = made(fleet, 1, **named, **{"fleetlog.share.poison.key": "dlq"})
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20})
+    for number in range(20):
+        producer.produce(names[0], b"%d" % number, key=b"key %d" % (number % 2), partition=0)
+    assert producer.flush(WAIT_S) == 0
+    bad = b"6"
+    reader = Reader(fleet, names, lambda one: AcknowledgeType.REJECT if one.value() == bad else AcknowledgeType.ACCEPT)
+    shell = Shell(fleet)
+    rows = eventually(
+        lambda: shell.json("dlq", "list", letters), "they are buried", WAIT_S, good=lambda rows: len(rows) >= 7
+    )
+    read_all(reader, {b"%d" % number for number in range(1, 20, 2)})
+    reader.end()
+    assert Counter(row["reason"] for row in rows) == {"rejected": 1, "after-poison": 6}
+    assert [int(row["record"].rpartition(":")[2]) for row in rows] == [6, 8, 10, 12, 14, 16, 18]
+    assert {row["deliveries"] for row in rows} == {"1", "0"}
+    assert set(reader.values) == {b"%d" % n for n in range(20) if n % 2 or n <= 6}, "the others were given to nobody"
 
 
 def test_dead_letters_come_once_also_where_a_broker_ends_in_between(fleet: Fleet) -> None:

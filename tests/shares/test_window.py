@@ -174,7 +174,7 @@ def test_the_span_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     persist(window)
     assert not window.may_acquire
     assert window.holds_back is not None
-    assert (window.holds_back.first, window.holds_back.member) == (0, "slow")
+    assert window.holds_back == w.Holder(0, "with a member", 1, "slow")
 
 
 def test_runs_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,3 +417,12 @@ def test_a_slow_record_stops_none_of_those_that_wait_and_a_delayed_one_no_other(
         assert say(window, offset, offset, 1)
         persist(window)
     assert (window.start, window.end) == (0, 40), "it is no part of the span"
+
+
+def test_the_key_with_most_records_holds_the_window_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "MAX_KEYED", 6)
+    window = opened()
+    window.ordered = True
+    keys = [(offset, b"b" if offset in (0, 9) else b"a" if offset > 2 else None) for offset in range(12)]
+    assert window.acquire_in_order("m", (0, 11), keys, 2, 0) == [Acquired(0, 1, 1)]
+    assert window.holds_back == w.Holder(3, "free", 0, None, b"a")

@@ -630,7 +630,7 @@ MUTATIONS = (
     Mutation("a new leader takes what no write names for finished", (instead(Window.__init__, _finishes_gaps),), 2, SHARES),
     Mutation("a lock has no end", (instead(Window.expire, lambda self, now_ms: False),), 0, SHARES),
     Mutation("a record overtakes another of its key", (instead(KeyOrder.learn, lambda original, self, offset, key: original(self, offset, None)),), 2, SHARES),
-    Mutation("a record is given out before its time", (instead(Window._delay, lambda self, giving, read, times: None),), 0, SHARES),
+    Mutation("a record is given out before its time", (instead(Window._delay, lambda self, giving, read, times: None),), 2, SHARES),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(passes.delete_horizon, lambda header: 0),), 21),
     # ---- rights
