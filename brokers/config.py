@@ -360,6 +360,10 @@ class BrokerConfig:
     errors_deadletterqueue_topic_name_prefix: str = setting(
         STRING, "dlq.", "How the names of topics begin that share groups may name for their dead letters.", live=True
     )
+    errors_deadletterqueue_auto_create_topics_enable: bool = setting(
+        BOOLEAN, False, "Create the topic that a share group names for its dead letters with the first of them.",
+        live=True,
+    )  # fmt: skip
     group_share_record_lock_duration_ms: int = setting(
         INT, 30_000, "How long a share consumer has a record before another one may get it, in ms.",
         low=1_000, high=3_600_000,

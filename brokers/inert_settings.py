@@ -160,7 +160,6 @@ remote.log.storage.manager.impl.prefix string rsm.config. -
 """  # noqa: E501
 
 _GROUPS = """
-errors.deadletterqueue.auto.create.topics.enable boolean false - live
 group.coordinator.append.linger.ms int -1 -1..
 group.coordinator.background.threads int 2 1..
 group.coordinator.cached.buffer.max.bytes int 1048588 524288.. live

@@ -223,11 +223,13 @@ class AutoCreation:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
+    async def create(
+        self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS, configs: Mapping[str, str] | None = None
+    ) -> dict[str, ErrorCode]:
         """Create the missing topics, at this or a remote controller, and wait until the metadata cache has them.
 
-        Internal topics get their own settings. NONE means that the metadata cache has the topic. While
-        ``auto.create.topics.max.pending`` creations are in flight, further ones answer REQUEST_TIMED_OUT.
+        Internal topics get their own settings, others ``configs``. NONE means that the metadata cache has the topic.
+        While ``auto.create.topics.max.pending`` creations are in flight, further ones answer REQUEST_TIMED_OUT.
         """
         errors: dict[str, ErrorCode] = {}
         tasks: dict[str, asyncio.Task[ErrorCode]] = {}
@@ -240,7 +242,7 @@ class AutoCreation:
             elif len(self._creating) >= most and name not in self._creating and name not in PROTECTED_TOPICS:
                 errors[name] = ErrorCode.REQUEST_TIMED_OUT
             else:
-                tasks[name] = self._creation(name)
+                tasks[name] = self._creation(name, configs)
         if tasks:
             await asyncio.wait(tasks.values(), timeout=timeout_ms / 1000)
         for name, task in tasks.items():
@@ -248,12 +250,11 @@ class AutoCreation:
             errors[name] = task.result() if done else ErrorCode.REQUEST_TIMED_OUT
         return errors
 
-    def _creation(self, name: str) -> asyncio.Task[ErrorCode]:
+    def _creation(self, name: str, configs: Mapping[str, str] | None) -> asyncio.Task[ErrorCode]:
         task = self._creating.get(name)
         if task is None:
-            task = asyncio.create_task(
-                self._create_somewhere(internal_topic(name, self._metadata)), name=f"create {name}"
-            )
+            topic = internal_topic(name, self._metadata) if configs is None else NewTopic(name, configs=configs)
+            task = asyncio.create_task(self._create_somewhere(topic), name=f"create {name}")
             self._creating[name] = task
             task.add_done_callback(lambda _: self._creating.pop(name, None))
         return task
@@ -816,9 +817,11 @@ class Controller:
 
     # ------------------------------------------------------------ from any broker
 
-    async def auto_create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
-        """Create topics with default settings, from any broker, and wait until the metadata cache has them."""
-        return await self._auto.create(names, timeout_ms)
+    async def auto_create(
+        self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS, configs: Mapping[str, str] | None = None
+    ) -> dict[str, ErrorCode]:
+        """Create topics with these or default settings, from any broker; wait until the metadata cache has them."""
+        return await self._auto.create(names, timeout_ms, configs)
 
     def creation_refused(self, name: str) -> str | None:
         """The reason why the last automatic creation of an internal topic was rejected, with a remedy, or None."""

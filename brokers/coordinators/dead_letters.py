@@ -49,6 +49,8 @@ READ_BYTES = 1 << 20
 TRANSACTION_MS = 20_000
 """After so long a transaction is aborted whose leader is gone: what it holds back waits no longer."""
 CALL_MS = 10_000
+MAKE_MS = 5_000
+"""So long the first dead letter waits for its topic."""
 LARGEST_BATCH = 16 << 20
 """The most bytes that are unpacked of a batch for a letter; of more, letters have no record."""
 ROOM = 1_024
@@ -175,7 +177,7 @@ class DeadLetters:
         transactions: TransactionCoordinator,
         replicas: ReplicaManager,
         states: ShareStates,
-        create: Callable[[Sequence[str]], Awaitable[object]],
+        create: Callable[..., Awaitable[dict[str, ErrorCode]]],
         clock: Clock,
         written: Labelled[Counter],
     ) -> None:
@@ -207,6 +209,7 @@ class DeadLetters:
     async def gather(self, share: Burying, doomed: Sequence[Doomed]) -> LetterPlan:
         """The letters of the first of what is doomed."""
         rules, key = share.letters, share.key
+        await self._make(rules.topic)
         refused, info = refusal_of(rules.topic, self._metadata), self._metadata.topics.get(rules.topic)
         if refused is None and info is not None:
             index = key.partition % len(info.partitions)
@@ -238,6 +241,15 @@ class DeadLetters:
             return LetterPlan(ErrorCode.KAFKA_STORAGE_ERROR, doomed[-1].last)
         numbered = tuple(record._replace(offset=number) for number, record in enumerate(records))
         return LetterPlan(_NONE, max(until, doomed[0].first), target, numbered, tuple(whys))
+
+    async def _make(self, topic: str) -> None:
+        """Make the topic if there is none and brokers may; in vain, it is tried again with the letters."""
+        config = self._metadata.effective
+        prefix, may = config.errors_deadletterqueue_topic_name_prefix, topic not in self._metadata.topics
+        may = may and config.errors_deadletterqueue_auto_create_topics_enable
+        if may and topic.startswith(prefix) and not topic.startswith("__"):
+            made = await self._create([topic], MAKE_MS, {"errors.deadletterqueue.group.enable": "true"})
+            logger.info("the topic of dead letters %s is made: %s", topic, made[topic].name)
 
     async def _records(self, share: Burying, doomed: Sequence[Doomed]) -> Any:
         """Offsets that are doomed and what is there, from the first on, as far as one read goes.

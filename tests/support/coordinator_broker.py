@@ -122,7 +122,7 @@ class Broker(Stage):
                 await asyncio.sleep(0.001)
         return self
 
-    async def _create(self, names: object) -> object:
+    async def _create(self, names: object, *how: object) -> Any:
         raise AssertionError(f"{names} are there")
 
     async def stop(self) -> None:
