@@ -263,6 +263,22 @@ class SharePartition:
         for listener in list(self.listeners):
             listener()
 
+    def follow(self, rules: ShareRules) -> None:
+        """The group's rules are these now."""
+        self.rules = rules
+        if self.window is not None:
+            self.window.limits, self.window.ordered = rules.limits, rules.ordered
+            if self._writer is None:
+                self._follow_letters(self.window)
+                self.flush()
+
+    def _follow_letters(self, window: Window) -> None:
+        """Whether the group has dead letters from now on. Not while a write is under way."""
+        if window.buries != (self.rules.letters is not None):
+            window.bury(self.rules.letters is not None)
+            self._noted += [future for _, _, future in self._rejected]
+            self._rejected = []
+
     # --- acquiring and acknowledging ------------------------------------------------------------------------------
 
     async def acquire(
@@ -399,10 +415,7 @@ class SharePartition:
     async def _write_all(self) -> None:
         try:
             while (window := self.window) is not None:
-                if window.buries != (self.rules.letters is not None):
-                    window.bury(self.rules.letters is not None)
-                    self._noted += [future for _, _, future in self._rejected]
-                    self._rejected = []
+                self._follow_letters(window)
                 write = window.begin_write()
                 if write is None and self._may_bury():
                     await self._bury()
@@ -655,9 +668,7 @@ class SharePartitions:
             rules = rules._replace(letters=None)
         if known is not None:
             if known.partition is partition and known.leader_epoch == partition.leader_epoch:
-                known.rules = rules
-                if known.window is not None:
-                    known.window.limits, known.window.ordered = rules.limits, rules.ordered
+                known.follow(rules)
                 return known
             known.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if len(self._open) >= MAX_SHARE_PARTITIONS:

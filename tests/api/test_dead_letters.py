@@ -312,3 +312,21 @@ def test_letters_that_are_given_up(tmp_path: Path) -> None:
         assert share.window.start == 2
 
     served(tmp_path, story)
+
+
+def test_the_first_rejection_after_the_setting_has_a_letter(tmp_path: Path) -> None:
+    settings = {"share.auto.offset.reset": "earliest"}
+
+    async def story(broker: Broker) -> None:
+        topic(broker)
+        broker.metadata.dynamic_config = lambda kind, name: settings  # type: ignore[method-assign]
+        broker.append("t", 2)
+        one = Member(broker)
+        assert await one.taken(0) == [(0, 1, 1)]
+        assert await one.said(0, 0, 3) == 0
+        settings.update(NAMED)
+        assert await one.said(1, 1, 3) == 0
+        ((headers, _),) = await written(broker, 1)
+        assert headers["__dlq.errors.offset"] == "1"
+
+    served(tmp_path, story)

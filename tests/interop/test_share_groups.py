@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -401,3 +402,46 @@ def test_dead_letters_come_once_also_where_a_broker_ends_in_between(fleet: Fleet
     records = Counter(row["record"] for row in listed())
     assert set(records.values()) == {1}, "each once"
     assert len(records) == len(values) // 2 == len({row["record"] for row in rows})
+
+
+def test_dead_letters_begin_once_their_level_is_finalized(tmp_path: Path) -> None:
+    """The members and the group's settings are there before; a broker starts again at each level."""
+    fleet = Fleet(tmp_path, **SETTINGS).start()
+    shell = Shell(fleet)
+    shell.run("features", "upgrade", f"{SHARE_VERSION}=1")
+    letters = f"dlq.{uuid.uuid4()}"
+    names = made(fleet, PARTITIONS, **{"errors.deadletterqueue.topic.name": letters})
+    tries: Counter[bytes] = Counter()
+
+    def answer(message: Message) -> AcknowledgeType:
+        tries[message.value()] += 1
+        return AcknowledgeType.REJECT if int(message.value()) % 2 else AcknowledgeType.ACCEPT
+
+    reader = Reader(fleet, names, answer)
+    topics = lambda: AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics(timeout=WAIT_S).topics  # noqa: E731
+    lags = lambda: [row["lag"] for row in shell.json("groups", "describe", names[1])[0]["offsets"]]  # noqa: E731
+    try:
+        produce(fleet, names[0], 0, 30)
+        eventually(lags, "all has ended", WAIT_S, good=lambda lag: len(tries) == 30 and lag == [0] * PARTITIONS)
+        fleet.brokers[1].stop()
+        fleet.brokers[1].start()
+        fleet.brokers[1].wait_ready()
+        assert letters not in topics(), "what was rejected was left out"
+        shell.run("features", "upgrade", f"{SHARE_VERSION}=2")
+        produce(fleet, names[0], 30, 30)
+        rows = eventually(
+            lambda: shell.json("dlq", "list", letters) if letters in topics() else [], "they are buried", WAIT_S,
+            good=lambda rows: len(rows) >= 15,
+        )  # fmt: skip
+        assert {row["reason"] for row in rows} == {"rejected"}
+        assert len({row["record"] for row in rows}) == len(rows) == 15
+        offsets = {int(row["record"].rpartition(":")[2]) for row in rows}
+        assert min(offsets) >= 10, "none of what was rejected before"
+        fleet.brokers[2].kill()
+        fleet.brokers[2].start()
+        fleet.brokers[2].wait_ready()
+        produce(fleet, names[0], 60, 6)
+        eventually(lambda: shell.json("dlq", "list", letters), "they go on", WAIT_S, good=lambda rows: len(rows) == 18)
+    finally:
+        reader.end()
+        fleet.close()
