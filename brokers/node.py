@@ -63,7 +63,7 @@ from fleetlog.brokers.replication.replicas import ReplicaManager
 from fleetlog.brokers.replication.throttles import throttle_of
 from fleetlog.brokers.shares.coordinator import ShareShard
 from fleetlog.brokers.tiering.bucket import ObjectBucket
-from fleetlog.brokers.tiering.tiers import Tiers, is_tiered
+from fleetlog.brokers.tiering.tiers import Tiers, tier_troubles
 from fleetlog.brokers.timers import Timers
 from fleetlog.coordination.previous_session import PreviousSession
 from fleetlog.coordination.registration import (
@@ -460,16 +460,9 @@ class Node:
             return []
         left_ms = self.services.store.lease.remaining_ms()
         cut_off = f"ZooKeeper does not answer this broker: its lease runs out in {left_ms} ms"
-        tiers = self._tier_troubles(self.services)
-        return [*([cut_off] if self._cut_off else ()), *self.services.replicas.troubles(), *tiers]
-
-    @staticmethod
-    def _tier_troubles(services: Services) -> list[str]:
-        if services.tiers is not None:
-            return services.tiers.troubles()
-        if not any(is_tiered(partition, services.metadata) for partition in services.replicas.all()):
-            return []
-        return ["topics are tiered, and this broker has no bucket: see remote.log.storage.system.enable"]
+        services = self.services
+        tiers = tier_troubles(services.tiers, services.metadata, services.replicas)
+        return [*([cut_off] if self._cut_off else ()), *services.replicas.troubles(), *tiers]
 
     def _on_session(self, event: SessionEvent) -> None:
         self._cut_off = event.state is not SessionState.CONNECTED

@@ -103,6 +103,10 @@ class TopicConfig:
         "full: also that they are of that schema.",
         choices=("none", "id", "full"), live=True,
     )  # fmt: skip
+    fleetlog_tiering_waits: bool = setting(
+        BOOLEAN, False, "Whether remote.storage.enable is from when it had no effect, and waits for fleetlog bucket "
+        "enable; written when fleetlog.tiering.version is finalized.", live=True,
+    )  # fmt: skip
     index_interval_bytes: int = setting(
         INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
     )
@@ -232,7 +236,7 @@ class TopicConfig:
     @property
     def tiers(self) -> bool:
         """Whether it asks to be tiered and may be; other flags were stored before there were tiers."""
-        return self.remote_storage_enable and "compact" not in self.cleanup_policy
+        return self.remote_storage_enable and not self.fleetlog_tiering_waits and "compact" not in self.cleanup_policy
 
     @property
     def kept_here(self) -> tuple[int, int]:
@@ -242,7 +246,7 @@ class TopicConfig:
 
     def _check_tiering(self) -> None:
         """Raises ConfigError, in Kafka's words where it has some."""
-        if not self.remote_storage_enable:
+        if not self.remote_storage_enable or self.fleetlog_tiering_waits:
             return
         if "compact" in self.cleanup_policy:
             raise ConfigError(
@@ -289,7 +293,9 @@ SCHEMA_SETTINGS = frozenset(
         "confluent.value.subject.name.strategy", "fleetlog.schema.invalid", "fleetlog.schema.validation",
     }
 )  # fmt: skip
-TIERING_SETTINGS = frozenset({"local.retention.bytes", "local.retention.ms", "remote.storage.enable"})
+TIERING_SETTINGS = frozenset(
+    {"fleetlog.tiering.waits", "local.retention.bytes", "local.retention.ms", "remote.storage.enable"}
+)
 CHECKED_TOGETHER = frozenset(
     {"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS, *TIERING_SETTINGS}
 )

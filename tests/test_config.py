@@ -7,7 +7,12 @@ import time
 
 import pytest
 
-from fleetlog.brokers.api.config_alterations import check_internal_topic, check_tiering_settings, check_topic
+from fleetlog.brokers.api.config_alterations import (
+    check_internal_topic,
+    check_tiering_settings,
+    check_topic,
+    without_idle_mark,
+)
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
 from fleetlog.brokers.controller.requests import Refused, check_configs, check_schemas, check_tiering
 from fleetlog.brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
@@ -350,6 +355,27 @@ def test_a_tier_needs_all_brokers_and_stays() -> None:
     compacted = {"cleanup.policy": "compact"}
     with pytest.raises(Refused, match="stays so"):
         check_tiering_settings("orders", on, {**on, **compacted}, base, finalized)
+    with pytest.raises(Refused, match="from when it had no effect, and would begin"):
+        check_tiering_settings("orders", {**on, **compacted}, on, base, finalized)
+
+
+def test_a_flag_that_waits_begins_nothing_until_the_mark_goes() -> None:
+    base = BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
+    on, finalized = {"remote.storage.enable": "true"}, {"fleetlog.tiering.version": 2}
+    waits, compacted = {**on, "fleetlog.tiering.waits": "true"}, {"cleanup.policy": "compact"}
+    assert not TopicConfig.parse(waits, base).tiers
+    check_topic(waits | compacted, waits | compacted | {"local.retention.ms": "5"}, base)
+    check_tiering_settings("orders", waits | compacted, waits, base, finalized)
+    check_tiering_settings("orders", waits, on, base, finalized)
+    check_tiering_settings("orders", waits, {}, base, finalized)
+    with pytest.raises(Refused, match=r"fleetlog\.tiering\.version 2 is not finalized"):
+        check_tiering_settings("orders", {}, waits, base, {"fleetlog.tiering.version": 1})
+    with pytest.raises(Refused, match="stays so"):
+        check_tiering_settings("orders", on, waits, base, finalized)
+    with pytest.raises(Refused, match="not possible for a compacted topic"):
+        check_topic(waits | compacted, on | compacted, base)
+    assert without_idle_mark({"fleetlog.tiering.waits": "true", "retention.ms": "5"}, base) == {"retention.ms": "5"}
+    assert without_idle_mark(dict(waits), base) == waits
 
 
 @pytest.mark.parametrize(

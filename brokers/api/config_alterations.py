@@ -21,7 +21,7 @@ from fleetlog.brokers.config import (
 from fleetlog.brokers.controller.requests import Refused, check_schemas, check_tiering
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION, TIERING_VERSION
+from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION, TIERING_VERSION, TIERING_WAITS
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER, SCHEMA_SETTINGS
@@ -106,13 +106,27 @@ def check_tiering_settings(
 ) -> None:
     """Refuse that the topic begins to be tiered where that is not possible, or ends to be: INVALID_CONFIG."""
     before, after = (TopicConfig.parse(settings, base) for settings in (present, wanted))
-    if after.remote_storage_enable and not before.remote_storage_enable:
+    begins, finalized = after.tiers and not before.tiers, features.get(TIERING_VERSION, 0) >= 1
+    flagged = after.remote_storage_enable and not before.remote_storage_enable
+    if flagged or (begins and before.fleetlog_tiering_waits):
         check_tiering(name, after, features)
-    elif before.tiers and not after.tiers and features.get(TIERING_VERSION, 0) >= 1:
+    elif begins and finalized:
+        raise Refused(
+            ErrorCode.INVALID_CONFIG, "the topic has remote.storage.enable from when it had no effect, and would begin"
+            " to be tiered: delete that setting first, and set it again afterwards if it is meant",
+        )  # fmt: skip
+    elif before.tiers and not after.tiers and finalized:
         raise Refused(
             ErrorCode.INVALID_CONFIG,
             "a topic that is tiered stays so in this version: what is in the bucket only would be lost",
         )
+
+
+def without_idle_mark(wanted: dict[str, str], base: TopicConfig) -> dict[str, str]:
+    """A topic whose ``remote.storage.enable`` is taken away waits for nothing any more."""
+    if TIERING_WAITS in wanted and not TopicConfig.parse(wanted, base).remote_storage_enable:
+        del wanted[TIERING_WAITS]
+    return wanted
 
 
 def check_broker_settings(

@@ -47,6 +47,7 @@ from fleetlog.brokers.api.config_alterations import (
     check_tiering_settings,
     check_topic,
     setting_of,
+    without_idle_mark,
 )
 from fleetlog.brokers.api.config_values import (
     GROUP_SETTINGS,
@@ -423,6 +424,7 @@ async def _alter_one(
         wanted = altered(present if keep else {}, alterations, settings, defaults)
         if resource is Resource.TOPIC:
             base = metadata.effective.topic_defaults()
+            wanted = without_idle_mark(wanted, base)
             check_topic(present, wanted, base)
             check_schema_settings(name, present, wanted, base, metadata)
             check_tiering_settings(name, present, wanted, base, metadata.features)

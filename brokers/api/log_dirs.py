@@ -11,6 +11,7 @@ from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import TopicPartition
+from fleetlog.brokers.tiering.tiers import tier_troubles
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
@@ -51,6 +52,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     services = context.services
     store = services.replicas.logs
     troubles = services.process_troubles() + store.verify.troubles() + services.replicas.faults()
+    troubles += tier_troubles(services.tiers, services.metadata, services.replicas)
     troubles += [text for one in store.directories if (text := one.strays_text()) is not None]
     if troubles and version >= 2:
         return Done(response(version=version, results=rows, troubles=troubles))

@@ -5,20 +5,29 @@ It reads the bucket itself, with the credentials of whoever runs it; only a swee
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.metadata import MetadataRequest
 
 from fleetlog._native.batch import crc32c, scan, validate_batch
 from fleetlog._native.errors import CorruptBatch
-from fleetlog.brokers.cli.client import Target, admin, client_options
+from fleetlog.brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    client_options,
+    complete_topics,
+    known_partitions,
+    reworded,
+)
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
+from fleetlog.brokers.cli.overview import TIERING_WAITS, topic_settings
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
 from fleetlog.brokers.tiering.manifest import (
@@ -33,7 +42,7 @@ from fleetlog.brokers.tiering.manifest import (
 )
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.tiering.bucket import ObjectBucket
+    from fleetlog.brokers.tiering.bucket import ObjectBucket, Owner
 
 TOPICS = "topics/"
 TOPIC_IDS = 12
@@ -88,16 +97,13 @@ def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> 
         raise CliError(str(wrong)) from wrong
 
 
-async def _owner(store: ObjectBucket) -> str:
-    from fleetlog.brokers.tiering.bucket import OWNERS
+async def _owner(store: ObjectBucket) -> Owner | None:
+    from fleetlog.brokers.tiering.bucket import read_owner
 
-    names = sorted(entry.name for entry in await store.objects(OWNERS))
-    if not names:
-        return ""
     try:
-        return str(json.loads(await store.get(names[-1]))["cluster_id"])
-    except (ValueError, KeyError, TypeError):
-        return "unreadable"
+        return await read_owner(store)
+    except BadObject as wrong:
+        raise CliError(str(wrong)) from wrong
 
 
 async def _parts(store: ObjectBucket) -> list[TieredPartition]:
@@ -129,10 +135,11 @@ def show_status(url: str, as_json: bool) -> None:
     URL is the brokers' fleetlog.bucket.url: s3://name/folder, gs://, az:// or file:///path.
     """
 
-    async def look(store: ObjectBucket) -> tuple[str, list[TieredPartition]]:
+    async def look(store: ObjectBucket) -> tuple[Owner | None, list[TieredPartition]]:
         return await _owner(store), await _parts(store)
 
-    owner, parts = _run(url, look)
+    known, parts = _run(url, look)
+    owner = known.cluster_id if known is not None else ""
     out = Output(as_json)
     if as_json:
         out.value({"owner": owner, "partitions": [_row(part) for part in parts]})
@@ -246,8 +253,9 @@ def sweep_bucket(*, target: Target, out: Output, url: str, execute: bool, hours:
 
     async def sweep(store: ObjectBucket) -> list[dict[str, Any]]:
         owner = await _owner(store)
-        if owner != answer.cluster_id:
-            raise CliError(f"{url} is of cluster {owner or 'nobody'}, and {target.bootstrap} is {answer.cluster_id}")
+        if owner is None or owner.cluster_id != answer.cluster_id:
+            whose = owner.cluster_id if owner is not None else "nobody"
+            raise CliError(f"{url} is of cluster {whose}, and {target.bootstrap} is {answer.cluster_id}")
         rows = left_over(await store.objects(TOPICS), known, newest_ms, all_gone=all_gone)
         for row in rows if execute else ():
             names = row["names"]
@@ -286,3 +294,106 @@ def left_over(
             size = sum(entry.size for entry in entries)
             rows.append({"topic": topic, "id": topic_id, "objects": len(entries), "bytes": size, "names": names})
     return rows
+
+
+@bucket.command("take")
+@click.argument("url")
+@click.option("--execute", is_flag=True, help="Take it; without, only say what that would mean.")
+@client_options
+def take_bucket(*, target: Target, out: Output, url: str, execute: bool) -> None:
+    """Make the bucket this fleet's, whosever it was: for one whose fleet is gone for good.
+
+    The former owner's brokers copy and read nothing more within a minute or so; stop them first. This fleet uses what
+    is there of topics that it has by the same id, as after its ZooKeeper was made anew from a backup.
+    """
+    from fleetlog.brokers.tiering.bucket import take
+
+    with admin(target) as client:
+        answer = client.ask_any(MetadataRequest(version=TOPIC_IDS, topics=None, allow_auto_topic_creation=False))
+    mine, known = answer.cluster_id, {topic.topic_id.hex for topic in answer.topics}
+
+    async def work(store: ObjectBucket) -> tuple[Owner | None, set[str]]:
+        owner = await _owner(store)
+        folders = {entry.name.split("/", 2)[1] for entry in await store.objects(TOPICS)}
+        if execute and (owner is None or owner.cluster_id != mine):
+            await take(store, owner, mine, int(time.time() * 1000))
+        return owner, folders
+
+    owner, folders = _run(url, work)
+    used = sum(folder.rpartition(".")[2] in known for folder in folders)
+    whose = owner.cluster_id if owner is not None else ""
+    taken = execute and whose != mine
+    if out.as_json:
+        told = {"owner": mine if taken else whose, "former": whose, "taken": taken}
+        out.value(told | {"topics": len(folders), "topics_of_this_fleet": used})
+    elif whose == mine:
+        click.echo(f"{url} is this fleet's ({mine}) already")
+    else:
+        click.echo(f"cluster id of its owner: {whose or 'nobody has it yet'}; of this fleet: {mine}")
+        click.echo(f"{count_text(len(folders), 'topic')} in it, {used} of them this fleet's by their ids")
+        if taken:
+            click.echo("taken: brokers that had refused it use it within a minute")
+        else:
+            click.echo("nothing is changed yet: stop the brokers of its owner, then --execute takes it")
+
+
+class Flagged(NamedTuple):
+    """What ``bucket enable`` makes of a topic."""
+
+    topic: str
+    state: str
+    waits: bool = False
+
+
+@bucket.command("enable")
+@click.argument("names", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topics)
+@click.option("--execute", is_flag=True, help="Do it; without, only say what would begin to be tiered.")
+@client_options
+def enable_topics(*, target: Target, out: Output, names: tuple[str, ...], execute: bool) -> None:
+    """Begin to tier topics whose remote.storage.enable is from when it had no effect.
+
+    Without TOPIC: all topics that have the flag, and what becomes of each. Compacted topics stay as they are.
+    """
+    if execute and not names:
+        raise click.UsageError("--execute needs the topics' names")
+    with admin(target) as client:
+        if names:
+            known_partitions(client, [PartitionsOf(name, None) for name in names])
+        else:
+            names = tuple(sorted(topic["name"] for topic in client.describe_topics()))
+        answers = topic_settings(client, names, *FLAGS)
+        told = {name: [answers[flag].get(name, "") for flag in FLAGS] for name in dict.fromkeys(names)}
+        rows = [flagged(name, *values) for name, values in told.items()]
+        enabled = [row.topic for row in rows if row.waits] if execute else []
+        if enabled:
+            changes = {TIERING_WAITS: (AlterConfigOp.DELETE, None)}
+            resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=changes) for name in enabled]
+            answer = client.alter_configs(resources, raise_on_unknown=False, incremental=True)
+            results = {name: answer.get("topic", {}).get(name, "no answer") for name in enabled}
+            refused = [f"topic {name}: {reworded(said)}" for name, said in results.items() if said != "OK"]
+            if refused:
+                raise CliError("\n".join(refused))
+    if len(names) != 1 or not rows[0].state.startswith(NO_FLAG):
+        rows = [row for row in rows if not row.state.startswith(NO_FLAG)]
+    if out.as_json:
+        out.value([{"topic": row.topic, "state": row.state, "enabled": row.topic in enabled} for row in rows])
+        return
+    out.rows(["topic", "state"], [[r.topic, "is tiered from now on" if r.topic in enabled else r.state] for r in rows])
+    if not execute and any(row.waits for row in rows):
+        click.echo("nothing is changed yet: fleetlog bucket enable TOPIC --execute begins to copy")
+
+
+FLAGS = ("remote.storage.enable", TIERING_WAITS, "cleanup.policy", "local.retention.ms", "local.retention.bytes")
+NO_FLAG = "remote.storage.enable is false"
+
+
+def flagged(topic: str, enable: str, waits: str, policy: str, local_ms: str, local_bytes: str) -> Flagged:
+    """A topic by its settings, as brokers tell them."""
+    if enable != "true":
+        return Flagged(topic, f"{NO_FLAG}: fleetlog topics alter {topic} --set remote.storage.enable=true")
+    if "compact" in policy:
+        return Flagged(topic, "compacted: remote.storage.enable has no effect, and cannot have one")
+    if waits != "true":
+        return Flagged(topic, "is tiered")
+    kept = "" if (local_ms, local_bytes) != ("-2", "-2") else ", all of it is kept here, too: see local.retention.ms"
+    return Flagged(topic, f"waits: closed segments would be copied{kept}", True)

@@ -102,6 +102,8 @@ class FleetFacts:
     health: dict[int, BrokerHealth] = field(default_factory=dict)
     settings: dict[int, dict[str, str | None]] = field(default_factory=dict)
     unclean_topics: list[str] = field(default_factory=list)
+    idle_tiers: list[str] = field(default_factory=list)
+    """Topics whose ``remote.storage.enable`` waits for ``fleetlog bucket enable``."""
     min_in_sync: dict[str, int] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     empty_groups: set[str] = field(default_factory=set)
@@ -194,6 +196,9 @@ _TROUBLES = (
         "stray",
         "if nobody misses the records, on its machine: fleetlog log strays LOGDIR --remove (docs/zookeeper-backup.md)",
     ),
+    ("its bucket is of no use", Severity.ERROR, "bucket", "as it says; old records are read again once it is so"),
+    ("the tier of", Severity.ERROR, "bucket", "see to the bucket (docs/tiering.md); copying goes on by itself"),
+    ("it has no bucket", Severity.ERROR, "bucket", "give it the bucket's settings of the others, and restart it"),
     ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
 )
 
@@ -508,6 +513,13 @@ def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             f"{count_text(len(facts.unclean_topics), 'topic', 'allow')} unclean elections:"
             f" {_listed(facts.unclean_topics)}",
             "a replica that lacks acknowledged records may lead", "set unclean.leader.election.enable=false",
+        )  # fmt: skip
+    if facts.idle_tiers:
+        yield Finding(
+            Severity.NOTE, "settings", "remote.storage.enable",
+            f"{count_text(len(facts.idle_tiers), 'topic', 'have')} the flag without effect:"
+            f" {_listed(facts.idle_tiers)}",
+            "it is from when it had none, and waits for a word", "fleetlog bucket enable says what becomes of each",
         )  # fmt: skip
 
 

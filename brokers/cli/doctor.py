@@ -33,6 +33,7 @@ from fleetlog.brokers.cli.output import CliError, Output, count_text, visible
 from fleetlog.brokers.cli.overview import (
     MIN_IN_SYNC,
     PATIENCE_S,
+    TIERING_WAITS,
     BrokerOverview,
     Overview,
     fetch_overview,
@@ -222,6 +223,7 @@ def _answering(facts: FleetFacts) -> list[int]:
 
 def _topics(client: AdminClient, facts: FleetFacts) -> None:
     topics = sorted({p.topic for p in facts.overview.partitions.values()})
-    told = topic_settings(client, topics, UNCLEAN_SETTING, MIN_IN_SYNC)
+    told = topic_settings(client, topics, UNCLEAN_SETTING, MIN_IN_SYNC, TIERING_WAITS)
     facts.unclean_topics = [name for name, value in told[UNCLEAN_SETTING].items() if value == "true"]
+    facts.idle_tiers = [name for name, value in told[TIERING_WAITS].items() if value == "true"]
     facts.min_in_sync = {name: int(value) for name, value in told[MIN_IN_SYNC].items()}

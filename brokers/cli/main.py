@@ -13,7 +13,7 @@ _SUBJECTS = {
     "apply": "Make the fleet what a file says: topics, users, ACLs, quotas.",
     "broker": "Run one broker from a properties file.",
     "brokers": "Single brokers: config, drain, replace, unregister, levels of their loggers.",
-    "bucket": "The bucket of tiered storage: status, verify, sweep.",
+    "bucket": "The bucket of tiered storage: status, enable, verify, sweep, take.",
     "cluster": "The fleet: describe, health, config, rebalance.",
     "completion": "Print the shell completion script.",
     "config": "List every setting of a broker or a topic.",

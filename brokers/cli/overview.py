@@ -25,6 +25,7 @@ PATIENCE_S = 2.0
 PAGE = 2_000
 MISSING_NAMED = 5
 MIN_IN_SYNC = "min.insync.replicas"
+TIERING_WAITS = "fleetlog.tiering.waits"
 FAILURE_DOMAIN = "failure.domain"
 
 

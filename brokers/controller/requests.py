@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fleetlog.brokers.config import ConfigError, TopicConfig
 from fleetlog.brokers.controller.placement import PlacementError, assign, check_assignment
-from fleetlog.brokers.metadata.features import SCHEMA_VERSION, TIERING_VERSION
+from fleetlog.brokers.metadata.features import SCHEMA_VERSION, TIERING_VERSION, TIERING_WAITS_LEVEL
 from fleetlog.brokers.metadata.image import MetadataImage
 from fleetlog.brokers.model import PROTECTED_TOPICS, SCHEMAS_TOPIC, BrokerId, BrokerInfo, TopicInfo
 from fleetlog.wire.errors import ErrorCode
@@ -222,8 +222,9 @@ def check_tiering(name: str, config: TopicConfig, features: Mapping[str, int]) -
     """Refuse a tier that not every broker would heed, or that the topic cannot have: INVALID_CONFIG."""
     if not config.remote_storage_enable:
         return
-    if features.get(TIERING_VERSION, 0) < 1:
-        why = f"{TIERING_VERSION} 1 is not finalized: fleetlog features upgrade {TIERING_VERSION}=1."
+    level = TIERING_WAITS_LEVEL if config.fleetlog_tiering_waits else 1
+    if features.get(TIERING_VERSION, 0) < level:
+        why = f"{TIERING_VERSION} {level} is not finalized: fleetlog features upgrade {TIERING_VERSION}={level}."
     elif name in PROTECTED_TOPICS:
         why = f"brokers need all of {name} at hand."
     else:

@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.metadata.config_writes import ATTEMPTS, METADATA_WAIT_MS, RETRY_SECONDS
+from fleetlog.brokers.metadata.config_writes import (
+    ATTEMPTS,
+    METADATA_WAIT_MS,
+    RETRY_SECONDS,
+    EntityGone,
+    alter_config,
+)
 from fleetlog.brokers.metadata.loading import children_or_none, read_many
 from fleetlog.brokers.metadata.znodes import FeaturesChanged
+from fleetlog.brokers.topic_config import TopicConfig
 from fleetlog.coordination.changes import entry
 from fleetlog.coordination.registration import broker_path, incarnation_path
 from fleetlog.coordination.store import Check, MultiFailed, NodeExists, Operation, SetData, Store, UnknownOutcome
 from fleetlog.coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 from fleetlog.wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
 
 GROUP_VERSION: Final = "group.version"
 """Level 1: groups of the consumer protocol (KIP-848) are served, whose records older coordinators skip."""
@@ -36,9 +46,14 @@ waits between tries.
 """
 SHARE_ORDER_LEVEL: Final = 2
 TIERING_VERSION: Final = "fleetlog.tiering.version"
-"""Level 1: topics may be tiered; older brokers would delete segments that nobody has copied."""
+"""Level 1: topics may be tiered; older brokers would delete segments that nobody has copied.
+
+Level 2: flags from before wait (``fleetlog.tiering.waits``).
+"""
+TIERING_WAITS_LEVEL: Final = 2
+TIERING_WAITS: Final = "fleetlog.tiering.waits"
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 2), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 1),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 2), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 2),
     "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""
@@ -99,7 +114,8 @@ async def update_features(
         data, stat = await store.get(znodes.FEATURE)
         levels = znodes.decode_features(data)
         wanted = dict(levels)
-        flagged = [name for name in metadata.topics if metadata.topic_config(name).remote_storage_enable]
+        topics = {name: metadata.topic_config(name) for name in metadata.topics}
+        flagged = {name: config for name, config in topics.items() if config.remote_storage_enable}
         for update in updates:
             message = _refusal(update, levels.get(update.name, 0), supported)
             message = message or refused_for_tiers(update, levels, flagged)
@@ -112,6 +128,8 @@ async def update_features(
         if wanted == levels:
             await _shown(metadata, stat.version)
             return FeatureOutcome()
+        if wanted.get(TIERING_VERSION, 0) > levels.get(TIERING_VERSION, 0) == 0:
+            await _let_wait(store, metadata, flagged)
         written = SetData(znodes.FEATURE, znodes.encode_features(wanted), stat.version)
         change = entry(znodes.encode_changes([FeaturesChanged(stat.version + 1, wanted)]))
         try:
@@ -124,21 +142,46 @@ async def update_features(
     return FeatureOutcome(ErrorCode.FEATURE_UPDATE_FAILED, "Brokers kept registering. Try again in a moment.")
 
 
-def refused_for_tiers(update: FeatureUpdate, levels: Mapping[str, int], flagged: Sequence[str]) -> str | None:
+def refused_for_tiers(
+    update: FeatureUpdate, levels: Mapping[str, int], flagged: Mapping[str, TopicConfig]
+) -> str | None:
     """Why tiers may not begin, or end, by an update; ``flagged`` topics have ``remote.storage.enable``.
 
     Those that got it while it had no effect must not begin to be tiered by an upgrade, and those that are tiered have
     records which are in the bucket only.
     """
-    if update.name != TIERING_VERSION or not flagged or bool(update.level) == bool(levels.get(TIERING_VERSION)):
+    before, after = levels.get(TIERING_VERSION, 0), update.level
+    if update.name != TIERING_VERSION:
         return None
-    named = ", ".join(sorted(flagged)[:5]) + (f" and {len(flagged) - 5} more" if len(flagged) > 5 else "")
-    if not update.level:
-        return f"Topics are tiered, and what is in the bucket only would be lost: {named}. Delete these topics first."
-    return (
-        f"Topics have remote.storage.enable from when it had no effect: {named}. Delete that setting of theirs,"
-        " finalize the feature, then set it again where it is meant."
-    )
+    tiered = sorted(name for name, config in flagged.items() if config.tiers)
+    if before and not after and tiered:
+        return f"Topics are tiered, and what is in the bucket only would be lost: {named(tiered)}. Delete them first."
+    if after == 1 != before and flagged:
+        return (
+            f"Topics have remote.storage.enable, some perhaps from when it had no effect: {named(flagged)}. With level"
+            f" {TIERING_WAITS_LEVEL} such topics wait for fleetlog bucket enable."
+        )
+    return None
+
+
+def named(names: Iterable[str]) -> str:
+    """A few of the names, in order, and how many more there are."""
+    names = sorted(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+async def _let_wait(store: Store, metadata: MetadataCache, flagged: Mapping[str, TopicConfig]) -> None:
+    """Mark flags from before there were tiers; without the feature the mark has no effect. Raises StoreError."""
+    for name, config in flagged.items():
+        if not config.fleetlog_tiering_waits:
+            try:
+                await alter_config(
+                    store, metadata, znodes.CONFIG_TOPICS, name, lambda have: {**have, TIERING_WAITS: "true"}
+                )
+            except EntityGone:
+                continue  # deleted meanwhile
+    if flagged:
+        logger.warning("remote.storage.enable waits for fleetlog bucket enable: %s", named(flagged))
 
 
 async def _ensure_both(store: Store) -> None:

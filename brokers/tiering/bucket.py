@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from fleetlog import how_to_install
@@ -25,7 +25,7 @@ from fleetlog._native.batch import crc32c, scan, validate_batch
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, NameTaken, NoSuchObject
-from fleetlog.brokers.tiering.manifest import Chunk
+from fleetlog.brokers.tiering.manifest import BadObject, Chunk
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -36,6 +36,9 @@ CALL_S = 30.0
 UPLOAD_BYTES_S = 1024 * 1024
 """A call's deadline, which is longer by a second for each of these bytes that it writes."""
 OWNERS = "fleetlog-owner/"
+OWNER_FORMAT = 1
+FORMER = 10
+"""Fleets that are named as those that had a bucket before."""
 CLAIMS = 5
 """Attempts at finding out whose a bucket is, while several brokers claim it."""
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -72,7 +75,33 @@ def open_store(url: str) -> ObjectStore | None:
         options: Any = {"timeout": f"{CALL_S:.0f}s", "allow_http": plain}
         return from_url(url, retry_config=retries, client_options=options)
     except Exception as wrong:  # obstore has no common base for what a URL may lack
-        raise BadUrl(f"{url}: {_brief(wrong)}") from wrong
+        raise BadUrl(f"{url}: {remedy(url, wrong) or _brief(wrong)}") from wrong
+
+
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT to a key file's path",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_OF_ROLES = ("169.254.169.254", "metadata.google.internal", "Account must be specified", "169.254.170.2")
+"""By which a failure of the library is one to find credentials: the last place where it asks is the machine's role."""
+
+
+def remedy(url: str, wrong: BaseException) -> str:
+    """What to do about an error of the library's, where that can be said; '' otherwise."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    text, scheme = str(wrong), urlsplit(url).scheme
+    if any(mark in text for mark in _OF_ROLES):
+        how = next((how for begin, how in _CREDENTIALS.items() if scheme.startswith(begin)), _CREDENTIALS["az"])
+        return f"there are no credentials: {how} in the environment of this process, or give the machine a role"
+    if isinstance(wrong, UnauthenticatedError):
+        return "the store does not know the credentials: see to their values and the region"
+    if isinstance(wrong, PermissionDeniedError):
+        return "the store refuses these credentials: they need to put, get, list and delete (docs/tiering.md)"
+    if isinstance(wrong, FileNotFoundError) and scheme != "file":
+        return "there is no bucket of that name, or not in that region or at that endpoint"
+    return ""
 
 
 def _brief(wrong: BaseException) -> str:
@@ -231,7 +260,7 @@ class ObjectBucket:
             if kind == "get" and isinstance(wrong, FileNotFoundError):
                 raise NoSuchObject(_brief(wrong)) from wrong  # of other calls it is the bucket that is not there
             self.failures += 1
-            self.failure = _brief(wrong)
+            self.failure = remedy(self.url, wrong) or _brief(wrong)
             raise BucketError(f"{self.url}: {self.failure}") from wrong
         self.failure = ""
         return outcome
@@ -243,12 +272,53 @@ class ObjectBucket:
 
 
 class ForeignBucket(Exception):
-    """The bucket is another fleet's."""
+    """The bucket is another fleet's; the message says what to do."""
+
+
+class Owner(NamedTuple):
+    """Whose a bucket is: a generation, written create-only, of which the highest counts. ``former``: whose it was."""
+
+    generation: int
+    cluster_id: str
+    since_ms: int
+    former: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it stands in the bucket."""
+        mine = {"cluster_id": self.cluster_id, "since_ms": self.since_ms, "format": OWNER_FORMAT}
+        return json.dumps({**mine, "former": list(self.former)} if self.former else mine).encode()
 
 
 def owner_name(generation: int) -> str:
     """Of the object that says whose the bucket is; the highest generation counts."""
     return f"{OWNERS}{generation:020d}"
+
+
+async def read_owner(bucket: ObjectBucket) -> Owner | None:
+    """The highest generation, also one that the listing does not have yet; None without any. Raises BucketError,
+    BadObject."""
+    digits = [entry.name.removeprefix(OWNERS) for entry in await bucket.objects(OWNERS)]
+    generation, owner = max((int(one) for one in digits if one.isdecimal()), default=1), None
+    while True:
+        name = owner_name(generation)
+        try:
+            owner = _decode_owner(await bucket.get(name), generation, f"{bucket.url}: {name}")
+        except NoSuchObject:
+            return owner
+        generation += 1
+
+
+def _decode_owner(data: bytes, generation: int, name: str) -> Owner:
+    try:
+        told = json.loads(data)
+        version = int(told.get("format", OWNER_FORMAT))
+        former = tuple(str(one) for one in told.get("former", ()))
+        owner = Owner(generation, str(told["cluster_id"]), int(told.get("since_ms", 0)), former)
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise BadObject(f"{name}, which says whose the bucket is, cannot be read: restore it from a copy") from wrong
+    if version != OWNER_FORMAT:
+        raise BadObject(f"{name}: format {version}, of which this version of fleetlog knows {OWNER_FORMAT}: upgrade it")
+    return owner
 
 
 async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool = True) -> None:
@@ -258,33 +328,60 @@ async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool
     An empty folder may be one that is not mounted: to claim it would begin all manifests anew.
     """
     for _ in range(CLAIMS):
-        names = sorted(entry.name for entry in await bucket.objects(OWNERS))
         try:
-            data = await bucket.get(names[-1] if names else owner_name(1))
-        except NoSuchObject as wrong:
-            if not claim:
-                raise BucketError(
-                    f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
-                    f" mounted? If it is new on purpose, write {json.dumps({'cluster_id': cluster_id})} to"
-                    f" {owner_name(1)} in it"
-                ) from wrong
-            mine = {"cluster_id": cluster_id, "since_ms": now_ms, "format": 1}
-            try:
-                await bucket.put_new(owner_name(1), json.dumps(mine).encode())
-            except NameTaken:
-                continue  # another broker of this fleet, mostly
+            owner = await read_owner(bucket)
+        except BadObject as wrong:
+            raise BucketError(str(wrong)) from wrong
+        if owner is not None:
+            if owner.cluster_id != cluster_id:
+                raise ForeignBucket(_foreign(bucket.url, owner, cluster_id))
             return
+        mine = Owner(1, cluster_id, now_ms)
+        if not claim:
+            raise BucketError(
+                f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
+                f" mounted? If it is new on purpose: fleetlog bucket take {bucket.url}"
+            )
         try:
-            owner = str(json.loads(data)["cluster_id"])
-        except (ValueError, KeyError, TypeError) as wrong:
-            raise ForeignBucket(f"{bucket.url}: what says whose it is cannot be read: {wrong}") from wrong
-        if owner == cluster_id:
-            return
-        raise ForeignBucket(
-            f"{bucket.url} belongs to the fleet with cluster id {owner}, and this one is {cluster_id}: nothing is"
-            " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url)"
-        )
+            await bucket.put_new(owner_name(1), mine.encode())
+        except NameTaken:
+            continue  # another broker of this fleet, mostly
+        return
     raise BucketError(f"{bucket.url}: who owns it changes while it is read")
+
+
+def _foreign(url: str, owner: Owner, cluster_id: str) -> str:
+    if cluster_id in owner.former:
+        return (
+            f"{url} was taken from this fleet by the one with cluster id {owner.cluster_id}: nothing is copied or read"
+            f" any more. If that was a mistake, stop the brokers of that fleet, then here: fleetlog bucket take {url}."
+            " Otherwise delete the topics that are tiered, and give this fleet another bucket (fleetlog.bucket.url)"
+        )
+    return (
+        f"{url} belongs to the fleet with cluster id {owner.cluster_id}, and this one is {cluster_id}: nothing is"
+        " copied or read; give this fleet another bucket or folder (fleetlog.bucket.url), or, if that fleet is gone"
+        f" for good: fleetlog bucket take {url}"
+    )
+
+
+async def take(bucket: ObjectBucket, owner: Owner | None, cluster_id: str, now_ms: int) -> Owner:
+    """Make the bucket this fleet's, after ``owner``. Raises BucketError: also where another fleet was first."""
+    generation = owner.generation + 1 if owner is not None else 1
+    former = tuple(dict.fromkeys((owner.cluster_id, *owner.former))) if owner is not None else ()
+    mine = Owner(generation, cluster_id, now_ms, tuple(one for one in former if one != cluster_id)[:FORMER])
+    try:
+        await bucket.put_new(owner_name(generation), mine.encode())
+    except (NameTaken, BucketError) as wrong:
+        # its answer may be lost: what stands there is true
+        try:
+            standing = await read_owner(bucket)
+        except BadObject as bad:
+            raise BucketError(str(bad)) from bad
+        if standing is None or standing.cluster_id != cluster_id:
+            whose = f" it is of cluster id {standing.cluster_id}" if standing is not None else " nobody has it"
+            raise BucketError(f"{bucket.url} is not taken:{whose}: {wrong}") from wrong
+        return standing
+    return mine
 
 
 class Pace:

@@ -50,8 +50,8 @@ AGAIN_MS = 5_000
 CACHE_DIRECTORY = "remote-log-index-cache"
 """The one directory beside those of partitions that Kafka passes over in log.dirs."""
 NAMED = 5
-OWNED_MS = 10_000
-"""How long a bucket that said whose it is need not be asked again when a leader takes a manifest over."""
+OWNED_MS, OWNER_MS = 10_000, 60_000
+"""How long a bucket that said whose it is need not be asked again: when a leader takes a manifest over, and later."""
 PER_TURN = 500
 """Partitions that are looked at without a pause."""
 
@@ -61,6 +61,17 @@ def is_tiered(partition: Partition, metadata: MetadataCache) -> bool:
     if not partition.log.config.tiers or partition.tp.topic in PROTECTED_TOPICS:
         return False
     return metadata.features.get(TIERING_VERSION, 0) >= 1
+
+
+def tier_troubles(tiers: Tiers | None, metadata: MetadataCache, replicas: ReplicaManager) -> list[str]:
+    """What a broker's tiers cannot do, in words; ``tiers`` is None where it has no bucket."""
+    if metadata.features.get(TIERING_VERSION, 0) < 1:
+        return []
+    if tiers is not None:
+        return tiers.troubles()
+    if not any(is_tiered(partition, metadata) for partition in replicas.all()):
+        return []
+    return ["it has no bucket, and topics are tiered: see remote.log.storage.system.enable"]
 
 
 class LedTier:
@@ -142,17 +153,16 @@ class LedTier:
         clock, knew = self._tiers.clock, self.leader.manifest is not None
         trouble, self.due_ms = "", clock.mono_ms() + interval_ms
         try:
-            if not knew and clock.mono_ms() - self._tiers.owned_ms > OWNED_MS:
-                await self._tiers.own(claim=False)
+            await self._tiers.still_owned(OWNED_MS if not knew else OWNER_MS)
             while await self.leader.step():
-                pass
+                await self._tiers.still_owned(OWNER_MS)
             if clock.mono_ms() >= self.sweep_ms:
                 await self.leader.sweep()
                 self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
         except TierOvertaken as wrong:
             logger.info("%s: its tier rests: %s", self.partition.tp, wrong)
         except (BucketError, BadObject, CorruptBatch, ForeignBucket, NoSuchObject, LogOffline, DiskError) as wrong:
-            trouble = f"{self.partition.tp}: its tier rests: {wrong}"
+            trouble = f"the tier of {self.partition.tp} rests: {wrong}"
             if trouble != self.trouble:
                 logger.error("%s", trouble)
             self.due_ms = clock.mono_ms() + min(interval_ms, AGAIN_MS)
@@ -195,6 +205,7 @@ class Tiers:
         self.owned_ms = -OWNED_MS
         """When the bucket last said that it is this fleet's, on the monotonic clock."""
         self._owned = False
+        self._claim_ms = -1
         self._unowned = ""
         """Why the bucket is not known to be this fleet's."""
 
@@ -245,11 +256,9 @@ class Tiers:
 
     def _cold(self, partition: Partition) -> Cold | None:
         tier = self.of(partition)
-        if self.refusal:
-            raise TierUnavailable(self.refusal)
+        if self.refusal or (self._unowned and not self._owned):
+            raise TierUnavailable(self.refusal or self._unowned)
         if tier is None:
-            if self._unowned and not self._owned:
-                raise TierUnavailable(self._unowned)
             return None
         if tier.leader.manifest is None:
             if tier.trouble:
@@ -294,7 +303,7 @@ class Tiers:
     def troubles(self) -> list[str]:
         """In words, for whoever looks at the broker."""
         if self.refusal or (self._unowned and not self._owned):
-            return [self.refusal or self._unowned]
+            return [f"its bucket is of no use: {self.refusal or self._unowned}"]
         return sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
 
     def watch(self, metrics: Metrics) -> None:
@@ -358,13 +367,32 @@ class Tiers:
         await own(self.bucket, self._cluster_id, self.clock.wall_ms(), claim=claim)
         self.owned_ms = self.clock.mono_ms()
 
+    async def still_owned(self, within_ms: int) -> None:
+        """See that it was this fleet's not long ago: another one may have taken it. Raises ForeignBucket,
+        BucketError."""
+        if self.clock.mono_ms() - self.owned_ms > within_ms:
+            try:
+                await self.own(claim=False)
+            except ForeignBucket as wrong:
+                self._lose(wrong)
+                raise
+
+    def _lose(self, why: ForeignBucket) -> None:
+        """Until it is this fleet's again, what is known of it counts for nothing."""
+        if str(why) != self._unowned or self._owned:
+            logger.critical("%s", why)
+        self._unowned, self._owned = str(why), False
+        self._claim_ms = self.clock.mono_ms() + OWNED_MS
+        self.by_partition.clear()
+
     async def _claim(self) -> bool:
+        if self.clock.mono_ms() < self._claim_ms:
+            return False
         tiered = self._finalized() and any(self._metadata.topic_config(name).tiers for name in self._metadata.topics)
         try:
             await self.own(claim=not tiered)
         except ForeignBucket as wrong:
-            self.refusal = str(wrong)
-            logger.critical("%s", wrong)
+            self._lose(wrong)
         except (BucketError, NoSuchObject) as wrong:
             if str(wrong) != self._unowned:
                 logger.error("nothing is copied, and old records are not read: %s", wrong)

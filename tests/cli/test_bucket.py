@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from obstore.exceptions import PermissionDeniedError
 
 from fleetlog._native.batch import Record, crc32c, encode_batch
-from fleetlog.brokers.cli.bucket import left_over
+from fleetlog.brokers.cli.bucket import flagged, left_over
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.output import CliError
-from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
+from fleetlog.brokers.tiering.bucket import (
+    ForeignBucket,
+    ObjectBucket,
+    Owner,
+    Pace,
+    SegmentParts,
+    own,
+    read_owner,
+    remedy,
+    take,
+)
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import BucketError, prefix_of
 from fleetlog.brokers.tiering.manifest import (
@@ -124,8 +137,73 @@ def test_a_bucket_is_one_fleets(url: str) -> None:
         bucket.close()
 
     asyncio.run(ask("cluster-a"))
-    with pytest.raises(ForeignBucket, match="fleet with cluster id cluster-a, and this one is cluster-b"):
+    with pytest.raises(ForeignBucket, match=r"id cluster-a, and this one is cluster-b.*fleetlog bucket take"):
         asyncio.run(ask("cluster-b"))
+
+
+def test_a_bucket_that_is_taken(url: str) -> None:
+    def on_bucket(work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> Any:
+        async def whole() -> Any:
+            bucket = ObjectBucket(url)
+            try:
+                return await work(bucket)
+            finally:
+                bucket.close()
+
+        return asyncio.run(whole())
+
+    first = on_bucket(read_owner)
+    assert first == Owner(1, "cluster-a", 7)
+    second = on_bucket(lambda bucket: take(bucket, first, "cluster-b", 9))
+    assert second == on_bucket(read_owner) == Owner(2, "cluster-b", 9, ("cluster-a",))
+    with pytest.raises(ForeignBucket, match="was taken from this fleet by the one with cluster id cluster-b"):
+        on_bucket(lambda bucket: own(bucket, "cluster-a", 10))
+    with pytest.raises(BucketError, match="is not taken: it is of cluster id cluster-b"):
+        on_bucket(lambda bucket: take(bucket, first, "cluster-c", 9))
+    assert on_bucket(lambda bucket: take(bucket, first, "cluster-b", 11)) == second, "an answer that was lost"
+    third = on_bucket(lambda bucket: take(bucket, second, "cluster-a", 12))
+    assert third.former == ("cluster-b",)
+    on_bucket(lambda bucket: own(bucket, "cluster-a", 13))
+    (newest,) = files(url, "fleetlog-owner/*3")
+    newest.write_bytes(newest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(BucketError, match="format 2, of which this version of fleetlog knows 1: upgrade it"):
+        on_bucket(lambda bucket: own(bucket, "cluster-a", 14))
+    newest.write_bytes(b"[]")
+    assert "cannot be read: restore it from a copy" in run("status", url, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "waits"),
+    [
+        (("false", "false", "delete", "-2", "-2"), "remote.storage.enable is false", False),
+        (("true", "true", "compact,delete", "-2", "-2"), "compacted: remote.storage.enable has no effect", False),
+        (("true", "false", "compact", "-2", "-2"), "compacted", False),
+        (("true", "false", "delete", "-2", "-2"), "is tiered", False),
+        (("true", "true", "delete", "-2", "-2"), "waits: closed segments would be copied, all of it is kept", True),
+        (("true", "true", "delete", "5", "-2"), "waits: closed segments would be copied", True),
+    ],
+)
+def test_topics_with_flags(values: tuple[str, str, str, str, str], state: str, waits: bool) -> None:
+    row = flagged("orders", *values)
+    assert row.state.startswith(state)
+    assert row.waits is waits
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "says"),
+    [
+        ("s3://b/f", "Generic S3 error: Error performing PUT http://169.254.169.254/latest", "set AWS_ACCESS_KEY_ID"),
+        ("gs://b/f", "GET http://169.254.169.254/computeMetadata", "set GOOGLE_SERVICE_ACCOUNT"),
+        ("az://b/f", "Generic MicrosoftAzure error: Account must be specified", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("s3://b/f", "something else", ""),
+    ],
+)
+def test_what_to_do_about_an_error_of_the_library(url: str, text: str, says: str) -> None:
+    assert remedy(url, RuntimeError(text)).startswith("there are no credentials: " + says if says else "")
+    assert bool(remedy(url, RuntimeError(text))) is bool(says)
+    assert "need to put, get, list and delete" in remedy(url, PermissionDeniedError())
+    assert "there is no bucket of that name" in remedy(url, FileNotFoundError())
+    assert remedy("file:///b", FileNotFoundError()) == ""
 
 
 def test_a_folder_that_is_not_mounted_is_not_claimed_while_topics_are_tiered(tmp_path: Path) -> None:
@@ -134,7 +212,7 @@ def test_a_folder_that_is_not_mounted_is_not_claimed_while_topics_are_tiered(tmp
         await own(bucket, "cluster-a", 8, claim=claim)
         bucket.close()
 
-    with pytest.raises(BucketError, match=r"is it the right one, and mounted\? .* to fleetlog-owner/0*1 in it"):
+    with pytest.raises(BucketError, match=r"is it the right one, and mounted\? .*bucket take file"):
         asyncio.run(ask(claim=False))
     asyncio.run(ask(claim=True))
     asyncio.run(ask(claim=False))

@@ -10,6 +10,7 @@ from fleetlog.brokers.cli.diagnosis import (
     FleetFacts,
     ListenerCertificate,
     OpenTransaction,
+    Severity,
     Thresholds,
     findings_of,
 )
@@ -172,3 +173,19 @@ def test_transactions_and_groups_that_are_just_too_late(beyond: float) -> None:
     facts.groups = [{"group": "g", "seconds": 600 + beyond, "status": "OK", "lag": 7, "partitions": [part]}]
     found = [one.where for one in findings_of(facts, Thresholds()) if one.check in ("transaction", "group")]
     assert found == (["x", "g"] if beyond else [])
+
+
+def test_what_is_wrong_with_the_bucket_is_named() -> None:
+    texts = [
+        "its bucket is of no use: s3://b was taken from this fleet by the one with cluster id x",
+        "the tier of orders-0 rests: s3://b: there are no credentials",
+        "it has no bucket, and topics are tiered: see remote.log.storage.system.enable",
+    ]
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS, idle_tiers=["keyed", "old"])
+    facts.overview.brokers[1] = BrokerOverview(1, "h", 1, lacks=texts, directories=[])
+    told = findings_of(facts, Thresholds())
+    rows = [(row.where, row.what, row.severity) for row in told if row.check == "bucket"]
+    assert rows == [("broker 1", text.partition(": ")[0], Severity.ERROR) for text in texts]
+    (idle,) = (row for row in told if row.where == "remote.storage.enable")
+    assert "2 topics have the flag without effect: keyed, old" in idle.what
+    assert "fleetlog bucket enable" in idle.todo

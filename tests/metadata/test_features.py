@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.metadata import features, znodes
 from fleetlog.brokers.metadata.features import (
     SAFE_DOWNGRADE,
@@ -17,6 +18,7 @@ from fleetlog.brokers.metadata.features import (
     refused_for_tiers,
     update_features,
 )
+from fleetlog.brokers.topic_config import TopicConfig
 from fleetlog.coordination.registration import Advertisement, ListenerAddress, broker_path, register, unregister
 from fleetlog.coordination.store import Store
 from fleetlog.wire.errors import ErrorCode
@@ -73,16 +75,29 @@ async def test_levels_are_finalized_once_every_registration_has_them(connect: st
         assert (node.metadata.features, node.metadata.features_epoch) == ({}, epoch + 1)
 
 
-def test_tiers_begin_and_end_with_no_topic_that_has_the_flag() -> None:
-    begin, end = FeatureUpdate(TIERING_VERSION, 1), FeatureUpdate(TIERING_VERSION, 0, SAFE_DOWNGRADE)
-    finalized = {TIERING_VERSION: 1}
-    assert "from when it had no effect: a, b" in (refused_for_tiers(begin, {}, ["b", "a"]) or "")
-    assert "and 2 more" in (refused_for_tiers(begin, {}, list("abcdefg")) or "")
-    assert "Topics are tiered" in (refused_for_tiers(end, finalized, ["a"]) or "")
-    assert refused_for_tiers(begin, finalized, ["a"]) is None
-    assert refused_for_tiers(end, {}, ["a"]) is None
-    assert refused_for_tiers(begin, {}, []) is None
-    assert refused_for_tiers(FeatureUpdate(NAME, 2), {}, ["a"]) is None
+def test_tiers_begin_and_end_with_no_topic_that_would_suffer() -> None:
+    first, begin, end = (FeatureUpdate(TIERING_VERSION, *to) for to in ((1,), (2,), (0, SAFE_DOWNGRADE)))
+    base = BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
+    on = {"remote.storage.enable": "true"}
+    tiered = TopicConfig.parse(on, base)
+    idle = {
+        "a": TopicConfig.parse({**on, "fleetlog.tiering.waits": "true"}, base),
+        "b": TopicConfig.parse({**on, "cleanup.policy": "compact"}, base),
+    }
+    assert "from when it had no effect: a, b." in (refused_for_tiers(first, {}, idle) or "")
+    assert "and 2 more" in (refused_for_tiers(first, {}, dict.fromkeys("abcdefg", tiered)) or "")
+    assert "and 2 more" not in (refused_for_tiers(begin, {}, dict.fromkeys("abcdefg", tiered)) or "")
+    for level in (1, 2):
+        finalized = {TIERING_VERSION: level}
+        assert "Topics are tiered" in (refused_for_tiers(end, finalized, {"c": tiered, **idle}) or "")
+        assert refused_for_tiers(end, finalized, idle) is None
+        assert refused_for_tiers(FeatureUpdate(TIERING_VERSION, level), finalized, {"c": tiered}) is None
+    assert refused_for_tiers(begin, {TIERING_VERSION: 1}, {"c": tiered}) is None
+    down = FeatureUpdate(TIERING_VERSION, 1, SAFE_DOWNGRADE)
+    assert "wait for fleetlog bucket enable" in (refused_for_tiers(down, {TIERING_VERSION: 2}, idle) or "")
+    assert refused_for_tiers(end, {}, {"c": tiered}) is None
+    assert refused_for_tiers(first, {}, {}) is None
+    assert refused_for_tiers(FeatureUpdate(NAME, 2), {}, {"c": tiered}) is None
 
 
 @on_loop

@@ -47,7 +47,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
         ("group.version", 0, 1),
         ("fleetlog.schema.version", 0, 2),
         ("share.version", 0, 2),
-        ("fleetlog.tiering.version", 0, 1),
+        ("fleetlog.tiering.version", 0, 2),
         ("transaction.version", 0, 2),
     ]
 

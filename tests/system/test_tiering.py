@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fleetlog.brokers.tiering.bucket import ObjectBucket, read_owner, take
 from tests.cli.shell import Shell
 from tests.support.copies import Cluster
 from tests.support.fleet import Broker, Fleet
@@ -31,7 +33,7 @@ RECORDS, SIZE = 3_000, 2_000
 def tiered_fleet(directory: Path, brokers: int) -> Cluster:
     fleet = Fleet(directory, brokers, **{"fleetlog.bucket.url": f"file://{directory}/bucket"}, **SETTINGS)
     cluster = Cluster(fleet.start())
-    Shell(fleet).run("features", "upgrade", "fleetlog.tiering.version=1")
+    Shell(fleet).run("features", "upgrade", "fleetlog.tiering.version=2")
     return cluster
 
 
@@ -316,3 +318,63 @@ def test_a_bucket_that_is_gone_delays_who_reads_old_records_and_nobody_else(sing
     old.close()
     recent.close()
     assert read(single, "gone", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
+
+
+def test_a_flag_that_waits_begins_when_it_is_enabled(single: Cluster) -> None:
+    shell, waits = Shell(single.fleet), {"fleetlog.tiering.waits": "true"}
+    single.create("waiting", replicas=1, **TIERED, **waits)
+    single.create("keyed", replicas=1, **TIERED, **waits, **{"cleanup.policy": "compact"})
+    produce(single, "waiting", range(RECORDS))
+    states = {row["topic"]: row["state"] for row in shell.json("bucket", "enable")}
+    assert "waits: closed segments would be copied" in states["waiting"]
+    assert "compacted: remote.storage.enable has no effect" in states["keyed"]
+    planned = shell.run("bucket", "enable", "waiting", "keyed").stdout
+    assert "nothing is changed yet" in planned
+    assert local_bases(single, "waiting")[0] == 0
+    assert bucket_objects(single, "waiting", ".log") == []
+    done = {row["topic"]: row["enabled"] for row in shell.json("bucket", "enable", "waiting", "keyed", "--execute")}
+    assert done == {"waiting": True, "keyed": False}
+    wait_tiered(single, "waiting")
+    assert read(single, "waiting", RECORDS) == [(number, number) for number in range(RECORDS)]
+    assert shell.json("bucket", "enable", "waiting") == [{"topic": "waiting", "state": "is tiered", "enabled": False}]
+    assert "needs the topics' names" in shell.run("bucket", "enable", "--execute", code=2).stderr
+    assert bucket_objects(single, "keyed", "") == []
+
+
+def test_a_bucket_that_another_fleet_takes_is_left_alone_and_may_be_taken_back(single: Cluster) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    single.create("taken", replicas=1, **TIERED)
+    produce(single, "taken", range(RECORDS))
+    wait_tiered(single, "taken")
+    shell, url, broker = Shell(single.fleet), f"file://{single.fleet.directory}/bucket", single.fleet.brokers[0]
+    assert "already" in shell.run("bucket", "take", url).stdout
+
+    async def take_it() -> None:
+        bucket = ObjectBucket(url)
+        await take(bucket, await read_owner(bucket), "another-fleet", 1)
+        bucket.close()
+
+    asyncio.run(take_it())
+    broker.kill()
+    broker.start()
+    broker.wait_ready()
+    told = "was taken from this fleet by the one with cluster id another-fleet"
+    eventually(lambda: told in broker.output(), "the former owner says so")
+    findings = shell.json("doctor", code=4)
+    assert [row["what"] for row in findings if row["check"] == "bucket"] == ["its bucket is of no use"]
+    before = bucket_objects(single, "taken", "")
+    old = Consumer({"bootstrap.servers": single.alive, "group.id": "old", "auto.offset.reset": "error"})
+    old.assign([TopicPartition("taken", 0, OFFSET_BEGINNING)])
+    produce(single, "taken", range(RECORDS, 2 * RECORDS))
+    assert old.consume(10, 2) == []
+    assert bucket_objects(single, "taken", "") == before, "nothing is copied"
+    planned = shell.run("bucket", "take", url).stdout
+    assert "cluster id of its owner: another-fleet" in planned
+    assert "nothing is changed yet" in planned
+    assert shell.json("bucket", "take", url, "--execute")["taken"] is True
+    messages: list[Any] = []
+    eventually(lambda: messages.extend(old.consume(100, 0.2)) or messages, "old records are read again")
+    old.close()
+    wait_tiered(single, "taken")
+    assert read(single, "taken", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
