@@ -182,6 +182,8 @@ class BrokerConfig:
     log_retention_bytes: int = default_of("retention.bytes")
     log_local_retention_bytes: int = default_of("local.retention.bytes")
     log_local_retention_ms: int = default_of("local.retention.ms")
+    log_remote_copy_lag_bytes: int = default_of("remote.copy.lag.bytes")
+    log_remote_copy_lag_ms: int = default_of("remote.copy.lag.ms")
     log_retention_ms: int | None = setting(
         LONG, None, "Default of retention.ms; unset, log.retention.minutes counts, then log.retention.hours.",
         low=-1, live=True,
@@ -242,6 +244,10 @@ class BrokerConfig:
     remote_log_manager_copy_max_bytes_per_second: int = setting(
         LONG, FOREVER, "What this broker copies to the bucket at most, in bytes per second.", low=1, live=True
     )
+    remote_log_manager_fetch_max_bytes_per_second: int = setting(
+        LONG, FOREVER, "What this broker reads from the bucket for consumers at most, in bytes per second.", low=1,
+        live=True,
+    )  # fmt: skip
 
     # replication
     replica_lag_time_max_ms: int = setting(LONG, 30_000, "How long a follower may lag and stay in sync, in ms.", low=1)

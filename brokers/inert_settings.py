@@ -133,8 +133,6 @@ process.roles list null broker|controller
 
 _TIERING = """
 follower.fetch.last.tiered.offset.enable boolean false - live
-log.remote.copy.lag.bytes long -1 -1.. live
-log.remote.copy.lag.ms long 0 -1.. live
 remote.fetch.max.wait.ms int 500 1.. live
 remote.list.offsets.request.timeout.ms long 30000 1.. live
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. live
@@ -142,7 +140,6 @@ remote.log.manager.copier.thread.pool.size int 10 1.. live
 remote.log.manager.copy.quota.window.num int 11 1..
 remote.log.manager.copy.quota.window.size.seconds int 1 1..
 remote.log.manager.expiration.thread.pool.size int 10 1.. live
-remote.log.manager.fetch.max.bytes.per.second long 9223372036854775807 1.. live
 remote.log.manager.fetch.quota.window.num int 11 1..
 remote.log.manager.fetch.quota.window.size.seconds int 1 1..
 remote.log.manager.follower.thread.pool.size int 2 1.. live
@@ -284,13 +281,6 @@ zookeeper.ssl.truststore.type string null -
 """
 """Kafka 3.9's, but for the credentials of a digest, which Kafka has in a JAAS file."""
 
-_TOPICS_TIERING = """
-remote.copy.lag.bytes long -1 -1.. live log.remote.copy.lag.bytes
-remote.copy.lag.ms long 0 -1.. live log.remote.copy.lag.ms
-remote.log.copy.disable boolean false - live
-remote.log.delete.on.disable boolean false - live
-"""
-
 _TOPICS_RETIRED = """
 message.downconversion.enable boolean true - live
 message.format.version string null - live
@@ -398,6 +388,5 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
 }
 """Those that are not inert are read from what was given: by brokers.tls, brokers.logins and brokers.acls."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {
-    **_rows(_TOPICS_TIERING, _TIERING_DOC),
     **_rows(_TOPICS_RETIRED, _RETIRED_DOC, retired=True),
 }

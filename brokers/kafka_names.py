@@ -19,6 +19,7 @@ from fleetlog.brokers.metrics.exposition import SLICE, RowFamily, Rows, by_slice
 from fleetlog.brokers.metrics.registry import Histogram
 from fleetlog.brokers.model import NO_LEADER
 from fleetlog.brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
+from fleetlog.brokers.tiering.tiers import TierSize
 
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
@@ -34,6 +35,17 @@ _TOPIC_METRICS = (
     ("replicationbytesin", "replicated_in"),
     ("replicationbytesout", "replicated_out"),
 )
+_TIER_METRICS = (
+    ("remotecopybytes", "copied_bytes"),
+    ("remotecopyrequests", "copies"),
+    ("remotecopyerrors", "copy_errors"),
+    ("remotefetchbytes", "fetched_bytes"),
+    ("remotefetchrequests", "fetches"),
+    ("remotefetcherrors", "fetch_errors"),
+    ("remotedeleterequests", "deletes"),
+    ("remotedeleteerrors", "delete_errors"),
+)
+_TIER_GAUGES = ("remotecopylagbytes", "remotecopylagsegments", "remotelogsizebytes", "remotelogmetadatacount")
 _REPLICA_MANAGER: tuple[tuple[str, Callable[[ReplicaLook], int]], ...] = (
     ("partitioncount", lambda look: 1),
     ("leadercount", lambda look: look.leads),
@@ -138,6 +150,7 @@ class KafkaPage:
         """All families that need no process or sockets."""
         yield from self._replicas()
         yield from self._topics()
+        yield from self._tiers()
         yield from self._controller()
         yield from self._requests()
 
@@ -180,6 +193,25 @@ class KafkaPage:
                 totals = [total + number for total, number in zip(totals, numbers, strict=True)]
                 rows.rows.append(((topic,), numbers))
             yield None
+        rows.rows.append(((), totals))
+        yield rows
+
+    def _tiers(self) -> Iterator[Rows]:
+        """Of tiered topics, where this broker has a bucket: what it did, and how those are that it leads now."""
+        tiers = self._services.tiers
+        if tiers is None:
+            return
+        kinds = [(f"{name}_total", "counter") for name, _ in _TIER_METRICS] + [(name, "gauge") for name in _TIER_GAUGES]
+        families = [
+            RowFamily(f"kafka_server_brokertopicmetrics_{name}", kind, "By topic, and without a label.")
+            for name, kind in kinds
+        ]
+        rows, totals, now = Rows(("topic",), families), [0] * len(families), tiers.sizes()
+        for topic, figures in tiers.figures.items():
+            counts = [getattr(figures, attribute) for _, attribute in _TIER_METRICS]
+            numbers = [*counts, *now.get(topic, TierSize())]
+            totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+            rows.rows.append(((topic,), numbers))
         rows.rows.append(((), totals))
         yield rows
 

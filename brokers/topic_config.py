@@ -169,9 +169,25 @@ class TopicConfig:
         inert=True,
         synonym="log.preallocate",
     )
-    remote_storage_enable: bool = setting(
-        BOOLEAN, False, "Whether closed segments are copied to the bucket; once they are, it stays so.", live=True
+    remote_copy_lag_bytes: int = setting(
+        LONG, -1, "A closed segment is copied once so many bytes are newer, or remote.copy.lag.ms says so; -1: as "
+        "local.retention.bytes.", low=-1, live=True, synonym="log.remote.copy.lag.bytes",
+    )  # fmt: skip
+    remote_copy_lag_ms: int = setting(
+        LONG, 0, "A closed segment is copied once its newest record is so old, in ms, or by remote.copy.lag.bytes; "
+        "-1: as local.retention.ms.", low=-1, live=True, synonym="log.remote.copy.lag.ms",
+    )  # fmt: skip
+    remote_log_copy_disable: bool = setting(
+        BOOLEAN, False, "Whether nothing more is copied to the bucket; what is there is read as before.", live=True
     )
+    remote_log_delete_on_disable: bool = setting(
+        BOOLEAN, False, "Whether remote.storage.enable may go back to false, which deletes what is in the bucket.",
+        live=True,
+    )  # fmt: skip
+    remote_storage_enable: bool = setting(
+        BOOLEAN, False, "Whether closed segments are copied to the bucket; back with remote.log.delete.on.disable.",
+        live=True,
+    )  # fmt: skip
     retention_bytes: int = setting(
         LONG, -1, "Bytes a partition keeps at most; -1 for no limit.", low=-1, live=True, synonym="log.retention.bytes"
     )
@@ -239,6 +255,11 @@ class TopicConfig:
         return self.remote_storage_enable and not self.fleetlog_tiering_waits and "compact" not in self.cleanup_policy
 
     @property
+    def ends_tier(self) -> bool:
+        """Whether what the topic has in the bucket is to be deleted, if it has anything there."""
+        return self.remote_log_delete_on_disable and not self.remote_storage_enable
+
+    @property
     def kept_here(self) -> tuple[int, int]:
         """How long and how much a tiered topic keeps in log.dirs, in ms and bytes; -1 for ever."""
         ms, size = self.local_retention_ms, self.local_retention_bytes
@@ -259,6 +280,17 @@ class TopicConfig:
                 raise ConfigError(
                     f"local.retention.{name}", str(here), f"must be at most retention.{name} ({total}): set both"
                 )
+            if self.remote_log_copy_disable and here != total:
+                raise ConfigError(
+                    f"local.retention.{name}", str(here), f"must be retention.{name} ({total}) or -2 while "
+                    "remote.log.copy.disable is true: no more is copied to the bucket",
+                )  # fmt: skip
+            lag = getattr(self, f"remote_copy_lag_{name}")
+            if lag > here >= 0:
+                raise ConfigError(
+                    f"remote.copy.lag.{name}", str(lag), f"must be at most local.retention.{name} ({here}): it would "
+                    "be kept here for longer",
+                )  # fmt: skip
 
     def check_together(self) -> None:
         """Raises ConfigError where settings that are right by themselves contradict each other."""
@@ -294,8 +326,11 @@ SCHEMA_SETTINGS = frozenset(
     }
 )  # fmt: skip
 TIERING_SETTINGS = frozenset(
-    {"fleetlog.tiering.waits", "local.retention.bytes", "local.retention.ms", "remote.storage.enable"}
-)
+    {
+        "fleetlog.tiering.waits", "local.retention.bytes", "local.retention.ms", "remote.copy.lag.bytes",
+        "remote.copy.lag.ms", "remote.log.copy.disable", "remote.storage.enable",
+    }
+)  # fmt: skip
 CHECKED_TOGETHER = frozenset(
     {"min.compaction.lag.ms", "max.compaction.lag.ms", *THROTTLED_REPLICAS, *SCHEMA_SETTINGS, *TIERING_SETTINGS}
 )

@@ -284,12 +284,12 @@ def test_hours_and_minutes_count_where_milliseconds_are_unset(
 
 def test_topic_settings_without_effect_leave_the_others_alone() -> None:
     base = load_config(MINIMAL, "f").topic_defaults()
-    overrides = {"cleanup.policy": "compact", "remote.copy.lag.ms": "7", "remote.log.copy.disable": "true"}
+    overrides = {"cleanup.policy": "compact", "remote.copy.lag.ms": "7", "message.format.version": "3.0"}
     overrides |= {"retention.ms": "3", "message.downconversion.enable": "false"}
     topic = TopicConfig.parse(overrides, base)
     assert (topic.cleanup_policy, topic.retention_ms) == (("compact",), 3)
     assert without_effect(overrides, TOPIC_SETTINGS) == [
-        "message.downconversion.enable", "remote.copy.lag.ms", "remote.log.copy.disable",
+        "message.downconversion.enable", "message.format.version",
     ]  # fmt: skip
     assert without_effect({"remote.copy.lag.ms": "0", "retention.ms": "1"}, TOPIC_SETTINGS) == []
 
@@ -315,6 +315,10 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         ({"remote.storage.enable": "true", "retention.bytes": "5", "local.retention.bytes": "-1"}, "at most retention"),
         ({"remote.storage.enable": "true", "retention.ms": "5", "local.retention.ms": "5"}, ""),
         ({"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "6"}, ""),
+        ({"remote.storage.enable": "true", "local.retention.ms": "5", "remote.copy.lag.ms": "6"}, "at most local"),
+        ({"remote.storage.enable": "true", "local.retention.ms": "5", "remote.log.copy.disable": "true"}, "no more is"),
+        ({"remote.storage.enable": "true", "remote.log.copy.disable": "true"}, ""),
+        ({"remote.storage.enable": "true", "local.retention.ms": "5", "remote.copy.lag.bytes": "6"}, ""),
         ({"retention.ms": "5", "local.retention.ms": "6"}, ""),  # without a tier it means nothing, as in Kafka
         ({"fleetlog.schema.validation": "id", "fleetlog.schema.invalid": "refuse"}, ""),
     ],
@@ -347,16 +351,37 @@ def test_a_tier_needs_all_brokers_and_stays() -> None:
     for name, present, features, why in (
         ("orders", {}, {}, "fleetlog.tiering.version 1 is not finalized: fleetlog features upgrade"),
         ("__consumer_offsets", {}, finalized, "brokers need all of __consumer_offsets at hand"),
-        ("orders", on, finalized, "a topic that is tiered stays so"),
+        ("orders", on, finalized, "To keep it and copy no more, set remote.log.copy.disable=true"),
     ):
         with pytest.raises(Refused, match=why) as refused:
             check_tiering_settings(name, present, {} if present else on, base, features)
         assert refused.value.error is ErrorCode.INVALID_CONFIG
     compacted = {"cleanup.policy": "compact"}
-    with pytest.raises(Refused, match="stays so"):
+    with pytest.raises(Refused, match="cannot be compacted, or wait"):
         check_tiering_settings("orders", on, {**on, **compacted}, base, finalized)
     with pytest.raises(Refused, match="from when it had no effect, and would begin"):
         check_tiering_settings("orders", {**on, **compacted}, on, base, finalized)
+
+
+def test_a_tier_ends_and_copies_no_more_once_all_brokers_heed_that() -> None:
+    base = BrokerConfig(broker_id=1, zookeeper_connect="n:1").topic_defaults()
+    on, first, second = (
+        {"remote.storage.enable": "true"},
+        {"fleetlog.tiering.version": 1},
+        {"fleetlog.tiering.version": 2},
+    )
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    assert TopicConfig.parse(off, base).ends_tier
+    assert not TopicConfig.parse({**off, **on}, base).ends_tier
+    check_tiering_settings("orders", on, off, base, second)
+    check_tiering_settings("orders", {"remote.log.delete.on.disable": "true"}, off, base, {})
+    for newer in ({"remote.log.copy.disable": "true"}, {"remote.copy.lag.ms": "-1"}):
+        check_tiering_settings("orders", on, {**on, **newer}, base, second)
+        with pytest.raises(Refused, match=r"fleetlog\.tiering\.version 2 is not finalized"):
+            check_tiering_settings("orders", on, {**on, **newer}, base, first)
+        check_tiering_settings("orders", {**on, **newer}, {**on, **newer, "retention.ms": "5"}, base, first)
+    with pytest.raises(Refused, match="would not delete what is in the bucket"):
+        check_tiering_settings("orders", on, off, base, first)
 
 
 def test_a_flag_that_waits_begins_nothing_until_the_mark_goes() -> None:
@@ -370,7 +395,7 @@ def test_a_flag_that_waits_begins_nothing_until_the_mark_goes() -> None:
     check_tiering_settings("orders", waits, {}, base, finalized)
     with pytest.raises(Refused, match=r"fleetlog\.tiering\.version 2 is not finalized"):
         check_tiering_settings("orders", {}, waits, base, {"fleetlog.tiering.version": 1})
-    with pytest.raises(Refused, match="stays so"):
+    with pytest.raises(Refused, match="cannot be compacted, or wait"):
         check_tiering_settings("orders", on, waits, base, finalized)
     with pytest.raises(Refused, match="not possible for a compacted topic"):
         check_topic(waits | compacted, on | compacted, base)

@@ -21,11 +21,20 @@ from fleetlog.brokers.config import (
 from fleetlog.brokers.controller.requests import Refused, check_schemas, check_tiering
 from fleetlog.brokers.groups.requests import ConsumerSettings
 from fleetlog.brokers.metadata.cache import MetadataCache
-from fleetlog.brokers.metadata.features import SHARE_ORDER_LEVEL, SHARE_VERSION, TIERING_VERSION, TIERING_WAITS
+from fleetlog.brokers.metadata.features import (
+    SHARE_ORDER_LEVEL,
+    SHARE_VERSION,
+    TIERING_VERSION,
+    TIERING_WAITS,
+    TIERING_WAITS_LEVEL,
+)
 from fleetlog.brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from fleetlog.brokers.tls.dynamic_settings import of_tls, refused_change
 from fleetlog.brokers.topic_config import CHECKED_TOGETHER, SCHEMA_SETTINGS
 from fleetlog.wire.errors import ErrorCode
+
+OF_LEVEL_2 = ("remote_log_copy_disable", "remote_copy_lag_ms", "remote_copy_lag_bytes")
+"""What leaders of the first level of tiering do not heed."""
 
 MISSPELT = 0.85
 """Likeness from which an unknown name of a broker's setting is taken for a misspelling."""
@@ -115,11 +124,27 @@ def check_tiering_settings(
             ErrorCode.INVALID_CONFIG, "the topic has remote.storage.enable from when it had no effect, and would begin"
             " to be tiered: delete that setting first, and set it again afterwards if it is meant",
         )  # fmt: skip
+    elif after.tiers and finalized and any(getattr(before, one) != getattr(after, one) for one in OF_LEVEL_2):
+        check_tiering(name, after, features)
     elif before.tiers and not after.tiers and finalized:
-        raise Refused(
-            ErrorCode.INVALID_CONFIG,
-            "a topic that is tiered stays so in this version: what is in the bucket only would be lost",
+        _check_end(after, features)
+
+
+def _check_end(after: TopicConfig, features: Mapping[str, int]) -> None:
+    """Refuse that a topic is tiered no longer, unless what is in the bucket only is to be deleted."""
+    if after.remote_storage_enable:
+        why = "a topic that is tiered cannot be compacted, or wait: what is in the bucket only would be lost"
+    elif not after.remote_log_delete_on_disable:
+        why = (
+            "what is in the bucket only would be lost. To keep it and copy no more, set remote.log.copy.disable=true;"
+            " to delete it, set remote.storage.enable=false and remote.log.delete.on.disable=true"
         )
+    elif features.get(TIERING_VERSION, 0) < TIERING_WAITS_LEVEL:
+        level = f"{TIERING_VERSION}={TIERING_WAITS_LEVEL}"
+        why = f"brokers of earlier versions would not delete what is in the bucket: fleetlog features upgrade {level}"
+    else:
+        return
+    raise Refused(ErrorCode.INVALID_CONFIG, why)
 
 
 def without_idle_mark(wanted: dict[str, str], base: TopicConfig) -> dict[str, str]:

@@ -222,7 +222,8 @@ def check_tiering(name: str, config: TopicConfig, features: Mapping[str, int]) -
     """Refuse a tier that not every broker would heed, or that the topic cannot have: INVALID_CONFIG."""
     if not config.remote_storage_enable:
         return
-    level = TIERING_WAITS_LEVEL if config.fleetlog_tiering_waits else 1
+    newer = config.fleetlog_tiering_waits or config.remote_log_copy_disable or config.remote_copy_lag_ms
+    level = TIERING_WAITS_LEVEL if newer else 1
     if features.get(TIERING_VERSION, 0) < level:
         why = f"{TIERING_VERSION} {level} is not finalized: fleetlog features upgrade {TIERING_VERSION}={level}."
     elif name in PROTECTED_TOPICS:

@@ -385,21 +385,26 @@ async def take(bucket: ObjectBucket, owner: Owner | None, cluster_id: str, now_m
 
 
 class Pace:
-    """Bytes per second that are copied, all partitions together. On the bucket's threads."""
+    """Bytes per second that are copied, or read, all partitions together. On the bucket's threads, or the loop."""
 
     def __init__(self, bytes_s: int) -> None:
         self.bytes_s = bytes_s
         self._lock = threading.Lock()
         self._free_s = 0.0
 
-    def take(self, size: int) -> None:
-        """Wait until so many bytes may go."""
+    def reserve(self, size: int) -> float:
+        """Seconds until so many bytes may go; they count from now on."""
         with self._lock:
             now_s = time.monotonic()
             begin_s = max(now_s, self._free_s)
             self._free_s = begin_s + size / self.bytes_s
-        if begin_s > now_s:
-            time.sleep(begin_s - now_s)
+        return begin_s - now_s
+
+    def take(self, size: int) -> None:
+        """Wait until so many bytes may go."""
+        wait_s = self.reserve(size)
+        if wait_s > 0:
+            time.sleep(wait_s)
 
 
 class SegmentParts:

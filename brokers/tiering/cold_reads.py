@@ -20,7 +20,7 @@ from fleetlog.brokers.log import DiskError, DiskPort, Log, ReadResult
 from fleetlog.brokers.log.segment import LOG_SUFFIX, Segment, file_stem
 from fleetlog.brokers.log.validation import records_of
 from fleetlog.brokers.model import Clock
-from fleetlog.brokers.tiering.bucket import ObjectBucket
+from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
 from fleetlog.brokers.tiering.manifest import (
     BadObject,
@@ -40,6 +40,7 @@ MOST_INDEXES = 256
 """In memory; each has 32 bytes for a chunk."""
 Key = tuple[uuid.UUID, int]
 Work = Callable[[], Coroutine[Any, Any, None]]
+FOREVER = 2**63 - 1
 INDEX = -1
 """In place of a chunk's number."""
 
@@ -60,6 +61,7 @@ class ColdReads:
     """The cache of one broker. On the loop; the bucket's threads check chunks and write their files."""
 
     def __init__(self, bucket: ObjectBucket, disk: DiskPort, directory: str, most_bytes: int, clock: Clock) -> None:
+        self.pace = Pace(FOREVER)
         self.hits = self.misses = self.bytes = 0
         self._bucket = bucket
         self._disk = disk
@@ -230,6 +232,9 @@ class ColdReads:
             self._disk.make_directory(directory)
             self._disk.replace(path, bytes(data), durable=False)
 
+        wait_s = self.pace.reserve(chunk.size)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
         await self._bucket.read(name, keep, chunk.position, chunk.size)
         key = segment.id, number
         self._chunks[key] = Segment(

@@ -39,12 +39,18 @@ class LocalLog(NamedTuple):
 
 
 class TierLimits(NamedTuple):
-    """A topic's retention, here and in all; -1 is for ever."""
+    """A topic's retention, here and in all; -1 is for ever. What is closed is copied once it has either lag."""
 
     retention_ms: int = -1
     retention_bytes: int = -1
     local_ms: int = -1
     local_bytes: int = -1
+    lag_ms: int = 0
+    lag_bytes: int = -1
+    """-1: that lag does not count; 0: at once."""
+    copies: bool = True
+    ends: bool = False
+    """The tier is to be deleted."""
 
 
 class Listed(NamedTuple):
@@ -106,18 +112,52 @@ def chain(known: Sequence[ManifestEpoch], own: Sequence[ManifestEpoch], end: int
     return tuple(entry for entry in (*known, *own) if entry.start_offset < end)
 
 
-def next_copy(manifest: Manifest, local: LocalLog) -> LocalSegment | None:
+def next_copy(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> LocalSegment | None:
     """The part of a closed segment that is copied next; None if nothing is to be copied now.
 
     Segments of other replicas have other bounds, so the first one may begin in the middle, where a batch does.
     """
+    if not limits.copies:
+        return None
     begin = max(manifest.end, manifest.log_start, local.start)
+    newer = local.size
     for segment in local.segments:
+        newer -= segment.size
         if segment.end > local.stable:
             return None
         if segment.end > begin:
-            return segment._replace(start=max(segment.start, begin))
+            at_once = 0 in (limits.lag_ms, limits.lag_bytes)  # whatever its records' times are
+            behind = 0 < limits.lag_ms <= now_ms - segment.max_timestamp or 0 < limits.lag_bytes <= newer
+            return segment._replace(start=max(segment.start, begin)) if at_once or behind else None
     return None
+
+
+class CopyLag(NamedTuple):
+    """Closed segments that are not in the bucket: how many, their bytes, whether the oldest one is due, and whether it
+    waits for an open transaction, or for followers."""
+
+    segments: int = 0
+    size: int = 0
+    due: bool = False
+    held: bool = False
+
+
+def copy_lag(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> CopyLag:
+    """What is still to be copied, of a topic that is copied at all."""
+    if not limits.copies:
+        return CopyLag()
+    begin = max(manifest.end, manifest.log_start, local.start)
+    behind = [segment for segment in local.segments if segment.end > begin]
+    if not behind:
+        return CopyLag()
+    due = next_copy(manifest, local._replace(stable=local.end), limits, now_ms) is not None
+    return CopyLag(len(behind), sum(segment.size for segment in behind), due, due and behind[0].end > local.stable)
+
+
+def emptied(manifest: Manifest, local: LocalLog) -> Manifest:
+    """Of a topic that is tiered no longer: all that there is begins where the log does."""
+    start = max(manifest.log_start, local.start)
+    return manifest._replace(segments=(), log_start=start, epochs=chain(manifest.epochs, local.epochs, start))
 
 
 def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Manifest:
@@ -128,13 +168,17 @@ def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Mani
 
 
 def local_start(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
-    """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them."""
+    """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them.
+
+    Where nothing is copied any more, they go as in a topic without a tier, once nothing older is in the bucket.
+    """
+    uncounted = not limits.copies and not manifest.segments
     start, excess = (
         max(local.start, min(manifest.log_start, local.stable)),
         local.size - limits.local_bytes if limits.local_bytes >= 0 else 0,
     )
     for segment in local.segments:
-        if segment.end > manifest.end:
+        if segment.end > (local.stable if uncounted else manifest.end):
             break
         too_old = limits.local_ms >= 0 and now_ms - segment.max_timestamp > limits.local_ms
         if not (too_old or excess >= segment.size > 0):

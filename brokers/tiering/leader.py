@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fleetlog.brokers.tiering.decisions import (
@@ -20,6 +21,7 @@ from fleetlog.brokers.tiering.decisions import (
     LocalSegment,
     TierLimits,
     counted,
+    emptied,
     fitted,
     local_start,
     next_copy,
@@ -120,6 +122,22 @@ async def newest_manifest(bucket: BucketPort, prefix: str) -> Manifest | None:
         generation += 1
 
 
+@dataclass(slots=True)
+class TierFigures:
+    """What was done for a topic's partitions since the broker's start: bytes, and segments as Kafka counts requests."""
+
+    copied_bytes: int = 0
+    copied_segments: int = 0
+    copies: int = 0
+    copy_errors: int = 0
+    deletes: int = 0
+    delete_errors: int = 0
+    fetched_bytes: int = 0
+    fetches: int = 0
+    fetch_errors: int = 0
+    swept: int = 0
+
+
 class TierLeader:
     """One leader epoch's work. :meth:`step` again and again; it raises BucketError, BadObject, TierOvertaken."""
 
@@ -133,6 +151,7 @@ class TierLeader:
         now_ms: Callable[[], int],
         new_id: Callable[[], uuid.UUID],
         grace_ms: int,
+        figures: TierFigures | None = None,
     ) -> None:
         """``prefix``: of the partition's objects, with the slash; ``mine``: topic, partition, epoch, broker and
         incarnation of what is written here."""
@@ -140,7 +159,9 @@ class TierLeader:
         """What is true, once this leader has taken over."""
         self.deleted_before = -1
         """The log start that a client has set."""
-        self.copied_bytes = self.copied_segments = self.swept = 0
+        self.ended = False
+        """The topic is not tiered any more, and nothing of the partition is left in the bucket."""
+        self._figures = figures if figures is not None else TierFigures()
         self._bucket = bucket
         self._prefix = prefix
         self._log = log
@@ -151,6 +172,9 @@ class TierLeader:
 
     async def step(self) -> bool:
         """Do what is due: one segment at most is copied. Returns whether there is more to do at once."""
+        if self._log.limits().ends:
+            await self._end()
+            return False
         if self.manifest is None:
             await self._take_over()
         copied = await self._copy()
@@ -166,24 +190,60 @@ class TierLeader:
             raise BadObject(f"{self._prefix}: a manifest of {known.topic_id} partition {known.partition}")
         await self._commit(known, lambda manifest: fitted(manifest, self._log.view()), always=True)
 
+    async def _end(self) -> None:
+        """Of a topic that is not tiered any more: the manifest names nothing, then its objects go."""
+        if self.ended:
+            return
+        if self.manifest is None:
+            if await newest_manifest(self._bucket, self._prefix) is None:
+                self.ended = True
+                return
+            await self._take_over()
+        assert self.manifest is not None, "taken over"
+        await self._commit(self.manifest, lambda manifest: emptied(manifest, self._log.view()))
+        listed = [entry.name.removeprefix(self._prefix) for entry in await self._bucket.objects(self._prefix)]
+        await self._delete([name for name in listed if generation_of(name) < 0])
+        self.ended = True
+
+    async def _delete(self, names: list[str]) -> None:
+        """Objects that the newest manifest does not name."""
+        if not names:
+            return
+        segments = sum(name.endswith(".log") for name in names)
+        self._figures.deletes += segments
+        try:
+            await self._bucket.delete([self._prefix + name for name in names])
+        except BucketError:
+            self._figures.delete_errors += segments
+            raise
+
     async def _copy(self) -> bool:
         assert self.manifest is not None, "taken over before"
-        local = self._log.view()
-        part = next_copy(self.manifest, local)
+        local, limits, now_ms = self._log.view(), self._log.limits(), self._now_ms()
+        part = next_copy(self.manifest, local, limits, now_ms)
         if part is None:
             return False
+        self._figures.copies += 1
+        try:
+            await self._copy_part(part, local, lambda manifest: next_copy(manifest, local, limits, now_ms) == part)
+        except (BucketError, BadObject):
+            self._figures.copy_errors += 1
+            raise
+        self._figures.copied_segments += 1
+        return True
+
+    async def _copy_part(self, part: LocalSegment, local: LocalLog, still_next: Callable[[Manifest], bool]) -> None:
+        assert self.manifest is not None, "taken over before"
         segment = TieredSegment(self._new_id(), part.start, part.end, part.size, 0, 0, 0, part.max_timestamp)
         done = await self._log.upload(part, self._prefix + segment.log_name, self._prefix + segment.index_name)
         self._log.view()
         segment = segment._replace(**done._asdict())
 
         def change(manifest: Manifest) -> Manifest:
-            return counted(manifest, segment, local) if next_copy(manifest, local) == part else manifest
+            return counted(manifest, segment, local) if still_next(manifest) else manifest
 
         await self._commit(self.manifest, change)
-        self.copied_bytes += done.size
-        self.copied_segments += 1
-        return True
+        self._figures.copied_bytes += done.size
 
     async def _retain(self) -> None:
         """Manifest first, objects later: what is gone from there is read by nobody who begins after it."""
@@ -196,9 +256,7 @@ class TierLeader:
         start = local_start(self.manifest, self._log.view(), limits, now_ms)
         if start > self._log.view().start:
             self._log.begin_at(start)
-        gone = set(before.names()).difference(self.manifest.names())
-        if gone:
-            await self._bucket.delete([self._prefix + name for name in sorted(gone)])
+        await self._delete(sorted(set(before.names()).difference(self.manifest.names())))
 
     async def sweep(self) -> int:
         """Remove what no manifest names and is old enough; returns how many objects."""
@@ -216,7 +274,7 @@ class TierLeader:
         names = orphans(listed, manifest, self._now_ms(), self._grace_ms)
         if names:
             await self._bucket.delete([self._prefix + name for name in names])
-            self.swept += len(names)
+            self._figures.swept += len(names)
         return len(names)
 
     async def _commit(self, known: Manifest, change: Callable[[Manifest], Manifest], *, always: bool = False) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlog._native.batch import crc32c
 from fleetlog._native.errors import CorruptBatch
@@ -25,10 +25,19 @@ from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
 from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
 from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
-from fleetlog.brokers.tiering.decisions import LocalLog, LocalSegment, TierLimits, epoch_at, first_offset
+from fleetlog.brokers.tiering.decisions import (
+    CopyLag,
+    LocalLog,
+    LocalSegment,
+    TierLimits,
+    copy_lag,
+    epoch_at,
+    first_offset,
+)
 from fleetlog.brokers.tiering.leader import (
     BucketError,
     NoSuchObject,
+    TierFigures,
     TierLeader,
     TierOvertaken,
     Uploaded,
@@ -83,6 +92,10 @@ class LedTier:
         self.busy = False
         self.due_ms = -1
         self.trouble = ""
+        self.lag = CopyLag()
+        """What was still to be copied when that was last looked at."""
+        self._stalled: tuple[int, int] | None = None
+        """The manifest's end, and since when a segment behind it has been due, on the monotonic clock."""
         self._tiers = tiers
         tp = partition.tp
         self.prefix = prefix_of(tp.topic, partition.topic_id, tp.partition)
@@ -93,7 +106,7 @@ class LedTier:
         )
         self.leader = TierLeader(
             tiers.bucket, self.prefix, self, mine, now_ms=tiers.clock.wall_ms, new_id=uuid.uuid4,
-            grace_ms=tiers.orphan_ms,
+            grace_ms=tiers.orphan_ms, figures=tiers.figures.setdefault(tp.topic, TierFigures()),
         )  # fmt: skip
 
     @property
@@ -107,17 +120,21 @@ class LedTier:
         partition, log = self.partition, self.partition.log
         if not self.leads or not partition.lease_valid() or log.offline:
             raise TierOvertaken(f"{partition.tp} is not led here any more, or not for certain")
-        rows = []
+        rows, released = [], 0
         for index, segment in enumerate(log.segments):
             end = log.segments.end_of(index, log.log_end_offset)
-            if segment is not log.segments.active and end > log.log_start_offset:
+            if segment is log.segments.active:
+                continue
+            if end <= log.log_start_offset:  # its files go with the logs' upkeep
+                released += segment.size
+            else:
                 begin = max(segment.base_offset, log.log_start_offset)
                 rows.append(LocalSegment(begin, end, segment.size, segment.retention_timestamp()))
         return LocalLog(
             log.log_start_offset,
             log.log_end_offset,
             min(log.last_stable_offset, log.high_watermark, log.recovery_point),
-            log.size_bytes,
+            log.size_bytes - released,
             tuple(rows),
             tuple(ManifestEpoch(*entry) for entry in log.epochs.entries),
         )
@@ -125,7 +142,11 @@ class LedTier:
     def limits(self) -> TierLimits:
         """See TieredLog."""
         config = self.partition.log.config
-        return TierLimits(config.retention_ms, config.retention_bytes, *config.kept_here)
+        total = config.retention_ms, config.retention_bytes
+        here = total if config.remote_log_copy_disable else config.kept_here
+        lags = config.remote_copy_lag_ms, config.remote_copy_lag_bytes
+        lag_ms, lag_bytes = (kept if lag == -1 else lag for lag, kept in zip(lags, here, strict=True))
+        return TierLimits(*total, *here, lag_ms, lag_bytes, not config.remote_log_copy_disable, config.ends_tier)
 
     async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
         """See TieredLog."""
@@ -167,8 +188,39 @@ class LedTier:
                 logger.error("%s", trouble)
             self.due_ms = clock.mono_ms() + min(interval_ms, AGAIN_MS)
         self.trouble = trouble
+        self._measure()
         if trouble or not knew:
             self.partition.committed()  # who waits for what is below the log's start looks again
+
+    def _measure(self) -> None:
+        """How far copies are behind; while a manifest is not known, as far as is known."""
+        if self.leader.manifest is None:
+            return
+        try:
+            local = self.view()
+        except TierOvertaken:
+            return
+        manifest, log, clock = self.leader.manifest, self.partition.log, self._tiers.clock
+        lag = copy_lag(manifest, local, self.limits(), clock.wall_ms())
+        self.lag = lag._replace(held=lag.held and log.last_stable_offset < log.high_watermark)
+        if not lag.due:
+            self._stalled = None
+        elif self._stalled is None or self._stalled[0] != manifest.end:
+            self._stalled = manifest.end, clock.mono_ms()
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long a segment has been due, and none was copied, in seconds."""
+        return 0.0 if self._stalled is None else (self._tiers.clock.mono_ms() - self._stalled[1]) / 1000
+
+
+class TierSize(NamedTuple):
+    """How a topic's partitions that are led here are: what is to be copied, and what is in the bucket."""
+
+    lag_bytes: int = 0
+    lag_segments: int = 0
+    size: int = 0
+    segments: int = 0
 
 
 class Tiers:
@@ -195,6 +247,8 @@ class Tiers:
         directory = f"{config.log_dirs[0].rstrip('/')}/{CACHE_DIRECTORY}"
         self.cold = ColdReads(bucket, disk, directory, config.fleetlog_bucket_cache_bytes, clock)
         self.by_partition: dict[TopicPartition, LedTier] = {}
+        self.figures: dict[str, TierFigures] = {}
+        """By topic; of those that are gone, too."""
         self._config = config
         self._metadata = metadata
         self._replicas = replicas
@@ -214,7 +268,9 @@ class Tiers:
     def of(self, partition: Partition) -> LedTier | None:
         """The tier of a partition that is led here; None if it has none, or not yet."""
         tier = self.by_partition.get(partition.tp)
-        return tier if tier is not None and tier.partition is partition and tier.leads else None
+        if tier is None or tier.partition is not partition or not tier.leads or partition.log.config.ends_tier:
+            return None
+        return tier
 
     def start_of(self, partition: Partition) -> tuple[int, int] | None:
         """The first offset that clients may read of a tiered partition, and its epoch; None while it is not known."""
@@ -243,8 +299,17 @@ class Tiers:
     def read(self, partition: Partition, offset: int, room: int, one: bool) -> ReadResult | None:
         """What the bucket has from an offset on that is in range; None while it is on its way. Raises
         TierUnavailable."""
-        cold = self._cold(partition)
-        return None if cold is None else self.cold.read(cold, offset, room, one)
+        figures = self.figures.setdefault(partition.tp.topic, TierFigures())
+        try:
+            cold = self._cold(partition)
+            result = None if cold is None else self.cold.read(cold, offset, room, one)
+        except TierUnavailable:
+            figures.fetch_errors += 1
+            raise
+        if result is not None:
+            figures.fetches += 1
+            figures.fetched_bytes += result.size
+        return result
 
     def aborted(self, partition: Partition, read: ReadResult) -> list[tuple[int, int]] | None:
         """Aborted transactions among what was read; None while they are on their way. Raises TierUnavailable,
@@ -310,7 +375,10 @@ class Tiers:
         """Show what was asked of the bucket, copied and read."""
 
         def copied(count: str) -> float:
-            return float(sum(getattr(tier.leader, count) for tier in self.by_partition.values()))
+            return float(sum(getattr(figures, count) for figures in self.figures.values()))
+
+        def lag(part: str) -> float:
+            return float(sum(getattr(tier.lag, part) for tier in self.by_partition.values()))
 
         bucket, cold = self.bucket, self.cold
         metrics.watch_counters(
@@ -322,17 +390,40 @@ class Tiers:
             lambda: {(): float(bucket.failures)},
         )  # fmt: skip
         metrics.watch_family(
-            "fleetlog_tier_copied", "Segments and bytes copied of the partitions that are led here now.", "what",
-            lambda: {"segments": copied("copied_segments"), "bytes": copied("copied_bytes")},
+            "fleetlog_tier_copied", "Segments and bytes copied, and bytes read for consumers, since the start.", "what",
+            lambda: {"segments": copied("copied_segments"), "bytes": copied("copied_bytes"),
+                     "read": copied("fetched_bytes")},
         )  # fmt: skip
         metrics.watch_family(
             "fleetlog_tier_cache", "Chunks from the bucket: found in the cache, loaded, and the cache's bytes.", "what",
             lambda: {"hits": float(cold.hits), "loads": float(cold.misses), "bytes": float(cold.bytes)},
         )  # fmt: skip
+        metrics.watch_family(
+            "fleetlog_tier_lag", "Closed segments of led partitions that are not in the bucket, their bytes.", "what",
+            lambda: {"segments": lag("segments"), "bytes": lag("size")},
+        )  # fmt: skip
+        metrics.watch(
+            "fleetlog_tier_stalled_seconds", "Longest time for which a led partition had to copy, and did not.",
+            lambda: max((tier.stalled_s for tier in self.by_partition.values()), default=0.0),
+        )  # fmt: skip
+        metrics.watch(
+            "fleetlog_tier_held_partitions", "Led partitions whose next copy waits for a transaction to end.",
+            lambda: lag("held"),
+        )  # fmt: skip
         metrics.watch(
             "fleetlog_tier_troubled_partitions", "Led partitions whose tier rests, because something failed.",
             lambda: float(sum(bool(tier.trouble) for tier in self.by_partition.values())),
         )  # fmt: skip
+
+    def sizes(self) -> dict[str, TierSize]:
+        """By topic."""
+        sizes: dict[str, TierSize] = {}
+        for tp, tier in self.by_partition.items():
+            manifest, lag = tier.leader.manifest, tier.lag
+            held = (manifest.size, len(manifest.segments)) if manifest is not None else (0, 0)
+            both = zip(sizes.get(tp.topic, TierSize()), (lag.size, lag.segments, *held), strict=True)
+            sizes[tp.topic] = TierSize(*map(sum, both))
+        return sizes
 
     # ---- work
 
@@ -403,19 +494,23 @@ class Tiers:
 
     async def _begin(self) -> None:
         """Work on what is due."""
-        self.pace.bytes_s = self._metadata.effective.remote_log_manager_copy_max_bytes_per_second
+        effective = self._metadata.effective
+        self.pace.bytes_s = effective.remote_log_manager_copy_max_bytes_per_second
+        self.cold.pace.bytes_s = effective.remote_log_manager_fetch_max_bytes_per_second
         now_ms, led = self.clock.mono_ms(), set()
         for number, partition in enumerate(list(self._replicas.all())):
             if number % PER_TURN == PER_TURN - 1:
                 await asyncio.sleep(0)
-            if not partition.is_leader or not is_tiered(partition, self._metadata):
+            tiered = partition.is_leader and is_tiered(partition, self._metadata)
+            if not tiered and not (partition.is_leader and partition.log.config.ends_tier):
                 continue
             led.add(partition.tp)
             tier = self.by_partition.get(partition.tp)
-            if tier is None or tier.partition is not partition or not tier.leads:
+            again = tier is not None and tier.leader.ended and tiered
+            if tier is None or tier.partition is not partition or not tier.leads or again:
                 tier = LedTier(self, partition, self._incarnation(), self._config.broker_id)
                 self.by_partition[partition.tp] = tier
-            if not tier.busy and now_ms >= tier.due_ms:
+            if not tier.busy and now_ms >= tier.due_ms and not tier.leader.ended:
                 tier.busy = True
                 task = asyncio.get_running_loop().create_task(self._work(tier), name="tier")
                 self._tasks.add(task)

@@ -129,6 +129,7 @@ class Stage:
 
     def __init__(self, directory: Path, program: str, minute_s: int) -> None:
         self.directory = directory
+        self.bucket = directory / "bucket"
         self.authority = Authority(directory, "authority")
         self.certificate = directory / "listener.pem"
         self.short, self.long = (self._pem(days) for days in (1, 30))
@@ -138,6 +139,8 @@ class Stage:
             **{
                 "zookeeper.session.timeout.ms": 3000, "group.lag.interval.ms": 500, "log.cleaner.backoff.ms": 500,
                 "internal.topics.alter.enable": "true", "leader.imbalance.check.interval.seconds": 86_400,
+                "remote.log.storage.system.enable": "true", "fleetlog.bucket.url": f"file://{self.bucket}",
+                "remote.log.manager.task.interval.ms": 500,
             },
         )  # fmt: skip
         (tls,) = free_ports(1)

@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from fleetlog.brokers.model import AUDIT_TOPIC
 from fleetlog.coordination.ports import free_row
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently, stuttering
+from tests.deploy.bucket_faults import held_copies, lost_bucket
 from tests.deploy.client_faults import (
     busy_loop,
     damaged_produces,
@@ -293,6 +294,8 @@ FAULTS: dict[Fault, set[str]] = {
     late_replica: {"ReplicationLate"},
     damaged_segment: {"DamagedSegment"},
     shortened_log: {"ShortenedLogs"},
+    lost_bucket: {"BucketFails", "TierBehind"},
+    held_copies: {"TierHeld"},
     unread_schemas: {"RegistryBehind", "RegistryFails"},
 }
 """With the alerts that each must fire."""

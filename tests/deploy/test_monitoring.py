@@ -38,6 +38,9 @@ NOT_OF_EVERY_BROKER = {
     "fleetlog_certificate_refused": "a listener with TLS",
     "fleetlog_certificate_seconds": "a listener with TLS",
     "fleetlog_host_broker_starts_total": "`fleetlog host`",
+    "fleetlog_tier_held_partitions": "a bucket",
+    "fleetlog_tier_stalled_seconds": "a bucket",
+    "fleetlog_tier_troubled_partitions": "a bucket",
     "fleetlog_registry_read_age_seconds": "`fleetlog registry`",
     "fleetlog_registry_requests_total": "`fleetlog registry`",
 }

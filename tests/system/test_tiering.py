@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -378,3 +380,58 @@ def test_a_bucket_that_another_fleet_takes_is_left_alone_and_may_be_taken_back(s
     old.close()
     wait_tiered(single, "taken")
     assert read(single, "taken", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
+
+
+def figures(broker: Broker) -> dict[str, float]:
+    """Kafka's names of what is counted of tiers, without a label."""
+    page = urlopen(f"http://127.0.0.1:{broker.admin_port}/metrics/kafka", timeout=30).read().decode()
+    rows = re.findall(r"^kafka_server_brokertopicmetrics_(remote\w+) (\S+)$", page, re.MULTILINE)
+    return {name: float(value) for name, value in rows}
+
+
+def test_copies_wait_stop_and_are_deleted_as_settings_say(single: Cluster) -> None:
+    shell, broker = Shell(single.fleet), single.fleet.brokers[0]
+    waits = {"remote.copy.lag.ms": 3_600_000, "remote.copy.lag.bytes": 3_000_000, "local.retention.bytes": 3_500_000}
+    single.create("settled", replicas=1, **TIERED | waits)
+    produce(single, "settled", range(RECORDS))
+    eventually(lambda: bucket_objects(single, "settled", ".log"), "what is old enough by bytes is copied")
+    eventually(lambda: figures(broker)["remotecopylagsegments"] >= 2, "what is newer is counted as lag")
+    before = len(bucket_objects(single, "settled", ".log"))
+    assert len(local_bases(single, "settled")) > 3, "what is newer stays here, and no more than that goes"
+    shell.run(
+        "topics", "alter", "settled", "--set", "remote.log.copy.disable=true", "--set", "local.retention.bytes=-2"
+    )
+    produce(single, "settled", range(RECORDS, 2 * RECORDS))
+    assert read(single, "settled", 2 * RECORDS) == [(number, number) for number in range(2 * RECORDS)]
+    assert len(bucket_objects(single, "settled", ".log")) == before, "no more is copied"
+    assert figures(broker)["remotefetchbytes_total"] > 0
+    alter = ("topics", "alter", "settled", "--set", "remote.storage.enable=false")
+    assert "set remote.log.copy.disable=true" in shell.fails(*alter)
+    first = local_bases(single, "settled")[0]
+    shell.run(*alter, "--set", "remote.log.delete.on.disable=true")
+    eventually(lambda: bucket_objects(single, "settled", ".log") == [], "the bucket has nothing of it")
+    assert bucket_objects(single, "settled", ".index") == []
+    rows = read(single, "settled", 2 * RECORDS - first)
+    assert rows == [(number, number) for number in range(first, 2 * RECORDS)]
+    shell.run("topics", "alter", "settled", "--set", "remote.storage.enable=true", "--unset", "remote.log.copy.disable")
+    eventually(lambda: bucket_objects(single, "settled", ".log"), "it is tiered again, from where it begins now")
+    rows = read(single, "settled", 2 * RECORDS - first)
+    assert rows == [(number, number) for number in range(first, 2 * RECORDS)]
+
+
+def test_a_transaction_that_hangs_holds_copies_and_shows(single: Cluster) -> None:
+    from confluent_kafka import Producer
+
+    single.create("hanging", replicas=1, **TIERED)
+    producer = Producer({"bootstrap.servers": single.alive, "transactional.id": "hangs"})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce("hanging", b"00000000", partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+    produce(single, "hanging", range(RECORDS))
+    broker = single.fleet.brokers[0]
+    eventually(lambda: broker.figure("fleetlog_tier_held_partitions") == 1, "it is counted")
+    assert bucket_objects(single, "hanging", ".log") == []
+    producer.abort_transaction(PATIENCE_S)
+    eventually(lambda: broker.figure("fleetlog_tier_held_partitions") == 0, "it has ended")
+    wait_tiered(single, "hanging")

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlog.brokers.tiering.decisions import (
+    CopyLag,
     Listed,
     LocalLog,
     LocalSegment,
     TierLimits,
     agreed_until,
     chain,
+    copy_lag,
+    emptied,
     fitted,
     local_start,
     next_copy,
@@ -53,8 +56,45 @@ def local(*bounds: int, stable: int = 1_000, epochs: tuple[ManifestEpoch, ...] =
     ],
 )
 def test_what_is_copied(known: Manifest, here: LocalLog, copied: tuple[int, int] | None) -> None:
-    part = next_copy(known, here)
+    part = next_copy(known, here, TierLimits(), 0)
     assert (part and part[:2]) == copied
+    assert next_copy(known, here, TierLimits(copies=False), 0) is None
+    assert copy_lag(known, here, TierLimits(copies=False), 0) == CopyLag()
+
+
+@pytest.mark.parametrize(
+    ("lags", "now_ms", "copied"),
+    [
+        ((0, -1), 0, True),
+        ((-1, 0), 0, True),
+        ((-1, -1), HOUR, False),  # neither check applies, as in Kafka
+        ((50, -1), 49, False),
+        ((50, -1), 50, True),  # the first segment's newest record is of 0 ms
+        ((50, 211), 49, False),
+        ((50, 210), 49, True),  # newer are two segments of 100 and one of 10 bytes
+    ],
+)
+def test_a_lag_delays_copies(lags: tuple[int, int], now_ms: int, copied: bool) -> None:
+    here = local(0, 10, 20, 30, 35)
+    part = next_copy(manifest(), here, TierLimits(lag_ms=lags[0], lag_bytes=lags[1]), now_ms)
+    assert (part is not None) is copied
+
+
+def test_what_lags() -> None:
+    here = local(0, 10, 20, 25, stable=15)
+    assert copy_lag(manifest(0, 10), here, TierLimits(), 0) == CopyLag(1, 100, due=True, held=True)
+    assert copy_lag(manifest(), here, TierLimits(), 0) == CopyLag(2, 200, due=True)
+    assert copy_lag(manifest(0, 10), here, TierLimits(lag_ms=50), 0) == CopyLag(1, 100)
+    assert copy_lag(manifest(0, 10, 20), here, TierLimits(), 0) == CopyLag()
+
+
+def test_a_tier_that_copies_no_more_or_ends() -> None:
+    here, off = local(0, 10, 20, 25), TierLimits(local_ms=0, copies=False)
+    assert local_start(manifest(0, 10), here, off, HOUR) == 10, "what is not copied stays while older is there"
+    assert local_start(manifest(), here, off, HOUR) == 20
+    assert local_start(manifest(), here, TierLimits(local_ms=0), HOUR) == 0
+    ended = emptied(manifest(0, 10, 20), local(10, 20, 25))
+    assert (ended.segments, ended.log_start) == ((), 10)
 
 
 @pytest.mark.parametrize(

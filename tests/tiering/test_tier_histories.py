@@ -49,9 +49,9 @@ def uncounted(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: i
     return decisions.local_start(behind, local, limits, now_ms)
 
 
-def from_its_segment_on(manifest: Manifest, local: LocalLog) -> LocalSegment | None:
+def from_its_segment_on(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> LocalSegment | None:
     """The segment that holds the end counts as copied."""
-    part = decisions.next_copy(manifest, local)
+    part = decisions.next_copy(manifest, local, limits, now_ms)
     if part is None or part.start in {segment.start for segment in local.segments}:
         return part
     return next((segment for segment in local.segments if segment.start >= part.end), None)
@@ -72,6 +72,17 @@ def too_much(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start:
     )
 
 
+def names_them_still(manifest: Manifest, local: LocalLog) -> Manifest:
+    return manifest
+
+
+def though_something_is_in_the_bucket(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
+    """Where nothing is copied any more, segments go from here while older ones are in the bucket."""
+    return decisions.local_start(
+        manifest._replace(segments=()) if not limits.copies else manifest, local, limits, now_ms
+    )
+
+
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a generation is taken though it is there": (SimulatedBucket, "write_new", replaces),
     "an orphan is swept too early": (leader, "orphans", too_early),
@@ -79,6 +90,8 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "lineage is ignored": (leader, "fitted", whatever_is_there),
     "a local segment goes before its copy counts": (leader, "local_start", uncounted),
     "the rest of a segment is not copied": (leader, "next_copy", from_its_segment_on),
+    "a tier that ends names what it deletes": (leader, "emptied", names_them_still),
+    "what is copied no more goes before what is older": (leader, "local_start", though_something_is_in_the_bucket),
     "retention takes more than it may": (leader, "retained", too_much),
     "the newest manifest is the newest that is listed": (leader, "newest_manifest", as_listed),
 }

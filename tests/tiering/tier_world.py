@@ -187,7 +187,10 @@ class Led:
     stable = 0
 
     def limits(self) -> TierLimits:
-        return self.world.limits
+        limits = self.world.limits
+        if limits.copies:
+            return limits
+        return limits._replace(local_ms=limits.retention_ms, local_bytes=limits.retention_bytes)
 
     async def upload(self, segment: LocalSegment, log_name: str, index_name: str) -> Uploaded:
         rows = [self.replica.records.get(at) for at in range(segment.start, segment.end)]
@@ -228,8 +231,9 @@ class World:
         self.late: list[tuple[int, Call]] = []
         choose = self.random.choice
         self.limits = TierLimits(
-            choose((-1, 30_000, 120_000)), choose((-1, 25, 60)), choose((-1, 0, 5_000)), choose((0, 5, 20))
-        )
+            choose((-1, 30_000, 120_000)), choose((-1, 25, 60)), choose((-1, 0, 5_000)), choose((0, 5, 20)),
+            choose((0, 0, 20_000, -1)), choose((-1, -1, 8)),
+        )  # fmt: skip
         self.trouble = choose((0.0, 0.1, 0.35))
         self.numbers = 0
         self.floor = 0
@@ -370,6 +374,7 @@ class World:
     def finish(self) -> None:
         """Without trouble everything that is due gets done, and nothing is left over."""
         self.trouble = 0.0
+        self.limits = self.limits._replace(copies=True, lag_ms=0)
         self.now_ms += LATE_MS + LEASE_MS
         self.pass_time()
         led = self.leader
@@ -390,6 +395,14 @@ class World:
         closed = led.view().segments
         if closed and newest.end < closed[-1].end and newest.log_start < closed[-1].end:
             raise Violation(f"copied up to {newest.end} only, of {closed[-1].end}")
+        if self.random.random() < 0.3:
+            self.limits = self.limits._replace(ends=True)
+            self.floor = led.replica.start
+            self.complete(led.tier.step)
+            self.judge()
+            left = [n for n in self.bucket.held if generation_of(n.removeprefix(PREFIX)) < 0]
+            if left or not led.tier.ended:
+                raise Violation(f"of a tier that ended is left over: {left}")
 
     def complete(self, begin: Callable[[], Coroutine[Call, Any, Any]]) -> Any:
         work, resume = begin(), None
@@ -421,6 +434,8 @@ def run(seed: int, steps: int = 250) -> World:
                 world.elect()
             elif what < 0.96:
                 world.delete_records()
+            elif what < 0.97:
+                world.limits = world.limits._replace(copies=not world.limits.copies)
             world.note_floor()
             if what < 0.6 or what > 0.92:
                 world.judge()
