@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fleetlog.brokers.acls.access import ALTER_CLUSTER, CLUSTER_ACTION_CLUSTER, DESCRIBE_CLUSTER
 from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, Paced, in_slices
@@ -11,7 +13,7 @@ from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Changes
 from fleetlog.brokers.log import Log
 from fleetlog.brokers.model import TopicPartition
-from fleetlog.brokers.tiering.tiers import tier_troubles
+from fleetlog.brokers.tiering.tiers import Tiers, tier_troubles
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
@@ -25,8 +27,9 @@ _Topic = messages.DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsT
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
     """DescribeLogDirs v1-v5: every directory, with those of its partitions that were asked for (null: all).
 
-    Logs that were put aside (-stray) are not among them, as in Kafka. From v2 on a tagged field of ours, for ``cluster
-    describe`` and the doctor, names them and what the process lacks. No directory is cordoned (v5, KIP-1066).
+    Logs that were put aside (-stray) are not among them, as in Kafka. From v2 on tagged fields of ours, for ``cluster
+    describe``, ``topics describe`` and the doctor, name them, what the process lacks, and sizes in the bucket. No
+    directory is cordoned (v5, KIP-1066).
     """
     response = messages.DescribeLogDirsResponse
     version = context.api_version
@@ -41,7 +44,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
         wanted = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
         error = ErrorCode.KAFKA_STORAGE_ERROR if directory.offline else ErrorCode.NONE
         topic_rows = yield from rows_by_topic(
-            wanted, _partition, lambda name, parts: _Topic(name=name, partitions=parts)
+            wanted, partial(_partition, context.services.tiers), lambda name, parts: _Topic(name=name, partitions=parts)
         )
         rows.append(
             response.DescribeLogDirsResult(
@@ -59,11 +62,12 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     return Done(response(version=version, results=rows))
 
 
-def _partition(tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
+def _partition(tiers: Tiers | None, tp: TopicPartition, log: Log) -> _Topic.DescribeLogDirsPartition:
     return _Topic.DescribeLogDirsPartition(
         partition_index=tp.partition,
         partition_size=log.size_bytes,
         offset_lag=max(log.high_watermark - log.log_end_offset, 0),
+        tiered_bytes=-1 if tiers is None else tiers.size_of(tp),
     )
 
 

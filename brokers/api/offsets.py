@@ -58,7 +58,7 @@ READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-_OF_TIER = (EARLIEST, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+_OF_TIER = (EARLIEST, LATEST_TIERED, EARLIEST_PENDING_UPLOAD, MAX_TIMESTAMP)
 HIGH_WATERMARK = -1
 NOT_AVAILABLE_VERSION = 5
 REPLICA_ID_VERSION = 3
@@ -240,7 +240,7 @@ class _Listing:
         if timestamp == EARLIEST_PENDING_UPLOAD:
             pending = max(end[0] + 1, start[0])
             return Found(offset=pending, leader_epoch=partition.log.epochs.epoch_at(pending))
-        if not tiers.may_hold(partition, timestamp):
+        if not (tiers.newest_times(partition) if timestamp == MAX_TIMESTAMP else tiers.may_hold(partition, timestamp)):
             return None
         self.cold[tp] = view, timestamp
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
@@ -256,11 +256,15 @@ class _Listing:
                 if view is None:
                     continue
                 try:
-                    match = await services.tiers.at_time(view.partition, timestamp)
-                    if match is not None:
-                        offset = Found(ErrorCode.NONE, match[1], match[0], match[2])
+                    if timestamp == MAX_TIMESTAMP:
+                        offset = await _newest(view, services.tiers, services.unpacking)
                     else:
-                        offset = await worked(_lookup(view, timestamp, services.unpacking))
+                        match = await services.tiers.at_time(view.partition, timestamp)
+                        offset = (
+                            Found(ErrorCode.NONE, match[1], match[0], match[2])
+                            if match is not None
+                            else await worked(_lookup(view, timestamp, services.unpacking))
+                        )
                 except (TierUnavailable, LogOffline, DiskError):
                     offset = Found(ErrorCode.KAFKA_STORAGE_ERROR)
                 part.error_code, part.timestamp = offset.error, offset.timestamp
@@ -317,6 +321,23 @@ def _lookup(view: _View, timestamp: int, unpacking: Unpacking) -> Generator[obje
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if view.behind else Found()
     offset, stamp, leader_epoch = match
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
+
+
+async def _newest(view: _View, tiers: Tiers, unpacking: Unpacking) -> Found:
+    """The first record of the largest timestamp, here and in the bucket. Raises TierUnavailable, LogOffline, DiskError.
+
+    A segment's newest record may have been deleted by a client: then the next one's counts.
+    """
+    here = await worked(_lookup(view, MAX_TIMESTAMP, unpacking))
+    if here.error is not ErrorCode.NONE:
+        return here
+    for timestamp in tiers.newest_times(view.partition):
+        if timestamp < here.timestamp:
+            break
+        match = await tiers.at_time(view.partition, timestamp)
+        if match is not None:
+            return Found(ErrorCode.NONE, match[1], match[0], match[2])
+    return here
 
 
 def _search(

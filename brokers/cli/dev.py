@@ -257,6 +257,8 @@ def status(directory: Path, as_json: bool) -> None:
         click.echo(f"bootstrap: {report['bootstrap']}")
         if report["registry"]:
             click.echo(f"schema registry: {report['registry']}")
+        if report["bucket"]:
+            click.echo(f"bucket: {report['bucket']}")
         if report["security"]:
             click.echo(f"secured: users, certificates and clients' settings are in {report['security']}")
     sys.exit(0 if report["running"] else EXIT_NOT_RUNNING)
@@ -371,6 +373,7 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
         "bootstrap": state.bootstrap,
         "detached": state.detached,
         "security": str(directory / SUBDIRECTORY) if state.secure else None,
+        "bucket": fleet.bucket_of(state),
         "registry": state.registry_url if state.registry is not None and state.registry.alive() else None,
         "zookeeper": {
             "connect": state.zookeeper_connect,

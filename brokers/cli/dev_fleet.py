@@ -205,6 +205,13 @@ def _settings_in(home: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+def bucket_of(state: FleetState) -> str | None:
+    """The URL of the brokers' bucket, if they have one."""
+    settings = _settings_in(Path(state.brokers[0].directory)) if state.brokers else {}
+    on = settings.get("remote.log.storage.system.enable") == "true"
+    return (settings.get("fleetlog.bucket.url") or None) if on else None
+
+
 def start_all(
     directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress, security: DevSecurity | None
 ) -> None:

@@ -110,6 +110,8 @@ class Directory:
     total_bytes: int
     usable_bytes: int
     sizes: dict[TopicPartition, int]
+    tiered: dict[TopicPartition, int] = field(default_factory=dict)
+    """Bytes in the bucket, of partitions that the broker leads."""
 
     @property
     def used_bytes(self) -> int:
@@ -414,4 +416,10 @@ def _directory(row: Any) -> Directory:
         if not one.is_future_key
     }
     total, usable = getattr(row, "total_bytes", -1), getattr(row, "usable_bytes", -1)
-    return Directory(row.log_dir, row.error_code, total, usable, sizes)
+    tiered = {
+        TopicPartition(topic.name, one.partition_index): size
+        for topic in row.topics
+        for one in topic.partitions
+        if (size := getattr(one, "tiered_bytes", -1)) >= 0
+    }
+    return Directory(row.log_dir, row.error_code, total, usable, sizes, tiered)

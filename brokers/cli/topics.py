@@ -142,7 +142,8 @@ def create_topics(
 def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show partitions, leaders, replicas, offsets and settings that differ from the default.
 
-    Of a compacted topic each broker's copy is shown, too: brokers compact their own.
+    Of a compacted topic each broker's copy is shown, too: brokers compact their own. Of a tiered one the bytes in the
+    leader's log directories, and in the bucket.
 
     ISR are the replicas in sync; ELR, while fewer than min.insync.replicas are in sync, those that may lead as well
     without loss. Offsets come from the leader; a leader that does not answer is not waited for.
@@ -163,6 +164,8 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         for setting, value in sorted(topic["configs"].items()):
             click.echo(visible(f"  {setting}={value}"))
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
+        if any(p["tiered_bytes"] is not None for p in topic["partitions"]):
+            columns[-1:-1] = ["local_bytes", "tiered_bytes"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
         if topic["compaction"]:
             from fleetlog.brokers.cli.compact import COLUMNS, figure_rows
@@ -224,6 +227,7 @@ def topic_value(
     rows = []
     for p in partitions:
         begin, stop = ends[p.topic, p.index]
+        held = overview.brokers[p.leader].directories or () if p.leader in overview.brokers else ()
         rows.append(
             {
                 "partition": p.index,
@@ -236,6 +240,8 @@ def topic_value(
                 "first_offset": begin,
                 "end_offset": stop,
                 "records": stop - begin if stop is not None and begin is not None else None,
+                "local_bytes": next((d.sizes[p.tp] for d in held if p.tp in d.sizes), None),
+                "tiered_bytes": next((d.tiered[p.tp] for d in held if p.tp in d.tiered), None),
                 "under_replicated": p.under_replicated,
                 "problem": p.problem or ("moving" if p.moving else None),
             }

@@ -74,12 +74,12 @@ def is_tiered(partition: Partition, metadata: MetadataCache) -> bool:
 
 def tier_troubles(tiers: Tiers | None, metadata: MetadataCache, replicas: ReplicaManager) -> list[str]:
     """What a broker's tiers cannot do, in words; ``tiers`` is None where it has no bucket."""
-    if metadata.features.get(TIERING_VERSION, 0) < 1:
-        return []
     if tiers is not None:
         return tiers.troubles()
-    if not any(is_tiered(partition, metadata) for partition in replicas.all()):
-        return []
+    if metadata.features.get(TIERING_VERSION, 0) < 1 or not any(
+        is_tiered(partition, metadata) for partition in replicas.all()
+    ):
+        return []  # at once where nothing can be tiered: an overview asks
     return ["it has no bucket, and topics are tiered: see remote.log.storage.system.enable"]
 
 
@@ -339,6 +339,15 @@ class Tiers:
         begin = partition.log.log_start_offset
         return any(s.max_timestamp >= timestamp and s.start < begin for s in tier.leader.manifest.segments)
 
+    def newest_times(self, partition: Partition) -> list[int]:
+        """The newest times of the segments that are in the bucket only, the largest first; of none where that is not
+        known."""
+        tier = self.of(partition)
+        if tier is None or tier.leader.manifest is None:
+            return []
+        begin = partition.log.log_start_offset
+        return sorted({s.max_timestamp for s in tier.leader.manifest.segments if s.start < begin}, reverse=True)
+
     async def at_time(self, partition: Partition, timestamp: int) -> tuple[int, int, int] | None:
         """Offset, timestamp and leader epoch of the bucket's first record of at least that time. Raises
         TierUnavailable."""
@@ -414,6 +423,13 @@ class Tiers:
             "fleetlog_tier_troubled_partitions", "Led partitions whose tier rests, because something failed.",
             lambda: float(sum(bool(tier.trouble) for tier in self.by_partition.values())),
         )  # fmt: skip
+
+    def size_of(self, tp: TopicPartition) -> int:
+        """Bytes in the bucket of a partition that is led here; -1 if it has no tier, or that is not known."""
+        tier = self.by_partition.get(tp)
+        if tier is None or not tier.leads or tier.leader.manifest is None or tier.leader.ended:
+            return -1
+        return tier.leader.manifest.size
 
     def sizes(self) -> dict[str, TierSize]:
         """By topic."""

@@ -359,6 +359,7 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert len(dev.processes()) == 4
     eventually(lambda: list(bucket.glob("fleetlog-owner/*")), "the bucket is this fleet's")
     use(ready["bootstrap"], "t")
+    assert dev.status()["bucket"] == f"file://{bucket}"
     assert register(ready["registry"], "t-value") == 1
     again = dev.run("up", "--port", "0", "--detach")
     assert again.returncode == 1

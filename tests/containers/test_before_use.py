@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import fleetlog.wire.messages as m
 from fleetlog.wire.errors import ErrorCode
+from tests.cli.shell import Shell
 from tests.containers.images import PREVIOUS, ROOT
 from tests.containers.workload import wait_in_sync
 from tests.interop.processes import PARTITIONS, WAIT_S, Member, committed_once, read_by, shared
@@ -32,11 +33,22 @@ pytestmark = pytest.mark.containers
 NEWEST = {"transaction.version": 2, "group.version": 1, "fleetlog.schema.version": 2}
 
 
-@pytest.fixture
-def old_tree(tmp_path: Path) -> Path:
-    tree = tmp_path / "old"
+TIERLESS = "83a85b9a"
+"""A commit whose brokers store what tiered storage is set by without effect."""
+KAFKAS = {
+    "remote.log.storage.system.enable": "true", "remote.log.manager.task.interval.ms": 500,
+    "remote.log.storage.manager.class.name": "io.aiven.kafka.tieredstorage.RemoteStorageManager",
+    "remote.log.metadata.manager.listener.name": "PLAINTEXT",
+    "log.local.retention.bytes": 200_000, "log.retention.check.interval.ms": 500, "log.segment.delete.delay.ms": 0,
+}  # fmt: skip
+"""A properties file from before, as one has it who comes from Kafka."""
+
+
+def tree_of(commit: str, directory: Path) -> Path:
+    """The sources of a commit."""
+    tree = directory / "old"
     tree.mkdir()
-    archive = subprocess.run(["git", "archive", PREVIOUS], cwd=ROOT, capture_output=True, check=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
     return tree
 
@@ -44,8 +56,9 @@ def old_tree(tmp_path: Path) -> Path:
 class Mixed:
     """Three brokers, each of the old version or of this one."""
 
-    def __init__(self, fleet: Fleet, old_tree: Path) -> None:
+    def __init__(self, fleet: Fleet, old_tree: Path, old_module: str) -> None:
         self.fleet = fleet
+        self._old_module = old_module
         self._old = ["env", f"PYTHONPATH={old_tree}", "FLEETLOG_NATIVE=pure"]
         self._topics: dict[str, int] = {}
         self._sent = 0
@@ -55,7 +68,7 @@ class Mixed:
         broker = self.fleet.brokers[number - 1]
         if broker.process is not None and broker.process.poll() is None:
             assert broker.stop() == 0, broker.output()
-        broker.module = "brokers.cli.main" if old else Broker.module  # as that version was imported
+        broker.module = self._old_module if old else Broker.module
         broker.within = self._old if old else []
         broker.start()
         broker.wait_ready()
@@ -73,8 +86,12 @@ class Mixed:
 
     def finalize(self, number: int, *, dry: bool = False) -> ErrorCode:
         """Ask a broker to finalize the newest levels."""
-        kind = m.UpdateFeaturesRequest.FeatureUpdateKey
-        updates = [kind(feature=name, max_version_level=level, upgrade_type=1) for name, level in NEWEST.items()]
+        return self.update(NEWEST, number, dry=dry)
+
+    def update(self, levels: dict[str, int], number: int = 1, *, kind: int = 1, dry: bool = False) -> ErrorCode:
+        """Ask a broker for levels of features; ``kind`` is the type of the change."""
+        key = m.UpdateFeaturesRequest.FeatureUpdateKey
+        updates = [key(feature=name, max_version_level=level, upgrade_type=kind) for name, level in levels.items()]
         request = m.UpdateFeaturesRequest(timeout_ms=20_000, feature_updates=updates, validate_only=dry)
         answer = self.ask(number, request, 1)
         return next(
@@ -104,10 +121,10 @@ class Mixed:
     def unregister(self, number: int, gone: int) -> ErrorCode:
         return ErrorCode(self.ask(number, m.UnregisterBrokerRequest(broker_id=gone), 0).error_code)
 
-    def make(self, topic: str, *replicas: int, partitions: int = 1) -> None:
+    def make(self, topic: str, *replicas: int, partitions: int = 1, **config: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.fleet.brokers[0].address})
         placed = [list(replicas)] * partitions
-        new = NewTopic(topic, partitions, replica_assignment=placed, config={"min.insync.replicas": "2"})
+        new = NewTopic(topic, partitions, replica_assignment=placed, config={"min.insync.replicas": "2", **config})
         admin.create_topics([new])[topic].result(30)
         self._topics[topic] = len(replicas)
 
@@ -121,10 +138,19 @@ class Mixed:
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, old_tree: Path) -> Iterator[Mixed]:
+def mixed(tmp_path: Path) -> Iterator[Mixed]:
     fleet = Fleet(tmp_path / "fleet", 3)
     try:
-        yield Mixed(fleet, old_tree)
+        yield Mixed(fleet, tree_of(PREVIOUS, tmp_path), "brokers.cli.main")  # as that version was imported
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def tierless(tmp_path: Path) -> Iterator[Mixed]:
+    fleet = Fleet(tmp_path / "fleet", 3, **KAFKAS)
+    try:
+        yield Mixed(fleet, tree_of(TIERLESS, tmp_path), Broker.module)
     finally:
         fleet.close()
 
@@ -231,6 +257,64 @@ def test_a_fleet_at_work_is_upgraded_and_its_group_moves_to_the_consumer_protoco
             member.process.terminate()
             load.goes_on("a member of the classic protocol leaves")
         shared(after, "those of the consumer protocol have all")
+        load.end()
+        read_by(load.members, load.written, "nothing is lost")
+        committed_once(load.members)
+    finally:
+        load.close()
+
+
+def test_what_was_stored_of_tiers_when_they_had_no_effect_begins_nothing_by_itself(tierless: Mixed) -> None:
+    """Upgraded under load, with a step back, one before the first use, and one of the feature itself."""
+    mixed, fleet, shell = tierless, tierless.fleet, Shell(tierless.fleet)
+    bucket = fleet.directory / "bucket"
+    for number in (1, 2, 3):
+        mixed.restart(number, old=True)
+    flag = {"remote.storage.enable": "true", "segment.bytes": "100000", "local.retention.bytes": "100000"}
+    mixed.make("archived", 1, 2, 3, **flag, **{"retention.ms": "-1"})
+    mixed.make("keyed", 1, 2, 3, **flag, **{"cleanup.policy": "compact"})
+    mixed.make("moved", 1, 2, 3, partitions=PARTITIONS)
+    CLIENTS[1].produce(fleet.bootstrap, "archived", [Message(b"%09d" % n + bytes(2_000)) for n in range(500)])
+    load = Load(mixed, "moved")
+
+    def tiers_nothing() -> None:
+        assert len(list((fleet.brokers[0].directory / "data" / "archived-0").glob("*.log"))) > 5
+        assert list(bucket.glob("topics/*")) == []
+
+    try:
+        before = [load.join("classic-protocol") for _ in range(2)]
+        shared(before, "two members share the partitions")
+        for number, old in ((1, False), (1, True), (1, False), (2, False), (3, False)):
+            broker = mixed.restart(number, old=old)
+            assert old or "has no effect without fleetlog.bucket.url" in broker.output()
+            load.goes_on(f"broker {number} is {'the old one' if old else 'upgraded'}, and the group goes on")
+        tiers_nothing()
+        for broker in fleet.brokers:
+            with broker.config_file.open("a") as properties:
+                properties.write(f"fleetlog.bucket.url=file://{bucket}\n")
+            mixed.restart(broker.id, old=False)
+        tiers_nothing()
+        assert "archived, keyed" in shell.fails("features", "upgrade", "fleetlog.tiering.version=1")
+        shell.run("features", "upgrade", "fleetlog.tiering.version=2")
+        states = {row["topic"]: row["state"] for row in shell.json("bucket", "enable")}
+        assert states["archived"].startswith("waits")
+        assert states["keyed"].startswith("compacted")
+        load.goes_on("the feature is finalized")
+        tiers_nothing()
+        assert mixed.update({"fleetlog.tiering.version": 0}, kind=2) is ErrorCode.NONE
+        mixed.restart(3, old=True)  # the last moment for that
+        mixed.restart(3, old=False)
+        shell.run("features", "upgrade", "fleetlog.tiering.version=2")
+        tiers_nothing()
+        shell.run("bucket", "enable", "archived", "keyed", "--execute")
+        eventually(
+            lambda: list(bucket.glob("topics/archived.*/0/*.log")), "it is tiered once it is enabled", timeout_s=60
+        )
+        assert mixed.update({"fleetlog.tiering.version": 0}, kind=2) is ErrorCode.INVALID_UPDATE_VERSION
+        assert list(bucket.glob("topics/keyed.*")) == []
+        values = [(message.value or b"")[:9] for message in CLIENTS[1].consume(fleet.bootstrap, "archived", 500)]
+        assert values == [b"%09d" % n for n in range(500)]
+        load.goes_on("a topic is tiered")
         load.end()
         read_by(load.members, load.written, "nothing is lost")
         committed_once(load.members)

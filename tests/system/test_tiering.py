@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,10 @@ def test_old_records_are_read_from_the_bucket_whatever_is_killed(single: Cluster
     single.create("old", replicas=1, **TIERED)
     produce(single, "old", range(RECORDS))
     wait_tiered(single, "old")
+    (described,) = Shell(single.fleet).json("topics", "describe", "old")
+    (row,) = described["partitions"]
+    assert row["local_bytes"] < 1_500_000 < 4_000_000 < row["tiered_bytes"]
+    assert "tiered bytes" in Shell(single.fleet).run("topics", "describe", "old").stdout
     whole = [(number, number) for number in range(RECORDS)]
     assert read(single, "old", RECORDS) == whole
     broker = single.fleet.brokers[0]
@@ -435,3 +440,26 @@ def test_a_transaction_that_hangs_holds_copies_and_shows(single: Cluster) -> Non
     producer.abort_transaction(PATIENCE_S)
     eventually(lambda: broker.figure("fleetlog_tier_held_partitions") == 0, "it has ended")
     wait_tiered(single, "hanging")
+
+
+def test_the_largest_timestamp_is_looked_for_in_the_bucket_too(single: Cluster) -> None:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import OffsetSpec
+
+    single.create("newest", replicas=1, **TIERED, **{"message.timestamp.after.max.ms": 10**12})
+    produce(single, "newest", range(200))
+    eventually(lambda: bucket_objects(single, "newest", "manifest/*"), "its leader knows what is in the bucket")
+    now_ms = int(time.time() * 1000)
+    producer = Producer({"bootstrap.servers": single.alive})
+    for value in (b"00000200", b"00000201"):
+        producer.produce("newest", value, partition=0, timestamp=now_ms + 3_600_000)
+    assert producer.flush(PATIENCE_S) == 0
+    assert listed(single, "newest", OffsetSpec.max_timestamp()) == (200, now_ms + 3_600_000)
+    produce(single, "newest", range(202, RECORDS))
+    wait_tiered(single, "newest")
+    assert local_bases(single, "newest")[0] > 201
+    assert listed(single, "newest", OffsetSpec.max_timestamp()) == (200, now_ms + 3_600_000)
+    for value in (b"a" * 8, b"b" * 8):
+        producer.produce("newest", value, partition=0, timestamp=now_ms + 7_200_000)
+    assert producer.flush(PATIENCE_S) == 0
+    assert listed(single, "newest", OffsetSpec.max_timestamp()) == (RECORDS, now_ms + 7_200_000)
