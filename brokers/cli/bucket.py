@@ -42,7 +42,7 @@ from fleetlog.brokers.tiering.manifest import (
 )
 
 if TYPE_CHECKING:
-    from fleetlog.brokers.tiering.bucket import ObjectBucket, Owner
+    from fleetlog.brokers.tiering.bucket import BucketOwner, ObjectBucket
 
 TOPICS = "topics/"
 TOPIC_IDS = 12
@@ -97,7 +97,7 @@ def _run(url: str, work: Callable[[ObjectBucket], Coroutine[Any, Any, Any]]) -> 
         raise CliError(str(wrong)) from wrong
 
 
-async def _owner(store: ObjectBucket) -> Owner | None:
+async def _owner(store: ObjectBucket) -> BucketOwner | None:
     from fleetlog.brokers.tiering.bucket import read_owner
 
     try:
@@ -135,7 +135,7 @@ def show_status(url: str, as_json: bool) -> None:
     URL is the brokers' fleetlog.bucket.url: s3://name/folder, gs://, az:// or file:///path.
     """
 
-    async def look(store: ObjectBucket) -> tuple[Owner | None, list[TieredPartition]]:
+    async def look(store: ObjectBucket) -> tuple[BucketOwner | None, list[TieredPartition]]:
         return await _owner(store), await _parts(store)
 
     known, parts = _run(url, look)
@@ -312,7 +312,7 @@ def take_bucket(*, target: Target, out: Output, url: str, execute: bool) -> None
         answer = client.ask_any(MetadataRequest(version=TOPIC_IDS, topics=None, allow_auto_topic_creation=False))
     mine, known = answer.cluster_id, {topic.topic_id.hex for topic in answer.topics}
 
-    async def work(store: ObjectBucket) -> tuple[Owner | None, set[str]]:
+    async def work(store: ObjectBucket) -> tuple[BucketOwner | None, set[str]]:
         owner = await _owner(store)
         folders = {entry.name.split("/", 2)[1] for entry in await store.objects(TOPICS)}
         if execute and (owner is None or owner.cluster_id != mine):

@@ -155,16 +155,16 @@ def refused_for_tiers(
         return None
     tiered = sorted(name for name, config in flagged.items() if config.tiers)
     if before and not after and tiered:
-        return f"Topics are tiered, and what is in the bucket only would be lost: {named(tiered)}. Delete them first."
+        return f"Topics are tiered, and what is in the bucket only would be lost: {a_few(tiered)}. Delete them first."
     if after == 1 != before and flagged:
         return (
-            f"Topics have remote.storage.enable, some perhaps from when it had no effect: {named(flagged)}. With level"
+            f"Topics have remote.storage.enable, some perhaps from when it had no effect: {a_few(flagged)}. With level"
             f" {TIERING_WAITS_LEVEL} such topics wait for fleetlog bucket enable."
         )
     return None
 
 
-def named(names: Iterable[str]) -> str:
+def a_few(names: Iterable[str]) -> str:
     """A few of the names, in order, and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -181,7 +181,7 @@ async def _let_wait(store: Store, metadata: MetadataCache, flagged: Mapping[str,
             except EntityGone:
                 continue  # deleted meanwhile
     if flagged:
-        logger.warning("remote.storage.enable waits for fleetlog bucket enable: %s", named(flagged))
+        logger.warning("remote.storage.enable waits for fleetlog bucket enable: %s", a_few(flagged))
 
 
 async def _ensure_both(store: Store) -> None:

@@ -275,7 +275,7 @@ class ForeignBucket(Exception):
     """The bucket is another fleet's; the message says what to do."""
 
 
-class Owner(NamedTuple):
+class BucketOwner(NamedTuple):
     """Whose a bucket is: a generation, written create-only, of which the highest counts. ``former``: whose it was."""
 
     generation: int
@@ -294,7 +294,7 @@ def owner_name(generation: int) -> str:
     return f"{OWNERS}{generation:020d}"
 
 
-async def read_owner(bucket: ObjectBucket) -> Owner | None:
+async def read_owner(bucket: ObjectBucket) -> BucketOwner | None:
     """The highest generation, also one that the listing does not have yet; None without any. Raises BucketError,
     BadObject."""
     digits = [entry.name.removeprefix(OWNERS) for entry in await bucket.objects(OWNERS)]
@@ -308,12 +308,12 @@ async def read_owner(bucket: ObjectBucket) -> Owner | None:
         generation += 1
 
 
-def _decode_owner(data: bytes, generation: int, name: str) -> Owner:
+def _decode_owner(data: bytes, generation: int, name: str) -> BucketOwner:
     try:
         told = json.loads(data)
         version = int(told.get("format", OWNER_FORMAT))
         former = tuple(str(one) for one in told.get("former", ()))
-        owner = Owner(generation, str(told["cluster_id"]), int(told.get("since_ms", 0)), former)
+        owner = BucketOwner(generation, str(told["cluster_id"]), int(told.get("since_ms", 0)), former)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise BadObject(f"{name}, which says whose the bucket is, cannot be read: restore it from a copy") from wrong
     if version != OWNER_FORMAT:
@@ -336,7 +336,7 @@ async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool
             if owner.cluster_id != cluster_id:
                 raise ForeignBucket(_foreign(bucket.url, owner, cluster_id))
             return
-        mine = Owner(1, cluster_id, now_ms)
+        mine = BucketOwner(1, cluster_id, now_ms)
         if not claim:
             raise BucketError(
                 f"{bucket.url} does not say whose it is, and topics are tiered already: is it the right one, and"
@@ -350,7 +350,7 @@ async def own(bucket: ObjectBucket, cluster_id: str, now_ms: int, *, claim: bool
     raise BucketError(f"{bucket.url}: who owns it changes while it is read")
 
 
-def _foreign(url: str, owner: Owner, cluster_id: str) -> str:
+def _foreign(url: str, owner: BucketOwner, cluster_id: str) -> str:
     if cluster_id in owner.former:
         return (
             f"{url} was taken from this fleet by the one with cluster id {owner.cluster_id}: nothing is copied or read"
@@ -364,11 +364,11 @@ def _foreign(url: str, owner: Owner, cluster_id: str) -> str:
     )
 
 
-async def take(bucket: ObjectBucket, owner: Owner | None, cluster_id: str, now_ms: int) -> Owner:
+async def take(bucket: ObjectBucket, owner: BucketOwner | None, cluster_id: str, now_ms: int) -> BucketOwner:
     """Make the bucket this fleet's, after ``owner``. Raises BucketError: also where another fleet was first."""
     generation = owner.generation + 1 if owner is not None else 1
     former = tuple(dict.fromkeys((owner.cluster_id, *owner.former))) if owner is not None else ()
-    mine = Owner(generation, cluster_id, now_ms, tuple(one for one in former if one != cluster_id)[:FORMER])
+    mine = BucketOwner(generation, cluster_id, now_ms, tuple(one for one in former if one != cluster_id)[:FORMER])
     try:
         await bucket.put_new(owner_name(generation), mine.encode())
     except (NameTaken, BucketError) as wrong:

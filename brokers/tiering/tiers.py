@@ -76,10 +76,10 @@ def tier_troubles(tiers: Tiers | None, metadata: MetadataCache, replicas: Replic
     """What a broker's tiers cannot do, in words; ``tiers`` is None where it has no bucket."""
     if tiers is not None:
         return tiers.troubles()
-    if metadata.features.get(TIERING_VERSION, 0) < 1 or not any(
-        is_tiered(partition, metadata) for partition in replicas.all()
-    ):
-        return []  # at once where nothing can be tiered: an overview asks
+    if metadata.features.get(TIERING_VERSION, 0) < 1:
+        return []  # at once: an overview asks
+    if not any(is_tiered(partition, metadata) for partition in replicas.all()):
+        return []
     return ["it has no bucket, and topics are tiered: see remote.log.storage.system.enable"]
 
 

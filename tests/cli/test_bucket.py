@@ -18,9 +18,9 @@ from fleetlog.brokers.cli.bucket import flagged, left_over
 from fleetlog.brokers.cli.main import cli
 from fleetlog.brokers.cli.output import CliError
 from fleetlog.brokers.tiering.bucket import (
+    BucketOwner,
     ForeignBucket,
     ObjectBucket,
-    Owner,
     Pace,
     SegmentParts,
     own,
@@ -153,9 +153,9 @@ def test_a_bucket_that_is_taken(url: str) -> None:
         return asyncio.run(whole())
 
     first = on_bucket(read_owner)
-    assert first == Owner(1, "cluster-a", 7)
+    assert first == BucketOwner(1, "cluster-a", 7)
     second = on_bucket(lambda bucket: take(bucket, first, "cluster-b", 9))
-    assert second == on_bucket(read_owner) == Owner(2, "cluster-b", 9, ("cluster-a",))
+    assert second == on_bucket(read_owner) == BucketOwner(2, "cluster-b", 9, ("cluster-a",))
     with pytest.raises(ForeignBucket, match="was taken from this fleet by the one with cluster id cluster-b"):
         on_bucket(lambda bucket: own(bucket, "cluster-a", 10))
     with pytest.raises(BucketError, match="is not taken: it is of cluster id cluster-b"):

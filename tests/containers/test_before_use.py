@@ -302,7 +302,11 @@ def test_what_was_stored_of_tiers_when_they_had_no_effect_begins_nothing_by_itse
         load.goes_on("the feature is finalized")
         tiers_nothing()
         assert mixed.update({"fleetlog.tiering.version": 0}, kind=2) is ErrorCode.NONE
+        properties_file = fleet.brokers[2].config_file
+        with_bucket = properties_file.read_text()
+        properties_file.write_text(with_bucket.replace("fleetlog.bucket.url=", "#"))  # which that version refuses
         mixed.restart(3, old=True)  # the last moment for that
+        properties_file.write_text(with_bucket)
         mixed.restart(3, old=False)
         shell.run("features", "upgrade", "fleetlog.tiering.version=2")
         tiers_nothing()
