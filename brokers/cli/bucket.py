@@ -356,13 +356,15 @@ def enable_topics(*, target: Target, out: Output, names: tuple[str, ...], execut
     """
     if execute and not names:
         raise click.UsageError("--execute needs the topics' names")
+    names = tuple(dict.fromkeys(names))
+    asked = len(names)
     with admin(target) as client:
         if names:
             known_partitions(client, [PartitionsOf(name, None) for name in names])
         else:
             names = tuple(sorted(topic["name"] for topic in client.describe_topics()))
         answers = topic_settings(client, names, *FLAGS)
-        told = {name: [answers[flag].get(name, "") for flag in FLAGS] for name in dict.fromkeys(names)}
+        told = {name: [answers[flag].get(name, "") for flag in FLAGS] for name in names}
         rows = [flagged(name, *values) for name, values in told.items()]
         enabled = [row.topic for row in rows if row.waits] if execute else []
         if enabled:
@@ -373,10 +375,13 @@ def enable_topics(*, target: Target, out: Output, names: tuple[str, ...], execut
             refused = [f"topic {name}: {reworded(said)}" for name, said in results.items() if said != "OK"]
             if refused:
                 raise CliError("\n".join(refused))
-    if len(names) != 1 or not rows[0].state.startswith(NO_FLAG):
+    if not asked:
         rows = [row for row in rows if not row.state.startswith(NO_FLAG)]
     if out.as_json:
         out.value([{"topic": row.topic, "state": row.state, "enabled": row.topic in enabled} for row in rows])
+        return
+    if not rows:
+        click.echo("no topic has remote.storage.enable=true")
         return
     out.rows(["topic", "state"], [[r.topic, "is tiered from now on" if r.topic in enabled else r.state] for r in rows])
     if not execute and any(row.waits for row in rows):

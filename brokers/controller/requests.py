@@ -225,7 +225,8 @@ def check_tiering(name: str, config: TopicConfig, features: Mapping[str, int]) -
     newer = config.fleetlog_tiering_waits or config.remote_log_copy_disable or config.remote_copy_lag_ms
     level = TIERING_WAITS_LEVEL if newer else 1
     if features.get(TIERING_VERSION, 0) < level:
-        why = f"{TIERING_VERSION} {level} is not finalized: fleetlog features upgrade {TIERING_VERSION}={level}."
+        newest = f"{TIERING_VERSION}={TIERING_WAITS_LEVEL}"
+        why = f"{TIERING_VERSION} {level} is not finalized: fleetlog features upgrade {newest}."
     elif name in PROTECTED_TOPICS:
         why = f"brokers need all of {name} at hand."
     else:

@@ -329,6 +329,7 @@ def test_a_bucket_that_is_gone_delays_who_reads_old_records_and_nobody_else(sing
 
 def test_a_flag_that_waits_begins_when_it_is_enabled(single: Cluster) -> None:
     shell, waits = Shell(single.fleet), {"fleetlog.tiering.waits": "true"}
+    single.create("unflagged", replicas=1)
     single.create("waiting", replicas=1, **TIERED, **waits)
     single.create("keyed", replicas=1, **TIERED, **waits, **{"cleanup.policy": "compact"})
     produce(single, "waiting", range(RECORDS))
@@ -344,6 +345,7 @@ def test_a_flag_that_waits_begins_when_it_is_enabled(single: Cluster) -> None:
     wait_tiered(single, "waiting")
     assert read(single, "waiting", RECORDS) == [(number, number) for number in range(RECORDS)]
     assert shell.json("bucket", "enable", "waiting") == [{"topic": "waiting", "state": "is tiered", "enabled": False}]
+    assert "remote.storage.enable is false" in shell.run("bucket", "enable", "unflagged", "unflagged").stdout
     assert "needs the topics' names" in shell.run("bucket", "enable", "--execute", code=2).stderr
     assert bucket_objects(single, "keyed", "") == []
 
