@@ -106,9 +106,19 @@ async def _owner(store: ObjectBucket) -> BucketOwner | None:
         raise CliError(str(wrong)) from wrong
 
 
-async def _parts(store: ObjectBucket) -> list[TieredPartition]:
+def tiered_topic(url: str, topic: str, topic_id: str) -> dict[str, Any]:
+    """What the bucket has of one topic, as ``status --json`` shows it; only that is listed. Raises CliError."""
+
+    async def look(store: ObjectBucket) -> tuple[str, list[TieredPartition]]:
+        return await _owner(store), await _parts(store, f"{TOPICS}{topic}.{topic_id}/")
+
+    owner, parts = _run(url, look)
+    return {"owner": owner, "partitions": [_row(part) for part in parts]}
+
+
+async def _parts(store: ObjectBucket, folder: str = TOPICS) -> list[TieredPartition]:
     by_prefix: dict[str, dict[str, Listed]] = {}
-    for entry in await store.objects(TOPICS):
+    for entry in await store.objects(folder):
         folders = entry.name.split("/", 3)
         if len(folders) == 4:
             prefix = "/".join(folders[:3]) + "/"

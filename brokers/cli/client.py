@@ -251,7 +251,7 @@ def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, .
     return named
 
 
-def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
+def names_told(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
     """Names for shell completion; none when the fleet does not answer quickly."""
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     try:
@@ -282,12 +282,12 @@ def complete_broker_settings(_: click.Context, parameter: click.Parameter, incom
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion of topics."""
-    return _names(ctx, incomplete, lambda client: [str(name) for name in client.list_topics()])
+    return names_told(ctx, incomplete, lambda client: [str(name) for name in client.list_topics()])
 
 
 def complete_groups(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion of groups."""
-    return _names(ctx, incomplete, lambda client: [str(group["group_id"]) for group in client.list_groups()])
+    return names_told(ctx, incomplete, lambda client: [str(group["group_id"]) for group in client.list_groups()])
 
 
 # --- clients ----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, confirm, count_text, iso, warn
 from fleetlog.brokers.cli.overview import topic_setting
 from fleetlog.brokers.cli.records import RecordPlace, place_argument, stored_record
+from fleetlog.brokers.cli.topic_reader import StoredRecord
 
 HEADERS: Final = "__dlq.errors."
 REASON: Final = "fleetlog.dlq.reason"
@@ -75,6 +76,17 @@ def letter_of(record: Any) -> Letter:
         said.get("delivery.count", ""), said.get(REASON, ""), said.get("message", ""),
         (record.key, record.value, tuple(own)) if copied else None,
     )  # fmt: skip
+
+
+def stored_letter(topic: str, record: StoredRecord) -> Letter:
+    """A record as it stands in a topic as a dead letter."""
+    return letter_of(_Stored(topic, *record[:6]))
+
+
+def replayed_up_to(client: Any, topic: str, position: str = POSITIONS) -> dict[int, int]:
+    """How far replays have come, by partition; none where nothing was replayed. Raises KafkaError."""
+    committed = client.list_group_offsets({position: None})[position]
+    return {tp.partition: at.offset for tp, at in committed.items() if tp.topic == topic and at.offset >= 0}
 
 
 def _read(client: Any, places: Mapping[Any, int]) -> Iterator[list[Letter]]:
@@ -128,7 +140,7 @@ def show_letter(target: Target, out: Output, place: RecordPlace) -> None:
     """Show one dead letter with its record: a copy, or the original where the topic still has it."""
     with admin(target, f"topic {place.topic}") as client:
         stored = stored_record(client, place)
-        one = letter_of(_Stored(place.topic, *stored[:6]))
+        one = stored_letter(place.topic, stored)
         where, own = "copy", one.own
         if own is None:
             where, own = _original(client, one)
@@ -194,11 +206,11 @@ def replay_letters(
     with admin(target, f"topic {topic}") as client:
         begins, _ = first_and_end(client, named_partitions(client, [PartitionsOf(topic, None)]))
         if letter is not None:
-            letters = [[letter_of(_Stored(topic, *stored_record(client, RecordPlace(topic, *letter))[:6]))]]
+            letters = [[stored_letter(topic, stored_record(client, RecordPlace(topic, *letter)))]]
             _replay(target, out, client, topic, letters, goal, None, execute)
             return
-        committed = client.list_group_offsets({position: None})[position]
-        places = {tp: max(first, committed[tp].offset if tp in committed else 0) for tp, first in begins.items()}
+        reached = replayed_up_to(client, topic, position)
+        places = {tp: max(first, reached.get(tp.partition, 0)) for tp, first in begins.items()}
         with consumer(target, f"topic {topic}", isolation_level="read_committed") as reader:
             _replay(target, out, client, topic, _read(reader, places), goal, (position, reader, places), execute)
 
@@ -233,9 +245,17 @@ def _replay(
             writer.commit_transaction()
             for future in sent:
                 future.get(target.timeout_s)
+    remarks = _remarks(client, sorted(partitions))
     rows = [[goal_topic or None, what, count] for (goal_topic, what), count in sorted(counted.items())]
-    out.rows(["topic", "what", "letters"], rows)
-    _remarks(client, sorted(partitions), execute)
+    if out.as_json:
+        columns = ("topic", "what", "letters", "remarks")
+        out.value([dict(zip(columns, (*row, remarks.get(str(row[0]), [])), strict=True)) for row in rows])
+    else:
+        out.rows(["topic", "what", "letters"], rows)
+        for text in (text for _, texts in sorted(remarks.items()) for text in texts):
+            warn(text)
+    if not execute:
+        warn("nothing was written; add --execute to perform the replay")
 
 
 def _made(client: Any, one: Letter, goal: str | None) -> tuple[RecordPlace | None, Any, str]:
@@ -252,15 +272,15 @@ def _made(client: Any, one: Letter, goal: str | None) -> tuple[RecordPlace | Non
     return origin, own, what
 
 
-def _remarks(client: Any, topics: list[str], execute: bool) -> None:
+def _remarks(client: Any, topics: list[str]) -> dict[str, list[str]]:
+    """What is to be known before something is written to each topic."""
     values = topic_setting(client, topics, "fleetlog.dedup") if topics else {}
-    deduplicating = {topic for topic, value in values.items() if value != "none"}
+    remarks = {}
     for topic in topics:
-        warn(f"what is written to {topic} reaches all groups that read it, not only the one that gave the record up")
-        if topic in deduplicating:
-            warn(f"{topic} drops what it knows (fleetlog.dedup): records that it had before may not come again")
-    if not execute:
-        warn("nothing was written; add --execute to perform the replay")
+        reach = f"what is written to {topic} reaches all groups that read it, not only the one that gave the record up"
+        drops = f"{topic} drops what it knows (fleetlog.dedup): records that it had before may not come again"
+        remarks[topic] = [reach] + ([drops] if values.get(topic, "none") != "none" else [])
+    return remarks
 
 
 class _Nothing:
@@ -290,8 +310,11 @@ def _one_place(value: str | None) -> tuple[int, int] | None:
 @click.option("--to", "wanted", multiple=True, required=True, metavar="[PARTITION:]OFFSET|end",
               help="Delete what is before this offset; of one partition, or of all. Repeatable.")  # fmt: skip
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @client_options
-def purge_letters(target: Target, out: Output, topic: str, wanted: tuple[str, ...], yes: bool) -> None:
+def purge_letters(
+    *, target: Target, out: Output, topic: str, wanted: tuple[str, ...], yes: bool, dry_run: bool
+) -> None:
     """Delete dead letters before an offset."""
     with admin(target, f"topic {topic}") as client:
         begins, ends = first_and_end(client, named_partitions(client, [PartitionsOf(topic, None)]))
@@ -306,7 +329,7 @@ def purge_letters(target: Target, out: Output, topic: str, wanted: tuple[str, ..
                 goals[tp] = ends[tp] if match[2] == "end" else min(int(match[2]), ends[tp])
         shrinking = {tp: goal for tp, goal in goals.items() if goal > begins[tp]}
         count = sum(goal - begins[tp] for tp, goal in shrinking.items())
-        if shrinking:
+        if shrinking and not dry_run:
             confirm(f"Delete {count_text(count, 'offset')} of {topic}, with the letters there?", yes)
             client.delete_records(shrinking, target.timeout_ms)
     rows = [[tp.partition, begins[tp], goal] for tp, goal in sorted(goals.items())]

@@ -1,4 +1,4 @@
-"""``fleetlog groups``: list, lag, describe, reset offsets, delete."""
+"""``fleetlog groups``: list, lag, describe, reset offsets, change settings, delete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import click
+from kafka.admin import AlterConfigOp, ConfigResourceType
+from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from fleetlog.brokers.cli.client import (
@@ -19,6 +21,7 @@ from fleetlog.brokers.cli.client import (
     explained,
     first_and_end,
     named_partitions,
+    names_told,
     offsets_at,
     raise_for_code,
     reworded,
@@ -26,6 +29,7 @@ from fleetlog.brokers.cli.client import (
 )
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.group_lags import lag_of_groups
+from fleetlog.brokers.cli.options import pairs
 from fleetlog.brokers.cli.output import CliError, Output, confirm, table, visible, warn
 from fleetlog.brokers.cli.overview import PATIENCE_S
 from fleetlog.brokers.cli.times import DurationType, Point, PointType, TimeType
@@ -36,7 +40,7 @@ MEMBERLESS = {"Empty", "Dead"}
 
 @click.group(cls=CommandGroup, later={"seek": ("fleetlog.brokers.cli.groups", "reset_group_offsets")})
 def groups() -> None:
-    """Consumer groups: list, lag, describe, reset, delete."""
+    """Consumer and share groups: list, lag, describe, reset, alter, delete."""
 
 
 @groups.command("list")
@@ -458,6 +462,56 @@ def _show(out: Output, moves: list[OffsetReset], execute: bool) -> None:
     out.rows(columns, rows)
     if not execute:
         click.echo("fleetlog: nothing was changed; add --execute to perform the reset", err=True)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+def settings_of_group(client: Any, name: str) -> list[Any]:
+    """Each setting of a group, as DescribeConfigs has it. Raises CliError."""
+    resource = ConfigResourceType.GROUP.value, name, None
+    (result,) = client.ask_any(DescribeConfigsRequest(resources=[resource], include_documentation=True)).results
+    raise_for_code(f"group {name}", result.error_code, result.error_message)
+    return list(result.configs)
+
+
+def _complete_settings(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    mark = "=" if "=" in (parameter.metavar or "") else ""
+    name = ctx.params.get("name") or "any"  # all groups have the same ones
+    return names_told(ctx, incomplete, lambda client: [f"{one.name}{mark}" for one in settings_of_group(client, name)])
+
+
+@groups.command("alter")
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.option("--set", "-s", "--config", "-c", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE",
+              shell_complete=_complete_settings, help="A setting of the group.")  # fmt: skip
+@click.option("--unset", "-u", multiple=True, metavar="NAME", shell_complete=_complete_settings,
+              help="Reset to the default.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
+@client_options
+def alter_group(
+    *, target: Target, out: Output, name: str, settings: dict[str, str], unset: tuple[str, ...], dry_run: bool
+) -> None:
+    """Change settings of a group. It need not be there yet: its members find them when they come.
+
+    \b
+      fleetlog groups alter thumbnails --set share.auto.offset.reset=earliest
+    """
+    if not settings and not unset:
+        raise click.UsageError("nothing to change: give --set or --unset")
+    changes: list[Any] = [(key, AlterConfigOp.SET.value, value) for key, value in settings.items()]
+    changes += [(key, AlterConfigOp.DELETE.value, None) for key in unset]
+    resource = ConfigResourceType.GROUP.value, name, changes
+    with admin(target, f"group {name}") as client:
+        now = {row.name: row.value for row in settings_of_group(client, name)} if dry_run else {}
+        for row in client.ask_any(
+            IncrementalAlterConfigsRequest(resources=[resource], validate_only=dry_run)
+        ).responses:
+            raise_for_code(f"group {name}", row.error_code, row.error_message)
+    done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
+    value: dict[str, Any] = {"group": name, "set": settings, "unset": list(unset), "dry_run": dry_run}
+    value |= {"now": {key: now.get(key) for key in (*settings, *unset)}} if dry_run else {}
+    out.done(f"group {name} {'would have' if dry_run else 'has now'} {', '.join(done)}", value)
 
 
 # --- delete -----------------------------------------------------------------------------------------------------

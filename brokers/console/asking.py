@@ -48,6 +48,8 @@ class PageError(Exception):
     def of(cls, error: CliError) -> PageError:
         """The fleet's refusal, with the status that says the same."""
         text = error.format_message()
+        if refused := re.search(r"\((4[0-9]{2})([0-9]{2})?\)$", text):  # a registry's code: HTTP's, and two digits
+            return cls(int(refused[1]), text)
         named = re.search(r"\(([A-Z_]+)\)", text)
         name = named[1] if named else ""
         return cls(_STATUS.get(name, 403 if name.endswith("AUTHORIZATION_FAILED") else 502), text)
@@ -67,6 +69,8 @@ class Asking:
     registry: SchemaRegistry | None = None
     masks: Masks = field(default_factory=Masks)
     collector: FigureCollector | None = None
+    closed: str = ""
+    """Why there are no pages of schemas; empty: there are."""
 
     def __post_init__(self) -> None:
         if len(self.name) > TOPIC_CHARS_MAX:

@@ -108,8 +108,8 @@ def _altered(row: dict[str, Any]) -> dict[str, Any]:
     now = row.get("now", {})
     changes = [f"{name}: {now.get(name)} → {value}" for name, value in row["set"].items()]
     changes += [f"{name}: {now.get(name)} → its default" for name in row["unset"]]
-    changes += [count_text(row["partitions"], "partition")] if row["partitions"] else []
-    return {"topic": row["topic"], "changes": changes}
+    changes += [count_text(row["partitions"], "partition")] if row.get("partitions") else []
+    return {**{kind: row[kind] for kind in ("topic", "group") if kind in row}, "changes": changes}
 
 
 def _alter_broker(form: Form) -> PlannedChange:
@@ -260,6 +260,38 @@ def _delete_group(form: Form) -> PlannedChange:
     )  # fmt: skip
 
 
+def _alter_group(form: Form) -> PlannedChange:
+    name, setting = _needed(form, "group"), _needed(form, "setting")
+    command = CommandLine("groups", "alter", _setting(form), (name,))
+    return PlannedChange(
+        f"Change {setting} of group {name}", command, _group(name), command.also("--dry-run"), shown=_altered
+    )
+
+
+def _replay_letters(form: Form) -> PlannedChange:
+    """Of one letter, or of all that came after the last replay."""
+    name, letter = _needed(form, "topic"), form.get("letter", "").strip()
+    plan = CommandLine("dlq", "replay", _option(form, "letter", "letter"), (name,))
+    what = f"the record of letter {letter}" if letter else "the records of all letters since the last replay"
+    return PlannedChange(
+        f"Send {what} back", plan.also("--execute"), _letters(name), plan,
+        "They are written to the topics they were in once more. It cannot be taken back.",
+    )  # fmt: skip
+
+
+def _purge_letters(form: Form) -> PlannedChange:
+    name, before = _needed(form, "topic"), _needed(form, "before")
+    purge = CommandLine("dlq", "purge", (f"--to={before}",), (name,))
+    return PlannedChange(
+        f"Delete dead letters in {name}", purge.also("--yes"), _letters(name), purge.also("--dry-run"),
+        "They are gone then, also those that were never sent back.", destroys=True,
+    )  # fmt: skip
+
+
+def _letters(topic: str) -> str:
+    return f"/topics/{quote(topic, '')}/letters"
+
+
 def _fence_transaction(form: Form) -> PlannedChange:
     name = _needed(form, "id")
     return PlannedChange(
@@ -381,6 +413,54 @@ def _entity(form: Form) -> tuple[str, ...]:
     return options
 
 
+SCHEMAS: Final = "schemas"
+"""The subject of commands that ask the registry."""
+
+
+def _register_schema(form: Form) -> PlannedChange:
+    """With the verdict of its check, and what differs from the latest version."""
+    name, text = _needed(form, "subject"), _lines(form.get("text", "")).strip()
+    if not text:
+        raise PageError(400, "the schema is missing")
+    if len(text) > VALUE_CHARS_MAX:
+        raise PageError(413, f"a schema may have {VALUE_CHARS_MAX} characters here; larger: fleetlog schemas register")
+    options = (*_option(form, "kind", "type"), *_pairs(form.get("references", ""), "reference"), f"--text={text}")
+    return PlannedChange(
+        f"Register a schema of {name}", CommandLine(SCHEMAS, "register", options, (name,)), _schema(name),
+        CommandLine(SCHEMAS, "check", options, (name,)), shown=_verdict,
+    )  # fmt: skip
+
+
+def _verdict(row: dict[str, Any]) -> dict[str, Any]:
+    return {"compatible": row["is_compatible"], "why": row.get("messages") or [], "lines": row.get("lines", [])}
+
+
+def _set_compatibility(form: Form) -> PlannedChange:
+    """Of a subject, or of all that have none of their own; without a level the subject has that of all."""
+    name, level = form.get("subject", "").strip(), form.get("level", "").strip()
+    names = (name,) if name else ()
+    options = (f"--set={level}",) if level else ("--unset",)
+    return PlannedChange(
+        f"Change the compatibility of {name or 'all subjects'}", CommandLine(SCHEMAS, "compatibility", options, names),
+        _schema(name) if name else "/schemas", CommandLine(SCHEMAS, "compatibility", (), names),
+    )  # fmt: skip
+
+
+def _delete_schema(form: Form) -> PlannedChange:
+    name, version = _needed(form, "subject"), _option(form, "version", "version")
+    what = f"version {form['version'].strip()} of {name}" if version else f"the subject {name}"
+    preview = CommandLine(SCHEMAS, "show", version, (name,)) if version else None
+    return PlannedChange(
+        f"Delete {what}", CommandLine(SCHEMAS, "delete", (*version, "--yes"), (name,)), "/schemas",
+        preview or CommandLine(SCHEMAS, "versions", (), (name,)),
+        "Records with its ids can still be read. It can be registered again.",
+    )  # fmt: skip
+
+
+def _schema(name: str) -> str:
+    return f"/schema?name={quote(name, '')}"
+
+
 CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "create-topic": _create_topic,
     "alter-topic": _alter_topic,
@@ -391,8 +471,14 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "copy-record": _copy_record,
     "reset-group": _reset_group,
     "delete-group": _delete_group,
+    "alter-group": _alter_group,
+    "replay-letters": _replay_letters,
+    "purge-letters": _purge_letters,
     "fence-transaction": _fence_transaction,
     "reset-sink": _reset_sink,
+    "register-schema": _register_schema,
+    "set-compatibility": _set_compatibility,
+    "delete-schema": _delete_schema,
     "set-password": _set_password,
     "remove-user": _remove_user,
     "add-acl": _add_acl,
@@ -410,6 +496,8 @@ def plan_change(kind: str, form: Form, masks: Masks) -> PlannedChange:
     planned = CHANGES[kind](form)
     if planned.command.verb == "copy" and masks.of(planned.command.names[0].partition(":")[0]).paths:
         raise PageError(403, "fields of this topic are masked here: the console copies none of its records")
+    if planned.command.verb == "replay" and masks.of(planned.command.names[0]).paths:
+        raise PageError(403, "fields of this topic are masked here: the console sends none of its letters back")
     return planned
 
 

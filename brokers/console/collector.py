@@ -114,12 +114,13 @@ _MEMBERS, _COMMITS = b"fleetlog_group_members", b"fleetlog_group_commits_total"
 _REBALANCES, _CONSUMED = b"fleetlog_group_rebalances_total", b"kafka_consumergroup_current_offset_sum"
 _REQUESTS, _END = b"fleetlog_requests_total", b"kafka_topic_partition_current_offset"
 _TOTAL, _USABLE, _COORDINATORS = b"fleetlog_disk_total_bytes", b"fleetlog_disk_usable_bytes", b"fleetlog_coordinators"
+_REFUSED: Final = b"fleetlog_schema_refused_records_total"
 _HISTOGRAMS: Final = (b"fleetlog_request_seconds_bucket", b"fleetlog_loop_lag_seconds_bucket")
 _TIMED: Final = ("Produce", "Fetch", "loop")
 _KEPT: Final[Mapping[bytes, bytes]] = {
     _IN: b"topic", _OUT: b"topic", _RECORDS: b"topic", _SIZE: b"topic", _END: b"topic", _LAG: b"group",
     _LAG_S: b"group", _MEMBERS: b"group", _COMMITS: b"group", _REBALANCES: b"group", _CONSUMED: b"consumergroup",
-    _REQUESTS: b"api", _TOTAL: b"directory", _USABLE: b"directory", _COORDINATORS: b"what",
+    _REFUSED: b"topic", _REQUESTS: b"api", _TOTAL: b"directory", _USABLE: b"directory", _COORDINATORS: b"what",
     _HISTOGRAMS[0]: b"api", _HISTOGRAMS[1]: b"le",
 }  # fmt: skip
 """The names that are kept, and the label by which."""
@@ -310,6 +311,14 @@ class FigureCollector:
         self._clients.close()
         if self.history is not None and not self._thread.is_alive():
             self.history.close()
+
+    def refused_records(self) -> dict[str, int]:
+        """Records that brokers refused for their schemas since each of them started, by topic, at the last step."""
+        counts: dict[str, int] = {}
+        for scrape in self._scrapes.values():
+            for topic, count in scrape.labelled.get(_REFUSED, {}).items():
+                counts[topic] = counts.get(topic, 0) + int(count)
+        return counts
 
     def _run(self) -> None:
         wait_s = 0.0

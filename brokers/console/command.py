@@ -113,6 +113,10 @@ def _root(_context: click.Context, _option: click.Parameter, value: str) -> str:
     help="Properties by which the console logs in there: basic.auth.user.info=USER:PASSWORD.",
 )  # fmt: skip
 @click.option(
+    "--schema-registry-as-user", "registry_as_user", is_flag=True,
+    help="With --login: pages of schemas, which ask the registry with each user's own login. It gets their passwords.",
+)  # fmt: skip
+@click.option(
     "--mask", "mask_file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Fields of records that no page shows, and no filter looks at: a pattern of topics and a path in a line each.",
 )  # fmt: skip
@@ -142,6 +146,7 @@ def console(
     root: str,
     registry_url: str | None,
     registry_config: Path | None,
+    registry_as_user: bool,
     mask_file: Path | None,
     figures_configs: tuple[str, ...],
     figures_dir: Path | None,
@@ -154,7 +159,9 @@ def console(
     """
     address = listen_address(host)
     _check(target, address, login, tls, names)
-    others = _others(fleet_names, target, login)
+    if registry_as_user and login is None:
+        raise click.UsageError("--schema-registry-as-user goes with --login")
+    others = _others(fleet_names, target, login, registry_as_user)
     files = _figures_files(figures_configs, others)
     need_packages("the console needs", NEEDED, "console")
     from fleetlog.brokers.console.memory import settle
@@ -164,7 +171,9 @@ def console(
     url, masks = registry_url or target.registry, _masks(mask_file)
     registry, user = _registry(url or None, registry_config)
     if registry is not None:  # the commands that it runs ask the same, as the console: no user's password goes there
-        target = replace(target, registry=url, properties={**target.properties, REGISTRY_USER: user})
+        rest = {name: value for name, value in target.properties.items() if name != REGISTRY_USER}
+        own = {} if registry_as_user else {REGISTRY_USER: user}
+        target = replace(target, registry=url, properties={**rest, **own})
     issuer = _issuer(login, **oidc)
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
@@ -175,7 +184,7 @@ def console(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = ConsoleSettings(
         target, frozenset(hosts), login, tls.there, registry, issuer, masks, _figures(target, login, files.get("")),
-        figures_dir, _links(target, "", others, root), root, root,
+        figures_dir, _links(target, "", others, root), root, root, registry_as_user,
     )  # fmt: skip
     below = [
         replace(
@@ -205,7 +214,7 @@ def _figures(target: Target, login: str | None, file: Path | None) -> Target | N
     return target if login is None else None
 
 
-def _others(names: tuple[str, ...], target: Target, login: str | None) -> dict[str, Target]:
+def _others(names: tuple[str, ...], target: Target, login: str | None, as_user: bool) -> dict[str, Target]:
     """The fleets of the profiles named, which the console shows, too. Raises CliError, click.UsageError."""
     others = {}
     for name in dict.fromkeys(names):
@@ -218,7 +227,9 @@ def _others(names: tuple[str, ...], target: Target, login: str | None) -> dict[s
             raise click.UsageError(
                 f"--login needs brokers that know users, and profile {name} has no {PROTOCOL}=SASL_SSL"
             )
-        own = {REGISTRY_USER: "", **profile.security} if profile.registry else profile.security  # never a user's login
+        own = {name: value for name, value in profile.security.items() if name != REGISTRY_USER}
+        if profile.registry and not as_user:  # never a user's login
+            own[REGISTRY_USER] = profile.security.get(REGISTRY_USER, "")
         others[name] = Target(profile.bootstrap, target.timeout_s, own, profile.registry)
     return others
 
@@ -228,7 +239,7 @@ def _own_registry(name: str, target: Target) -> SchemaRegistry | None:
     if not target.registry:
         return None
     try:
-        return SchemaRegistry(target.registry, target.properties[REGISTRY_USER])
+        return SchemaRegistry(target.registry, read_profiles().named(name).security.get(REGISTRY_USER, ""))
     except ValueError as error:
         raise CliError(f"profile {name}: {error}") from None
 

@@ -6,6 +6,7 @@ address and the login are those of the session, whatever the arguments say.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import shlex
 from collections.abc import Iterable
@@ -36,6 +37,11 @@ class _Collected(Output):
         self.text, self.found = text, value
 
 
+def _takes_target(function: Any) -> bool:
+    """Whether that is the command, or what asks a registry for it: only the options of clients are above it."""
+    return "target" in inspect.signature(function, follow_wrapped=False).parameters
+
+
 class CommandLine(NamedTuple):
     """One command: subject and verb (``config set`` below ``cluster``), options, and what stands behind ``--``."""
 
@@ -51,28 +57,30 @@ class CommandLine(NamedTuple):
     def shown(self, target: Target) -> str:
         """As one types it."""
         where: tuple[str, ...] = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
-        if target.registry and any(option.startswith(_SCHEMAS) for option in self.options):
+        if target.registry and (self.subject == "schemas" or any(one.startswith(_SCHEMAS) for one in self.options)):
             where += (f"--registry={target.registry}",)
         words: Iterable[str] = ("fleetlog", self.subject, *self.verb.split(), *where, *self.options)
         return shlex.join([*words, *(("--", *self.names) if self.names else ())])
 
     def check(self) -> None:
         """Raise click.UsageError where the command would refuse its arguments; nothing is asked of the fleet."""
-        command = self._command()
+        command = self.command()
         with self._parsed(command):
             pass
 
     def run(self, target: Target, **unseen: Any) -> tuple[Any, str]:
         """Its JSON, and its text where it has one; ``unseen`` is what it would ask for. Raises CliError, UsageError."""
-        command = self._command()
+        command = self.command()
         assert command.callback is not None, self.verb
         with self._parsed(command) as context:
             given = {name: value for name, value in context.params.items() if name not in _CONNECTION}
             out = _Collected()
-            inspect.unwrap(command.callback)(target=target, out=out, **given, **unseen)
+            with contextlib.suppress(click.exceptions.Exit):  # a verdict, which its answer says, too
+                inspect.unwrap(command.callback, stop=_takes_target)(target=target, out=out, **given, **unseen)
         return out.found, out.text
 
-    def _command(self) -> click.Command:
+    def command(self) -> click.Command:
+        """As click has it."""
         command = cli.get_command(click.Context(cli), self.subject)
         for word in self.verb.split():
             assert isinstance(command, click.Group), self.subject
@@ -82,6 +90,13 @@ class CommandLine(NamedTuple):
 
     def _parsed(self, command: click.Command) -> click.Context:
         return command.make_context(self.verb, [*self.options, *(("--", *self.names) if self.names else ())])
+
+
+def choices(subject: str, verb: str, parameter: str) -> tuple[str, ...]:
+    """What an option of a command may be."""
+    (option,) = [one for one in CommandLine(subject, verb).command().params if one.name == parameter]
+    assert isinstance(option.type, click.Choice), parameter
+    return tuple(option.type.choices)
 
 
 def listed(target: Target, subject: str, verb: str = "list", *options: str, names: tuple[str, ...] = ()) -> Any:

@@ -714,7 +714,7 @@ def _browse(asking: Asking, count: int, search: Search) -> tuple[TopicReader, Br
         mode = "at"
     partitions = [int(at[1])] if mode == "at" and at and at[1] else _partitions(asking.text("partitions"))
     everything = asking.choice("show", SHOW) == "everything"
-    cursor = _cursor(asking.text("cursor"))
+    cursor = cursor_of(asking)
     reader = TopicReader(asking.client, asking.name, partitions)
     bounds = reader.bounds(undecided=everything)
     browse = Browse(reader, bounds, count=count, matches=search.matches, everything=everything)
@@ -755,7 +755,9 @@ def _partitions(text: str) -> list[int] | None:
     return sorted({int(one) for one in text.split(",")})
 
 
-def _cursor(text: str) -> Positions | None:
+def cursor_of(asking: Asking) -> Positions | None:
+    """Where the page goes on, by its address; None: it begins. Raises PageError."""
+    text = asking.text("cursor")
     if not text:
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -10,11 +11,13 @@ from urllib.parse import quote
 import click
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.consumer import ListOffsetsRequest
 from markupsafe import Markup, escape
 
 from fleetlog.brokers.acls.access import OPERATIONS_OF
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
 from fleetlog.brokers.acls.znodes import OPERATION_NAMES, TYPE_NAMES
+from fleetlog.brokers.cli.bucket import tiered_topic
 from fleetlog.brokers.cli.client import PartitionsOf, explain, explained, known_partitions, raise_for_code
 from fleetlog.brokers.cli.cluster import overview_value
 from fleetlog.brokers.cli.cluster_config import DEFAULT, SOURCES, settings_of_brokers
@@ -34,7 +37,7 @@ from fleetlog.brokers.cli.reassign import describe_moves
 from fleetlog.brokers.cli.topics import fetch_ends, topic_value
 from fleetlog.brokers.cli.users import users_at
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
-from fleetlog.brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
+from fleetlog.brokers.console.asking import Answer, Asking, PageError
 from fleetlog.brokers.console.commands import listed
 from fleetlog.brokers.console.pictures import Pictures
 from fleetlog.brokers.setting_kinds import Setting, SettingType, suggest
@@ -195,13 +198,13 @@ def _broker_settings(asking: Asking, broker_id: int) -> list[dict[str, Any]]:
     rows = {name: by_broker[broker_id] for name, by_broker in settings_of_brokers(asking.client, (), broker_id).items()}
     return [
         {"name": name, "value": None if one.is_sensitive else one.value, "origin": SOURCES.get(one.config_source, "–"),
-         "changed": one.config_source != DEFAULT, "fixed": _fixed(one.is_sensitive, one.read_only), "synonyms": [],
+         "changed": one.config_source != DEFAULT, "fixed": fixed(one.is_sensitive, one.read_only), "synonyms": [],
          **_meaning(BROKER_SETTINGS.get(name))}
         for name, one in sorted(rows.items())
     ]  # fmt: skip
 
 
-def _fixed(hidden: Any, read_only: Any) -> str:
+def fixed(hidden: Any, read_only: Any) -> str:
     """Why the console does not change a setting; empty: it does."""
     if hidden:
         return "it is a secret, and fleetlog cluster config set changes it"
@@ -221,16 +224,16 @@ def _meaning(row: Setting | None) -> dict[str, Any]:
 def topic_setting_page(asking: Asking) -> Answer:
     """One setting of a topic: meaning, value, origin, what it hides, and a form."""
     known_partitions(asking.client, [PartitionsOf(asking.name, None)])
-    return {"topic": asking.name, "broker": None, **_one_setting(asking, _topic_settings(asking.client, asking.name))}
+    return {"topic": asking.name, "broker": None, **one_setting(asking, _topic_settings(asking.client, asking.name))}
 
 
 def broker_setting_page(asking: Asking) -> Answer:
     """One setting of a broker, which may be set for all of them, too."""
     broker_id = _broker_id(asking, fetch_overview(asking.client, directories=False))
-    return {"topic": None, "broker": broker_id, **_one_setting(asking, _broker_settings(asking, broker_id))}
+    return {"topic": None, "broker": broker_id, **one_setting(asking, _broker_settings(asking, broker_id))}
 
 
-def _one_setting(asking: Asking, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def one_setting(asking: Asking, rows: list[dict[str, Any]]) -> dict[str, Any]:
     name = asking.text("name")
     setting = next((row for row in rows if row["name"] == name), None)
     if setting is None:
@@ -305,6 +308,13 @@ TOPIC_ORDERS: Final = tuple(
     for name in ("topic", "partitions", "replication", "bytes", "records", "behind", "state")
 )
 TOPIC_ELECTIONS_SHOWN = 50
+LETTERS: Final = "errors.deadletterqueue.group.enable"
+"""The setting of topics that may have dead letters."""
+CHECKS: Final = {
+    "fleetlog.schema.validation": (None, "none"), "confluent.value.schema.validation": (None, "false"),
+    "confluent.key.schema.validation": (None, "false"),
+}  # fmt: skip
+"""Settings of a topic that refuses records for their schemas, with the values that refuse none."""
 
 
 def topics_page(asking: Asking) -> Answer:
@@ -405,15 +415,69 @@ def topic_page(asking: Asking) -> Answer:
     for row in value["partitions"]:
         row["records_s"] = pictures["records_s"].get(str(row["partition"]))
     rates = [row["records_s"] for row in value["partitions"] if row["records_s"] is not None]
+    settings = _topic_settings(client, name)
+    values = {row["name"]: row["value"] for row in settings}
+    tiered = values.get(TIERED) == "true"
+    if tiered:
+        _add_tiers(client, name, value["partitions"])
     return {
         **value,
         "pictures": pictures,
         "internal": internal,
+        "letters": values.get(LETTERS) == "true",
+        "tiered": tiered,
+        "checked": any(values.get(name) not in unchecked for name, unchecked in CHECKS.items()),
         "bytes": sum(sizes) if sizes else None,
         "skew": {"bytes": _skew(sizes), "records_s": _skew(rates)},
         "timeline": timeline,
-        "settings": _topic_settings(client, name),
+        "settings": settings,
     }
+
+
+TIERED: Final = "remote.storage.enable"
+BUCKET: Final = "fleetlog.bucket.url"
+EARLIEST_LOCAL, LATEST_TIERED, TIERED_VERSION = -4, -5, 9
+"""Positions of ListOffsets (KIP-405, KIP-1005), and the version that has both."""
+
+
+def _add_tiers(client: Any, topic: str, rows: list[dict[str, Any]]) -> None:
+    """Where each partition begins on the brokers' disks, and the last offset that is in the bucket; None if unknown."""
+    by_leader: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        row["local_start"] = row["tiered_end"] = None
+        if row["leader"] is not None:
+            by_leader.setdefault(row["leader"], []).append((row["partition"], -1))
+    by_partition = {row["partition"]: row for row in rows}
+    for name, position in (("local_start", EARLIEST_LOCAL), ("tiered_end", LATEST_TIERED)):
+        requests = {
+            leader: ListOffsetsRequest(
+                min_version=TIERED_VERSION, isolation_level=0, timeout_ms=int(PATIENCE_S * 1000),
+                topics=[(topic, [(number, epoch, position) for number, epoch in partitions])],
+            )
+            for leader, partitions in by_leader.items()
+        }  # fmt: skip
+        for answer in client.ask_each(requests, PATIENCE_S).values():
+            for told in answer.topics[0].partitions if answer is not None else ():
+                if not told.error_code and told.offset >= 0:
+                    by_partition[told.partition_index][name] = told.offset
+
+
+def bucket_page(asking: Asking) -> Answer:
+    """What the bucket has of a tiered topic, as ``fleetlog bucket status`` knows it: read by the console itself."""
+    client, name = asking.client, asking.name
+    known_partitions(client, [PartitionsOf(name, None)])
+    (topic_id,) = [str(topic.get("topic_id") or "") for topic in client.describe_topics([name])]
+    values = settings_of_brokers(client, (BUCKET,), None).get(BUCKET, {})
+    urls = {str(one.value) for one in values.values() if one.value}
+    answer: Answer = {"topic": name, "url": "", "owner": "", "partitions": [], "bytes": 0, "error": None}
+    if len(urls) != 1:
+        return {**answer, "error": "The brokers have no bucket." if not urls else "The brokers have different buckets."}
+    answer["url"] = urls.pop()
+    try:
+        return {**answer, **(value := tiered_topic(answer["url"], name, uuid.UUID(topic_id).hex)),
+                "bytes": sum(one.get("bytes", 0) for one in value["partitions"])}  # fmt: skip
+    except (click.ClickException, ValueError, ImportError) as error:
+        return {**answer, "error": error.format_message() if isinstance(error, click.ClickException) else str(error)}
 
 
 def _skew(shares: Sequence[float]) -> float | None:
@@ -458,7 +522,7 @@ def _topic_settings(client: Any, name: str) -> list[dict[str, Any]]:
             "value": None if hidden else row["value"],
             "origin": _origin(origin),
             "changed": "TOPIC" in origin,
-            "fixed": _fixed(hidden, row.get("read_only")),
+            "fixed": fixed(hidden, row.get("read_only")),
             "synonyms": synonyms,
             **_meaning(TOPIC_SETTINGS.get(key)),
         })  # fmt: skip
@@ -478,79 +542,8 @@ def _origin(source: str) -> str:
 
 
 DESCRIBED_MAX: Final = 50
-"""Groups that the list shows at a time: each whose coordinator has no figures costs a few requests."""
-GROUP_ORDERS: Final = ("name", "behind")
-COMPUTED_OF_PARTITIONS: Final = ("seconds", "status", "lag_read_committed")
+"""Transactions that are described, of those that are open."""
 LONG_OPEN_S: Final = 60.0
-
-
-def groups_page(asking: Asking) -> Answer:
-    """Groups with state, lag in records and seconds, and status: those whose name has the text, some at a time.
-
-    ``status`` and ``seconds`` are None where the group's coordinator has not computed them.
-    """
-    part, order = asking.text("name").lower(), asking.choice("order", GROUP_ORDERS)
-    rows = [row for row in listed(asking.target, "groups") if part in row["group"].lower()]
-    start = asking.number("start", 0, 0, 10**9)
-    lags: dict[str, dict[str, Any]] = {}
-    unknown: list[str] = []
-    if order == "behind" and rows:
-        lags, unknown = _lags(asking)
-        rows.sort(key=lambda row: -lags[row["group"]]["seconds"] if row["group"] in lags else 0.0)
-    shown = rows[start : start + DESCRIBED_MAX]
-    names = [row["group"] for row in shown]
-    if order == "name" and shown:
-        lags, unknown = _lags(asking, *names)
-    others = tuple(name for name in names if name not in lags)
-    described = listed(asking.target, "groups", "describe", names=others) if others else []
-    records = {one["group"]: one["lag"] for one in [*described, *lags.values()]}
-    following = start + DESCRIBED_MAX if start + DESCRIBED_MAX < len(rows) else None
-    groups = [{**row, "lag": records.get(row["group"]), **_judged(lags.get(row["group"]))} for row in shown]
-    return {
-        "groups": groups,
-        "count": len(rows),
-        "start": start,
-        "next_start": following,
-        "order": order,
-        "unknown": unknown,
-    }
-
-
-def group_page(asking: Asking) -> Answer:
-    """One group: members, and each partition's offsets, lag in records and seconds, and status.
-
-    Offsets and records are the present ones. Seconds and status are as old as ``age_s`` says: the coordinator computes
-    them now and then; they are None where it has not.
-    """
-    name = _name(asking)
-    (description,) = listed(asking.target, "groups", "describe", names=(name,))
-    lags, unknown = _lags(asking, name)
-    group = lags.get(name)
-    partitions = {(one["topic"], one["partition"]): one for one in group["partitions"]} if group is not None else {}
-    by_topic: dict[str, int] = {}
-    for row in description["offsets"]:
-        by_topic[row["topic"]] = by_topic.get(row["topic"], 0) + (row["lag"] or 0)
-        one = partitions.get((row["topic"], row["partition"]))
-        row |= {column: one[column] if one is not None else None for column in COMPUTED_OF_PARTITIONS}
-    return {
-        **description,
-        **_judged(group),
-        "worst": group["worst"] if group is not None else None,
-        "age_s": group["age_s"] if group is not None else None,
-        "unknown": unknown if group is None else [],
-        "lag_by_topic": [{"topic": topic, "lag": lag} for topic, lag in sorted(by_topic.items())],
-        "pictures": Pictures(asking).of_group(asking, name),
-    }
-
-
-def _lags(asking: Asking, *names: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What the coordinators have computed, by group, and what could not be asked: of groups named, or of all."""
-    lags, unknown = lag_of_groups(asking.client, names)
-    return {one["group"]: one for one in lags if one["status"]}, unknown
-
-
-def _judged(group: dict[str, Any] | None) -> dict[str, Any]:
-    return {column: group[column] if group is not None else None for column in ("seconds", "status")}
 
 
 def transactions_page(asking: Asking) -> Answer:
@@ -570,15 +563,6 @@ def transactions_page(asking: Asking) -> Answer:
         "sinks": listed(asking.target, "sinks"),
         "pictures": Pictures(asking).of_transactions(asking),
     }
-
-
-def _name(asking: Asking) -> str:
-    name = asking.params.get("name", "")
-    if not name:
-        raise PageError(400, "name is missing")
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise PageError(404, f"a group's name has {NAME_BYTES_MAX} bytes at most")
-    return name
 
 
 FIND_MAX: Final = 8

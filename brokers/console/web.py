@@ -32,9 +32,9 @@ from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
 from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, iso
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
-from fleetlog.brokers.console import charts, client_pages, message_pages, pages
+from fleetlog.brokers.console import charts, client_pages, group_pages, message_pages, pages, schema_pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
-from fleetlog.brokers.console.changes import filled, password_user, performed, plan_change, previewed
+from fleetlog.brokers.console.changes import SCHEMAS, filled, password_user, performed, plan_change, previewed
 from fleetlog.brokers.console.clients import FleetClients, UserLogin
 from fleetlog.brokers.console.collector import FigureCollector
 from fleetlog.brokers.console.json_views import TreeNodes, json_preview, json_tree
@@ -43,11 +43,16 @@ from fleetlog.brokers.console.masking import Masks
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from fleetlog.brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from fleetlog.brokers.console.same_answers import remember_same_answers
+from fleetlog.brokers.logins.oauthbearer import OAUTHBEARER
 
 logger = logging.getLogger(__name__)
 
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024
 FIELDS_MAX: Final = 300
+INVALID_CREDENTIALS: Final = "invalid credentials"
+"""Part of what a broker says to a wrong password, as Kafka does."""
+USER_SHOWN: Final = 200
+"""Characters of a refused user's name that are filled in again."""
 
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -146,6 +151,7 @@ NAVIGATION: Final = (
     ("/topics", "Topics"),
     ("/partitions", "Partitions"),
     ("/groups", "Groups"),
+    ("/schemas", "Schemas"),
     ("/transactions", "Transactions"),
     ("/connections", "Connections"),
     ("/security", "Security"),
@@ -167,10 +173,16 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics/{name}/write", "write.html", message_pages.write_page),
     ("/topics/{name}/clients", "clients.html", client_pages.clients_page),
     ("/topics/{name}/analysis", "analysis.html", pages.analysis_page),
+    ("/topics/{name}/bucket", "bucket.html", pages.bucket_page),
     ("/topics/{name}/record", "record.html", message_pages.record_page),
     ("/find", "find.html", pages.find_page),
-    ("/groups", "groups.html", pages.groups_page),
-    ("/group", "group.html", pages.group_page),
+    ("/topics/{name}/letters", "letters.html", group_pages.letters_page),
+    ("/groups", "groups.html", group_pages.groups_page),
+    ("/group", "group.html", group_pages.group_page),
+    ("/group/setting", "setting.html", group_pages.group_setting_page),
+    ("/schemas", "schemas.html", schema_pages.schemas_page),
+    ("/schema", "schema.html", schema_pages.schema_page),
+    ("/refused", "refused.html", schema_pages.refused_page),
     ("/transactions", "transactions.html", pages.transactions_page),
     ("/connections", "connections.html", pages.connections_page),
     ("/security", "security.html", pages.security_page),
@@ -195,6 +207,8 @@ class ConsoleSettings:
     ``root`` is the path of the whole console, as a proxy leads to it, or empty; ``below`` is where the pages of this
     fleet are: the root, or ``/fleets/NAME`` below it.
 
+    ``registry_as_user``: pages of schemas ask the registry with the login of each user.
+
     ``figures`` is how the console itself asks the brokers, for its charts; None: it has none.
     """
 
@@ -210,6 +224,19 @@ class ConsoleSettings:
     fleets: tuple[FleetLink, ...] = ()
     below: str = ""
     root: str = ""
+    registry_as_user: bool = False
+
+    @property
+    def closed(self) -> str:
+        """Why there are no pages of schemas; empty: there are."""
+        if self.registry is None:
+            return "Subjects and versions are shown by a console that was started with --schema-registry URL."
+        if self.login is not None and not self.registry_as_user:
+            return (
+                "This console asks the registry with a login of its own, and would show everybody all schemas: "
+                "fleetlog schemas asks with yours. With --schema-registry-as-user the console does so, too."
+            )
+        return ""
 
 
 class LoginNeeded(Exception):
@@ -345,7 +372,7 @@ class Console:
             with self.clients.lend(session.login) as client:
                 target = self.clients.target_of(session.login)
                 masks, registry = self.settings.masks, self.settings.registry
-                asking = Asking(client, target, params, name, registry, masks, self.collector)
+                asking = Asking(client, target, params, name, registry, masks, self.collector, self.settings.closed)
                 return function(asking)
 
         return refusable(lent)
@@ -412,6 +439,8 @@ class Console:
         typed: dict[str, str] = {one: form.pop(one) for one in ("password", "again") if one in form}  # shown nowhere
         form = filled(form)
         planned = plan_change(request.path_params["kind"], form, self.settings.masks)
+        if planned.command.subject == SCHEMAS and self.settings.closed:
+            raise PageError(403, self.settings.closed)
         target = self.clients.target_of(session.login)
         command = planned.command.shown(self.settings.target)
         if form.pop("confirm", "") != "yes":
@@ -457,7 +486,7 @@ class Console:
             await self._in_turn(request, lambda: self._try(login))
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
-            return self._login_page(request, session, onward, error)
+            return self._login_page(request, session, onward, error, login.user[:USER_SHOWN])
         response = self.sent_to(onward)
         self._remember(response, self.sessions.begin(login))
         return response
@@ -471,10 +500,10 @@ class Console:
             raise PageError(503, str(error)) from None
 
     def _login_page(
-        self, request: Request, session: BrowserSession, onward: str, error: PageError | None = None
+        self, request: Request, session: BrowserSession, onward: str, error: PageError | None = None, user: str = ""
     ) -> Response:
         issuer = self.settings.oidc.issuer if self.settings.oidc is not None else None
-        answer = {"next": onward, "error": str(error or ""), "issuer": issuer}
+        answer = {"next": onward, "error": str(error or ""), "issuer": issuer, "user": user}
         return self.render(request, session, "login.html", answer, error.status if error is not None else 200)
 
     async def login_elsewhere(self, request: Request) -> Response:
@@ -525,7 +554,10 @@ class Console:
             with self.clients.lend(login) as client:
                 client.describe_cluster()
         except click.ClickException as error:
-            raise PageError(403, error.format_message()) from error
+            text = error.format_message()
+            if login.mechanism != OAUTHBEARER and INVALID_CREDENTIALS in text:
+                text = "The brokers refuse this user or this password."
+            raise PageError(403, text) from error
         except ValueError as error:  # a user or password that no login line can hold
             raise PageError(403, "the brokers refuse this login") from error
 

@@ -76,6 +76,11 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
+def _difference(before: str, after: str, *names: str) -> list[str]:
+    """Two schemas as people read them, line by line."""
+    return list(difflib.unified_diff(pretty(before).splitlines(), pretty(after).splitlines(), *names, lineterm=""))
+
+
 class SchemaFile(NamedTuple):
     """A schema as a request has it."""
 
@@ -89,7 +94,7 @@ def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @registry_option
     @client_options
     @wraps(function)
-    def wrapped(*given: Any, target: Target, registry: str | None, **named: Any) -> Any:
+    def wrapped(*given: Any, target: Target, registry: str | None = None, **named: Any) -> Any:
         access = registry_access(known_registry(registry, target) or DEFAULT_URL, target)
         return function(*given, client=RegistryClient(access, target.timeout_s), **named)
 
@@ -100,28 +105,37 @@ def schema_file(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds SUBJECT, FILE and what a schema needs; the command gets ``subject`` and ``schema``."""
 
     @click.argument("subject")
-    @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+    @click.argument(
+        "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), required=False
+    )
+    @click.option("--text", help="The schema itself, instead of a FILE.")
     @click.option("--type", "kind", type=click.Choice(KINDS), help="Its format.  [default: by .avsc, .json or .proto]")
     @click.option(
         "--reference", "references", multiple=True, metavar="NAME=SUBJECT:VERSION",
         help="A schema that it refers to by that name; may be repeated.",
     )  # fmt: skip
     @wraps(function)
-    def wrapped(*given: Any, file: Path, kind: str | None, references: tuple[str, ...], **named: Any) -> Any:
-        return function(*given, schema=read_schema(file, kind, references), **named)
+    def wrapped(
+        *given: Any, file: Path | None, text: str | None, kind: str | None, references: tuple[str, ...], **named: Any
+    ) -> Any:
+        return function(*given, schema=read_schema(file, text, kind, references), **named)
 
     return wrapped
 
 
-def read_schema(file: Path, kind: str | None, references: tuple[str, ...]) -> SchemaFile:
-    """The schema in a file; ``-`` is standard input. Raises click.UsageError."""
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise click.UsageError(f"{file} is not a text file in UTF-8") from None
-    kind = kind or _SUFFIXES.get(file.suffix.lower())
-    if kind is None:
-        raise click.UsageError(f"{file} ends with none of {', '.join(_SUFFIXES)}: say its --type")
+def read_schema(file: Path | None, text: str | None, kind: str | None, references: tuple[str, ...]) -> SchemaFile:
+    """The schema in a file (``-`` is standard input), or as a text. Raises click.UsageError."""
+    if (file is None) == (text is None):
+        raise click.UsageError("give either a FILE (-: standard input) or --text")
+    if file is not None:
+        try:
+            text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise click.UsageError(f"{file} is not a text file in UTF-8") from None
+        kind = kind or _SUFFIXES.get(file.suffix.lower())
+        if kind is None:
+            raise click.UsageError(f"{file} ends with none of {', '.join(_SUFFIXES)}: say its --type")
+    text, kind = text or "", kind or AVRO
     rows = []
     for one in references:
         name, equals, place = one.partition("=")
@@ -142,7 +156,7 @@ def pretty(text: str) -> str:
 
 @click.group(cls=CommandGroup)
 def schemas() -> None:
-    """Schemas of a registry: list, show, register, from-model, check, compatibility, diff, delete."""
+    """Schemas of a registry: list, versions, show, register, from-model, check, compatibility, diff, delete."""
 
 
 @schemas.command("list")
@@ -162,6 +176,14 @@ def list_subjects(*, client: RegistryClient, out: Output, prefix: str, deleted: 
     out.rows(["subject", "type", "version", "id"], rows)
 
 
+@schemas.command("versions")
+@click.argument("subject")
+@registry_options
+def list_versions(*, client: RegistryClient, out: Output, subject: str) -> None:
+    """List the versions of SUBJECT."""
+    out.rows(["version"], [[one] for one in client.ask("GET", "subjects", subject, "versions")])
+
+
 @schemas.command("show")
 @click.argument("subject", required=False)
 @click.option("--version", default="latest", show_default=True, help="A version's number.")
@@ -179,8 +201,8 @@ def show_schema(*, client: RegistryClient, out: Output, subject: str | None, ver
 
 @schemas.command("register")
 @click.option("--normalize", is_flag=True, help="Registered in its normal form.")
-@schema_file
 @registry_options
+@schema_file
 def register_schema(*, client: RegistryClient, out: Output, subject: str, schema: SchemaFile, normalize: bool) -> None:
     """Register the schema in FILE (-: standard input) as SUBJECT's next version; the same one keeps its id."""
     query = {"normalize": "true"} if normalize else {}
@@ -237,14 +259,22 @@ def schema_of_model(place: str) -> dict[str, Any]:
 
 @schemas.command()
 @click.option("--version", help="Against this version alone.  [default: those that the level asks for]")
-@schema_file
 @registry_options
+@schema_file
 def check(*, client: RegistryClient, out: Output, subject: str, schema: SchemaFile, version: str | None) -> None:
-    """Try whether the schema in FILE may become SUBJECT's next version. Exit code 1 if it may not."""
+    """Try whether the schema in FILE may become SUBJECT's next version. Exit code 1 if it may not.
+
+    With --json also what it differs in from the latest one, or from --version.
+    """
     path = ("compatibility", "subjects", subject, "versions", *((version,) if version else ()))
     answer = client.ask("POST", *path, body=schema.body, verbose="true")
     told = "\n".join(f"  {one}" for one in answer.get("messages", ()))
     fits = answer["is_compatible"]
+    if out.as_json:
+        alike = client.ask("GET", "schemas", subjectPrefix=subject, latestOnly="true")
+        if version is not None or any(one["subject"] == subject for one in alike):
+            before = client.version(subject, version or "latest")
+            answer["lines"] = _difference(before["schema"], schema.text, f"version {before['version']}", "this one")
     out.done("compatible" if fits else f"not compatible:\n{told}", answer)
     if not fits:
         click.get_current_context().exit(INCOMPATIBLE)
@@ -282,9 +312,8 @@ def diff(*, client: RegistryClient, out: Output, subject: str, old: str, new: st
             raise CliError(f"subject {subject} has no version before {after['version']}")
         old = str(earlier[-1])
     before = client.version(subject, old)
-    texts = [pretty(one["schema"]).splitlines() for one in (before, after)]
     names = [f"{subject} version {one['version']}" for one in (before, after)]
-    lines = list(difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm=""))
+    lines = _difference(before["schema"], after["schema"], *names)
     if out.as_json:
         out.value({"from": before["version"], "to": after["version"], "lines": lines})
     for line in () if out.as_json else lines or ["they are the same"]:

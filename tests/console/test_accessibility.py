@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from confluent_kafka import Producer
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -18,6 +19,7 @@ from tests.console.browser import DESK, PHONE, Browser
 from tests.console.served import Served, Visitor, log_in, scram_config
 from tests.support.fleet import Fleet
 from tests.support.needs import needs
+from tests.support.registry_process import RegistryProcess
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER
 from tests.support.waiting import eventually
 
@@ -52,12 +54,33 @@ def _looked_at(browser: Browser, axe: str, name: str, make: Callable[[], object]
     return found
 
 
-def test_no_page_has_what_keeps_people_from_using_it(fleet: Fleet, served: Served, browser: Browser, axe: str) -> None:
+@pytest.fixture(scope="module")
+def registry(fleet: Fleet) -> Iterator[RegistryProcess]:
+    process = RegistryProcess(fleet.bootstrap)
+    yield process
+    assert process.close() == 0
+
+
+@pytest.fixture(scope="module")
+def served(fleet: Fleet, registry: RegistryProcess) -> Iterator[Served]:
+    console = Served(fleet.bootstrap, "--schema-registry", registry.url)
+    yield console
+    assert console.close() == 0
+
+
+def test_no_page_has_what_keeps_people_from_using_it(
+    fleet: Fleet, served: Served, registry: RegistryProcess, browser: Browser, axe: str
+) -> None:
     topic, shell = f"seen-{uuid.uuid4().hex[:6]}", Shell(fleet)
     group = f"group-{topic}"
     shell.run("topics", "create", topic, "-p", "3", "-r", "3", "-c", "retention.ms=3600000")
     shell.run("produce", topic, stdin="".join(f'{{"order": {n}, "of": "Ann"}}\n' for n in range(30)))
     shell.run("consume", topic, "-g", group, "-n", "10")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap})
+    producer.produce(topic, b"a letter", headers={"__dlq.errors.group": b"g", "fleetlog.dlq.reason": b"rejected"})
+    assert producer.flush(30) == 0
+    for text in ('"long"', '["long", "string"]'):
+        assert registry.ask("POST", f"/subjects/{topic}-value/versions", {"schema": text})["id"] > 0
     addresses = {
         "/": "", "/brokers/{name}": "brokers/1", "/brokers/{name}/setting": "brokers/1/setting?name=log.retention.ms",
         "/partitions": "partitions", "/controller": "controller", "/doctor": "doctor", "/topics": "topics?records=yes",
@@ -68,6 +91,9 @@ def test_no_page_has_what_keeps_people_from_using_it(fleet: Fleet, served: Serve
         "/topics/{name}/record": f"topics/{topic}/record?partition=0&offset=0", "/find": "find?q=seen",
         "/groups": "groups", "/group": f"group?name={group}", "/transactions": "transactions",
         "/connections": "connections", "/security": "security",
+        "/topics/{name}/letters": f"topics/{topic}/letters", "/topics/{name}/bucket": f"topics/{topic}/bucket",
+        "/group/setting": "group/setting?group=g&name=share.auto.offset.reset", "/schemas": "schemas",
+        "/schema": f"schema?name={topic}-value", "/refused": "refused",
     }  # fmt: skip
     assert set(addresses) == {address for address, _, _ in PAGES}
     served_figures = Visitor(served)

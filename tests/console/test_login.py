@@ -36,6 +36,9 @@ def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, conso
     refused = log_in(stranger, USER, "wrong")
     assert refused.status == 403
     assert "wrong" not in refused.text
+    assert "refuse this user or this password" in refused.text
+    assert f'value="{USER}"' in refused.text
+    assert 'aria-label="Pages"' not in refused.text, "no page is there before the login"
     assert stranger.get("/topics").status == 303
     before = stranger.cookies.copy()
     assert log_in(stranger, USER, PASSWORD).headers["location"] == "/topics"
