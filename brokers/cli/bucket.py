@@ -110,7 +110,9 @@ def tiered_topic(url: str, topic: str, topic_id: str) -> dict[str, Any]:
     """What the bucket has of one topic, as ``status --json`` shows it; only that is listed. Raises CliError."""
 
     async def look(store: ObjectBucket) -> tuple[str, list[TieredPartition]]:
-        return await _owner(store), await _parts(store, f"{TOPICS}{topic}.{topic_id}/")
+        known = await _owner(store)
+        owner = known.cluster_id if known is not None else ""
+        return owner, await _parts(store, f"{TOPICS}{topic}.{topic_id}/")
 
     owner, parts = _run(url, look)
     return {"owner": owner, "partitions": [_row(part) for part in parts]}

@@ -76,9 +76,10 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
-def _difference(before: str, after: str, *names: str) -> list[str]:
+def _difference(before: str, after: str, name: str = "", name_after: str = "") -> list[str]:
     """Two schemas as people read them, line by line."""
-    return list(difflib.unified_diff(pretty(before).splitlines(), pretty(after).splitlines(), *names, lineterm=""))
+    lines = pretty(before).splitlines(), pretty(after).splitlines()
+    return list(difflib.unified_diff(*lines, name, name_after, lineterm=""))
 
 
 class SchemaFile(NamedTuple):

@@ -82,8 +82,9 @@ class KeyOrder:
     def before(self, offset: int) -> int | None:
         """Of a record that was just learned: the one of its key before it; None if there is none."""
         key = self._keys.get(offset)
-        queue = () if key is None else self._queues[key]
-        return queue[-2] if len(queue) > 1 else None
+        if key is None or len(self._queues[key]) < 2:
+            return None
+        return self._queues[key][-2]
 
     def next(self) -> int | None:
         """The first record that may be given out; None if there is none among the known ones."""
