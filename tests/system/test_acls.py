@@ -642,3 +642,36 @@ def test_without_zookeeper_the_last_acls_decide(tmp_path: Path) -> None:
         eventually(lambda: may(broker, "t-closed", ELSEWHERE), "the change has effect")
     finally:
         fleet.close()
+
+
+def test_brokers_read_schemas_with_rights_of_brokers(guarded: Fleet, admin: FleetAdmin) -> None:
+    """A leader needs ClusterAction for it, and no right on ``_schemas``, which a client without one is not told of."""
+    for operation in (AclOperation.CREATE, AclOperation.WRITE):
+        write(admin, binding(ResourceType.TOPIC, "_schemas", LITERAL, operation, host=HERE))
+    admin.followed(of_topic("_schemas"), lambda count: count == 2)
+    first, second = guarded.brokers[:2]
+    asked = {"cleanup.policy": "compact"}, {"fleetlog.schema.validation": "id"}
+    for name, leader, config in (("_schemas", first, asked[0]), ("t-checked", second, asked[1])):
+        created = admin.create_topics([NewTopic(name, 1, replica_assignment=[[leader.id]], config=config)])
+        created[name].result(30)
+    key = b'{"keytype":"SCHEMA","subject":"t-checked-value","version":1,"magic":1}'
+    assert sent(guarded, "_schemas", b'{"id": 7, "schema": "\\"string\\"", "deleted": false}', key) == 0
+    assert sent(guarded, "t-checked", b"\0\0\0\0\7\2x", b"k") == 0
+    assert sent(guarded, "t-checked", b"plain", b"k") == KafkaError.INVALID_RECORD
+    client = Client(first.port, ELSEWHERE)
+    topic = m.ListOffsetsRequest.ListOffsetsTopic
+    part = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+    answer = client.ask(m.ListOffsetsRequest(
+        replica_id=-1, isolation_level=0, topics=[topic(name="_schemas", partitions=[part])]
+    ), 6)  # fmt: skip
+    client.close()
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+def sent(fleet: Fleet, topic: str, value: bytes, key: bytes) -> int:
+    """The code of the error that the producer hears, 0 if none."""
+    codes: list[int] = []
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "message.timeout.ms": 30_000, "log_level": 0})
+    producer.produce(topic, value, key, on_delivery=lambda error, _: codes.append(0 if error is None else error.code()))
+    assert producer.flush(60) == 0
+    return codes[0]
