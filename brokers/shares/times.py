@@ -15,7 +15,7 @@ MAX_TIMES = 100_000
 FAR = 1 << 62
 
 
-class DueTimes(NamedTuple):
+class Times(NamedTuple):
     """What time it is, and from when on records that were read may be given out, in ms of the wall clock.
 
     ``of``: offset and time, in order of offsets, of the records that say one.
@@ -25,7 +25,7 @@ class DueTimes(NamedTuple):
     of: Sequence[tuple[int, int]] = ()
 
 
-NO_TIMES = DueTimes()
+NO_TIMES = Times()
 
 
 class KnownTimes:

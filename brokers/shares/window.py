@@ -1,7 +1,7 @@
 """The window of a share partition at its leader: who has which record, until when, and what is still to be persisted.
 
 Everything below ``start`` is finished, nothing from ``end`` on was given out yet; runs of offsets tile what is between.
-A record is AVAILABLE, ACQUIRED by a member until its lock ends, or finished: ACKNOWLEDGED or ARCHIVED. DueTimes are
+A record is AVAILABLE, ACQUIRED by a member until its lock ends, or finished: ACKNOWLEDGED or ARCHIVED. Times are
 arguments, in ms of a monotonic clock; nothing here does I/O.
 
 What members acknowledge counts once it is persisted, and only then is it answered: :meth:`Window.acknowledge` notes
@@ -18,7 +18,7 @@ bounds of their own, so that one slow record does not stop the others (:attr:`Wi
 given back may have to wait before it is tried again, ``backoff_ms`` the first time and twice as long each time after
 it: then it counts for none of these. :attr:`Window.ordered` by key, no record overtakes another one of its key.
 
-A record may say itself from when on it may be given out: until then it waits, too, where it is. DueTimes that records say
+A record may say itself from when on it may be given out: until then it waits, too, where it is. Times that records say
 are of the wall clock. The window knows ``times_kept`` of them at most; when the soonest of those that it does not know
 may have come, the records that wait are read again, some by each acquisition. A new leader finds them all so: what
 waits was never persisted.
@@ -35,7 +35,7 @@ from typing import NamedTuple
 from fleetlog.brokers.shares.acks import AckType, WrongAcknowledgement
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, RecordState, ShareState, StateBatch
-from fleetlog.brokers.shares.times import MAX_TIMES, NO_TIMES, KnownTimes, DueTimes, joined, piece_at
+from fleetlog.brokers.shares.times import MAX_TIMES, NO_TIMES, KnownTimes, Times, joined, piece_at
 from fleetlog.wire.errors import ErrorCode
 
 MAX_SPAN = 100_000
@@ -96,7 +96,7 @@ class ShareLimits(NamedTuple):
     """By key: what is known to be behind a record that becomes a dead letter becomes one, too."""
 
 
-class HeldBy(NamedTuple):
+class Holder(NamedTuple):
     """A record that keeps a full window from moving on, in which state it is, and by key which one it has."""
 
     offset: int
@@ -347,7 +347,7 @@ class Window:
         return ready or self.room > 0 or self.read_again is not None
 
     @property
-    def holds_back(self) -> HeldBy | None:
+    def holds_back(self) -> Holder | None:
         """What keeps a full window from moving on; None while there is room.
 
         The first record that is not finished, one that waits only where there is no other; by key, that of the key
@@ -362,7 +362,7 @@ class Window:
         if longest is not None and longest[0] >= self.start:
             offset, key = longest
             run = self._run_at(offset)
-        return HeldBy(offset, run.told, run.count % POISONED, run.member, key)
+        return Holder(offset, run.told, run.count % POISONED, run.member, key)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -430,7 +430,7 @@ class Window:
 
     def acquire(
         self, member: str, read: tuple[int, int], data: Sequence[tuple[int, int]], most: int, now_ms: int,
-        times: DueTimes = NO_TIMES, *, whole_batches: bool = True,
+        times: Times = NO_TIMES, *, whole_batches: bool = True,
     ) -> list[Acquired]:  # fmt: skip
         """Give the member available records of what was read, at most ``most``.
 
@@ -460,7 +460,7 @@ class Window:
 
     def acquire_in_order(
         self, member: str, read: tuple[int, int], keys: Iterable[tuple[int, bytes | None]], most: int, now_ms: int,
-        times: DueTimes = NO_TIMES,
+        times: Times = NO_TIMES,
     ) -> list[Acquired]:  # fmt: skip
         """As :meth:`acquire`, of records that are ``ordered``.
 
@@ -520,7 +520,7 @@ class Window:
         self._archive_gap(order.end, last)
         order.end = max(order.end, min(last + 1, self.end))
 
-    def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: DueTimes) -> _Giving:
+    def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: Times) -> _Giving:
         giving = _Giving(member, now_ms + self.limits.lock_ms)
         if self.limits.delay_max_ms:
             self._delay(giving, read, times)
@@ -531,7 +531,7 @@ class Window:
 
     # --- times that records say -----------------------------------------------------------------------------------
 
-    def _delay(self, giving: _Giving, read: tuple[int, int], times: DueTimes) -> None:
+    def _delay(self, giving: _Giving, read: tuple[int, int], times: Times) -> None:
         """What was read and was never given out waits until its time; that beyond the end once it is in the window."""
         again = self.read_again
         if again is not None and read[0] <= again <= read[1]:
@@ -552,7 +552,7 @@ class Window:
         giving.waiting, giving.times = list(joined(beyond)), beyond
         self.due(times.wall_ms)
 
-    def _reread(self, first: int, last: int, times: DueTimes) -> None:
+    def _reread(self, first: int, last: int, times: Times) -> None:
         """Learn anew when what waits of these offsets may be given out."""
         self._again, known = last + 1, dict(times.of)
         come: list[int] = []

@@ -1,4 +1,4 @@
-"""DueTimes of records that wait: the soonest are known, and of the others when the soonest comes."""
+"""Times of records that wait: the soonest are known, and of the others when the soonest comes."""
 
 from __future__ import annotations
 
