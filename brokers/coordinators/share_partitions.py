@@ -38,7 +38,7 @@ from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
 from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey
-from fleetlog.brokers.shares.times import Times
+from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
 from fleetlog.txn.commands import Now, Result, Ticket
@@ -330,14 +330,14 @@ class SharePartition:
         self.flush()
         return Taken(ErrorCode.NONE)
 
-    def _times(self, read: _Read) -> Times:
+    def _times(self, read: _Read) -> RecordTimes:
         """What the records that were read say of when they may be given out."""
         wall_ms = self.home.clock.wall_ms()
         if not self.rules.limits.delay_max_ms:
-            return Times(wall_ms)
-        return Times(wall_ms, list(read.times(self.partition.log.settings.inflate_limit)))
+            return RecordTimes(wall_ms)
+        return RecordTimes(wall_ms, list(read.times(self.partition.log.settings.inflate_limit)))
 
-    def _count(self, got: Sequence[Acquired], times: Times) -> None:
+    def _count(self, got: Sequence[Acquired], times: RecordTimes) -> None:
         """Records that are given out the first time, before the time that they say."""
         early = [offset for offset, due_ms in times.of if due_ms > times.wall_ms]
         for first, last, count in got if early else ():

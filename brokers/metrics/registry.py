@@ -188,6 +188,9 @@ class _Family(Collector):
         yield family
 
 
+EARLY_DELIVERIES = "Records that share groups were given before their time: it is farther ahead than permitted."
+
+
 class Metrics:
     """What the broker counts: plain numbers, read at scrape time. :meth:`watch` adds one that is kept elsewhere."""
 
@@ -233,10 +236,7 @@ class Metrics:
         self.dead_letters = self._counters(
             "fleetlog_dead_letters", "Dead letters of share groups that were written, by reason.", "reason"
         )
-        self.early_deliveries = self._counters(
-            "fleetlog_share_early_deliveries",
-            "Records that share groups were given before the time that they say: it is farther ahead than permitted.",
-        ).labels("")
+        self.early_deliveries = self._counters("fleetlog_share_early_deliveries", EARLY_DELIVERIES).labels("")
         self.refused = self._counters(
             "fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason"
         )

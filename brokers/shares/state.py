@@ -25,6 +25,8 @@ NO_OFFSET = -1
 """A start that is not known: of an uninitialised share partition, or one that a write leaves as it is."""
 MAX_DELIVERIES = 0x7FFF
 """A delivery count is an int16 in records and requests."""
+POISONED = MAX_DELIVERIES
+"""The delivery count, which no record reaches by deliveries, of one that is behind a dead letter of its key."""
 
 _KEY_END = struct.Struct(">16si")
 _SNAPSHOT = struct.Struct(">hiiiqqq")

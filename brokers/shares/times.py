@@ -13,9 +13,11 @@ from typing import NamedTuple
 MAX_TIMES = 100_000
 """The most that are known of a share partition: some 130 bytes each."""
 FAR = 1 << 62
+CROWDED_MS = 1_000
+"""So much later a record is given out whose time has come, while its window has very many runs."""
 
 
-class Times(NamedTuple):
+class RecordTimes(NamedTuple):
     """What time it is, and from when on records that were read may be given out, in ms of the wall clock.
 
     ``of``: offset and time, in order of offsets, of the records that say one.
@@ -25,7 +27,7 @@ class Times(NamedTuple):
     of: Sequence[tuple[int, int]] = ()
 
 
-NO_TIMES = Times()
+NO_TIMES = RecordTimes()
 
 
 class KnownTimes:
@@ -60,7 +62,7 @@ class KnownTimes:
         return sorted(ready)
 
 
-def joined(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+def in_runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last of offsets, in order, that follow each other."""
     first, last = 0, -1
     for offset in offsets:

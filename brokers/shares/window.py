@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 from fleetlog.brokers.shares.acks import AckType, WrongAcknowledgement
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
-from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, RecordState, ShareState, StateBatch
-from fleetlog.brokers.shares.times import MAX_TIMES, NO_TIMES, KnownTimes, Times, joined, piece_at
+from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, POISONED, RecordState, ShareState, StateBatch
+from fleetlog.brokers.shares.times import CROWDED_MS, MAX_TIMES, NO_TIMES, KnownTimes, RecordTimes, in_runs, piece_at
 from fleetlog.wire.errors import ErrorCode
 
 MAX_SPAN = 100_000
@@ -46,12 +46,6 @@ MAX_SUSPECTS = 64
 """The most records together that have been delivered often."""
 MAX_RUNS = 8_192
 """The most runs of a window: some 200 bytes of memory each, and 20 of its snapshot."""
-CROWDED_MS = 1_000
-"""So much later a record is given out whose time has come, while the window has twice as many runs."""
-
-
-POISONED = MAX_DELIVERIES
-"""The delivery count, which no record reaches by deliveries, of one that is behind a dead letter of its key."""
 
 
 class Doom(Enum):
@@ -96,7 +90,7 @@ class ShareLimits(NamedTuple):
     """By key: what is known to be behind a record that becomes a dead letter becomes one, too."""
 
 
-class Holder(NamedTuple):
+class HeldBack(NamedTuple):
     """A record that keeps a full window from moving on, in which state it is, and by key which one it has."""
 
     offset: int
@@ -347,7 +341,7 @@ class Window:
         return ready or self.room > 0 or self.read_again is not None
 
     @property
-    def holds_back(self) -> Holder | None:
+    def holds_back(self) -> HeldBack | None:
         """What keeps a full window from moving on; None while there is room.
 
         The first record that is not finished, one that waits only where there is no other; by key, that of the key
@@ -362,7 +356,7 @@ class Window:
         if longest is not None and longest[0] >= self.start:
             offset, key = longest
             run = self._run_at(offset)
-        return Holder(offset, run.told, run.count % POISONED, run.member, key)
+        return HeldBack(offset, run.told, run.count % POISONED, run.member, key)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -430,7 +424,7 @@ class Window:
 
     def acquire(
         self, member: str, read: tuple[int, int], data: Sequence[tuple[int, int]], most: int, now_ms: int,
-        times: Times = NO_TIMES, *, whole_batches: bool = True,
+        times: RecordTimes = NO_TIMES, *, whole_batches: bool = True,
     ) -> list[Acquired]:  # fmt: skip
         """Give the member available records of what was read, at most ``most``.
 
@@ -460,7 +454,7 @@ class Window:
 
     def acquire_in_order(
         self, member: str, read: tuple[int, int], keys: Iterable[tuple[int, bytes | None]], most: int, now_ms: int,
-        times: Times = NO_TIMES,
+        times: RecordTimes = NO_TIMES,
     ) -> list[Acquired]:  # fmt: skip
         """As :meth:`acquire`, of records that are ``ordered``.
 
@@ -520,7 +514,7 @@ class Window:
         self._archive_gap(order.end, last)
         order.end = max(order.end, min(last + 1, self.end))
 
-    def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: Times) -> _Giving:
+    def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: RecordTimes) -> _Giving:
         giving = _Giving(member, now_ms + self.limits.lock_ms)
         if self.limits.delay_max_ms:
             self._delay(giving, read, times)
@@ -531,7 +525,7 @@ class Window:
 
     # --- times that records say -----------------------------------------------------------------------------------
 
-    def _delay(self, giving: _Giving, read: tuple[int, int], times: Times) -> None:
+    def _delay(self, giving: _Giving, read: tuple[int, int], times: RecordTimes) -> None:
         """What was read and was never given out waits until its time; that beyond the end once it is in the window."""
         again = self.read_again
         if again is not None and read[0] <= again <= read[1]:
@@ -546,13 +540,13 @@ class Window:
             elif (run := self._run_at(offset)).free and not run.count:
                 self._remember(offset, due_ms)
                 waiting.append(offset)
-        for first, last in joined(waiting):
+        for first, last in in_runs(waiting):
             for run in list(self._between(first, last)):
                 self._cut(max(run.first, first), min(run.last, last)).delayed = True
-        giving.waiting, giving.times = list(joined(beyond)), beyond
+        giving.waiting, giving.times = list(in_runs(beyond)), beyond
         self.due(times.wall_ms)
 
-    def _reread(self, first: int, last: int, times: Times) -> None:
+    def _reread(self, first: int, last: int, times: RecordTimes) -> None:
         """Learn anew when what waits of these offsets may be given out."""
         self._again, known = last + 1, dict(times.of)
         come: list[int] = []
@@ -581,7 +575,7 @@ class Window:
 
     def _come(self, offsets: Iterable[int], wall_ms: int) -> None:
         """The time of these has come; of a window with very many runs only where that makes no more of them."""
-        for first, last in joined(offset for offset in offsets if self.start <= offset < self.end):
+        for first, last in in_runs(offset for offset in offsets if self.start <= offset < self.end):
             for run in [run for run in self._between(first, last) if run.delayed]:
                 begin, end = max(run.first, first), min(run.last, last)
                 if begin > run.first and end < run.last and len(self._runs) >= 2 * MAX_RUNS:
@@ -855,7 +849,7 @@ class Window:
             return None
         behind = self._behind(buried)
         write = self._written(buried, self._finished_until(buried), burying=True)
-        marks = [StateBatch(first, last, RecordState.AVAILABLE, POISONED) for first, last in joined(behind)]
+        marks = [StateBatch(first, last, RecordState.AVAILABLE, POISONED) for first, last in in_runs(behind)]
         return write._replace(batches=tuple(sorted((*write.batches, *marks))))
 
     def _behind(self, buried: Sequence[WindowRun]) -> list[int]:
@@ -869,7 +863,7 @@ class Window:
 
     def _poison(self, offsets: Iterable[int]) -> None:
         """These become dead letters, though nobody had them."""
-        for first, last in joined(offsets):
+        for first, last in in_runs(offsets):
             for run in list(self._between(first, last)):
                 run = self._cut(max(run.first, first), min(run.last, last))
                 run.state, run.count, run.doom = RecordState.ARCHIVING, POISONED, Doom.AFTER_POISON

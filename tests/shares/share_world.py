@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey
-from fleetlog.brokers.shares.times import Times
+from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import (
     MAX_SPAN,
     Doom,
@@ -201,7 +201,7 @@ class World:
         if not window.may_acquire:
             return
         read = (begin, readable[-1][1])
-        times = Times(self.wall_ms, sorted((o, ms) for o, ms in self.times.items() if read[0] <= o <= read[1]))
+        times = RecordTimes(self.wall_ms, sorted((o, ms) for o, ms in self.times.items() if read[0] <= o <= read[1]))
         if self.ordered:
             offsets = (offset for first, last in data for offset in range(first, last + 1))
             keys = [(offset, self.key_of(offset)) for offset in offsets if offset >= window.keys_known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlog.brokers.shares.times import FAR, KnownTimes, joined, piece_at
+from fleetlog.brokers.shares.times import FAR, KnownTimes, in_runs, piece_at
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50))), st.integers(1, 5))
@@ -36,9 +36,9 @@ def test_taken_once_their_time_has_come() -> None:
 
 
 def test_pieces() -> None:
-    pieces = list(joined([0, 1, 4, 5, 6, 9]))
+    pieces = list(in_runs([0, 1, 4, 5, 6, 9]))
     assert pieces == [(0, 1), (4, 6), (9, 9)]
-    assert list(joined([])) == []
+    assert list(in_runs([])) == []
     assert [piece_at(pieces, offset) for offset in (0, 2, 5, 7, 9, 10)] == [
         (True, 1), (False, 3), (True, 6), (False, 8), (True, 9), (False, FAR),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from fleetlog.brokers.shares import window as w
 from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
-from fleetlog.brokers.shares.times import Times
+from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import (
     Acquired,
     Doom,
@@ -174,7 +174,7 @@ def test_the_span_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     persist(window)
     assert not window.may_acquire
     assert window.holds_back is not None
-    assert window.holds_back == w.Holder(0, "with a member", 1, "slow")
+    assert window.holds_back == w.HeldBack(0, "with a member", 1, "slow")
 
 
 def test_runs_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def delaying(kept: int = 100) -> Window:
 def take_by(window: Window, last: int, wall_ms: int, due: dict[int, int]) -> list[Acquired]:
     first = window.next_offset
     first = window.read_again if first > last and window.read_again is not None else first
-    times = Times(wall_ms, [(offset, ms) for offset, ms in due.items() if first <= offset <= last])
+    times = RecordTimes(wall_ms, [(offset, ms) for offset, ms in due.items() if first <= offset <= last])
     return window.acquire("a", (first, last), [(first, last)] if first <= last else [], 1_000, 0, times)
 
 
@@ -425,4 +425,4 @@ def test_the_key_with_most_records_holds_the_window_back(monkeypatch: pytest.Mon
     window.ordered = True
     keys = [(offset, b"b" if offset in (0, 9) else b"a" if offset > 2 else None) for offset in range(12)]
     assert window.acquire_in_order("m", (0, 11), keys, 2, 0) == [Acquired(0, 1, 1)]
-    assert window.holds_back == w.Holder(3, "free", 0, None, b"a")
+    assert window.holds_back == w.HeldBack(3, "free", 0, None, b"a")
