@@ -240,9 +240,8 @@ class Metrics:
         self.refused = self._counters(
             "fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason"
         )
-        received = self._counters("fleetlog_received_bytes", "Bytes received from clients and brokers.")
-        sent = self._counters("fleetlog_sent_bytes", "Bytes sent to clients and brokers.")
-        self.bytes_in, self.bytes_out = received.labels(""), sent.labels("")
+        self.bytes_in = self._counters("fleetlog_received_bytes", "Bytes received from clients and brokers.").labels("")
+        self.bytes_out = self._counters("fleetlog_sent_bytes", "Bytes sent to clients and brokers.").labels("")
         self.throttled = self._counters("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota")
         self.throttle_ms = self._counters("fleetlog_throttle_ms", "Milliseconds of these.", "quota")
         self.throttle_ms_by_client = self._counters(
