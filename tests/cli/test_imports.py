@@ -38,6 +38,7 @@ INSTEAD = {
     "dlq show": "t:0:0",
     "quotas set": "--user u producer_byte_rate=1000000",
     "bucket sweep": "nowhere://bucket",
+    "bucket take": "nowhere://bucket",
     "records copy": "t:0:0 t",
     "schemas from-model": "some:Model",
 }
@@ -47,8 +48,8 @@ USAGE = 2
 MODULES = 315
 """The most that a command has loaded when it has asked the fleet, those of a bare Python included."""
 LOADS_MORE = {
-    "apply": 355, "bucket sweep": 350, "consume": 345, "debug": 350, "dlq": 365, "produce": 330, "records": 330,
-    "schemas": 350,
+    "apply": 355, "bucket sweep": 350, "bucket take": 355, "consume": 345, "debug": 350, "dlq": 365, "produce": 330,
+    "records": 330, "schemas": 350,
     "schemas from-model": 400, "topics analyze": 330,
 }  # fmt: skip
 HELP_MODULES = 325
