@@ -20,7 +20,6 @@ from fleetlog.brokers.acls.access import AUTHORIZATION_ERRORS, CLUSTER, CLUSTER_
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation, ResourceType
 from fleetlog.brokers.api.disconnects import Disconnects
 from fleetlog.brokers.api.fetch_sessions import Fetches, FetchSessions
-from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.api.share_sessions import ShareSessions
 from fleetlog.brokers.api.unpacking import Unpacking
 from fleetlog.brokers.log_tail import LogTail
@@ -269,6 +268,25 @@ class OpenConnection(NamedTuple):
 
 def _no_connections(after_id: int) -> tuple[int, Iterator[OpenConnection]]:
     return 0, iter(())
+
+
+class NewTopics:
+    """The topics that connections create by naming them in Metadata, in the present second: each costs the whole cluster."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._taken: dict[int, int] = {}
+
+    def take(self, connection_id: int, wanted: int, per_second: int, now_ms: int) -> int:
+        """How many of the ``wanted`` topics may be made now; they are counted."""
+        second = now_ms // 1000
+        if second != self._second:
+            self._second = second
+            self._taken.clear()
+        taken = self._taken.get(connection_id, 0)
+        given = min(wanted, max(0, per_second - taken))
+        self._taken[connection_id] = taken + given
+        return given
 
 
 @dataclass(slots=True)

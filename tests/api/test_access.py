@@ -31,8 +31,7 @@ from fleetlog.brokers.acls.access import (
 )
 from fleetlog.brokers.acls.decisions import Question
 from fleetlog.brokers.acls.image import AclOperation, ResourceType
-from fleetlog.brokers.api.base import Context, InSlices, InTask
-from fleetlog.brokers.api.new_topics import NewTopics
+from fleetlog.brokers.api.base import Context, InSlices, InTask, NewTopics
 from fleetlog.brokers.api.rows import api_table
 from fleetlog.brokers.controller.requests import TopicOutcome
 from fleetlog.brokers.groups.records import CommittedOffset

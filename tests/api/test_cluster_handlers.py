@@ -21,10 +21,10 @@ from fleetlog.brokers.api.base import (
     Done,
     InSlices,
     InTask,
+    NewTopics,
     Services,
     through,
 )
-from fleetlog.brokers.api.new_topics import NewTopics
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from fleetlog.brokers.controller.requests import TopicOutcome
 from fleetlog.brokers.log import LogStore, RealDisk
