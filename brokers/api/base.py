@@ -271,7 +271,7 @@ def _no_connections(after_id: int) -> tuple[int, Iterator[OpenConnection]]:
 
 
 class NewTopics:
-    """Topics that connections create by naming them in Metadata, in the present second: each costs the whole cluster."""
+    """Topics that connections create by naming them in Metadata, this second: each costs the whole cluster."""
 
     def __init__(self) -> None:
         self._second = 0

@@ -19,7 +19,6 @@ Framing: Confluent's serializers (magic byte 0 and an id, magic byte 1 and a GUI
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import zlib
 from bisect import bisect_left
@@ -276,6 +275,8 @@ def _outside(source: SchemaText, sources: Mapping[Reference | None, SchemaText])
         return f"the schema has more than {TEXT_MAX} characters", size
     named = [row for one in sources.values() for row in zip(one.names, one.references, strict=False)]
     kept = tuple((name, sources[reference]) for name, reference in named)
+    import hashlib  # where it is needed: tools that read logs load this module, too
+
     digest = hashlib.sha256(source.kind.encode() + source.packed)
     for name, one in kept:
         digest.update(f"|{len(name.encode())}:{name}:{len(one.packed)}:".encode() + one.packed)
