@@ -30,7 +30,7 @@ MORE = {
     "groups alter": "--set fleetlog.share.order=key",
     "groups reset": "--topic t --to-latest", "groups seek": "--topic t --to-latest", "quotas remove": "--user u",
     "records write": "--value one",
-    "schemas check": '--text "int"',
+    "schemas check": '--text "int"', "schemas register": '--text "int"',
     "schemas show": "some", "topics alter": "--set retention.ms=1000000", "topics elect": "--preferred t",
     "topics reassign": "--replication-factor 1", "topics trim": "--before 0 --dry-run",
     "users add": "--password-stdin",
