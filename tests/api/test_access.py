@@ -371,6 +371,7 @@ TOLD_OTHERWISE = {
     (90, Need(DESCRIBE, TOPIC)),  # need a share group: tests/api/test_share_offsets.py
     (91, Need(READ, TOPIC)),
     (92, Need(READ, TOPIC)),
+    (12020, Need(DESCRIBE, TOPIC)),  # of what is given out: tests/api/test_share_handlers.py
 }
 EVERY_NEED = [(key, need) for key, needs in NEEDS.items() for need in needs if (key, need) not in TOLD_OTHERWISE]
 

@@ -13,7 +13,7 @@ from fleetlog.brokers.api.versions import handle_api_versions
 from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
-SHARES = {77, 78, 79, 90, 91, 92}
+SHARES = {77, 78, 79, 90, 91, 92, 12020}
 
 
 def ask(
