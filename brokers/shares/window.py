@@ -42,6 +42,7 @@ MAX_SPAN = 100_000
 """The most offsets from the first record that is neither finished nor waits to the end."""
 MAX_REACH = 1 << 30
 """The most offsets between start and end: how many of them are finished is persisted as an int32."""
+SET_BACK_MS = 1_000  # by so much or less a wall clock is put right
 MAX_SUSPECTS = 64
 """The most records together that have been delivered often."""
 MAX_RUNS = 8_192
@@ -227,7 +228,7 @@ class Window:
         self._times = KnownTimes()
         self._again: int | None = None
         """From here to ``_again_until`` the times of what waits are to be read again; None if they are not."""
-        self._again_until = self._turn = 0
+        self._again_until = self._turn = self._wall_ms = 0
         end = state.start
         for first, last, persisted, count in state.batches:
             if first < end or last < first:
@@ -552,8 +553,7 @@ class Window:
         come: list[int] = []
         for run in [run for run in self._between(first, last) if run.delayed]:
             for offset in range(max(run.first, first), min(run.last, last) + 1):
-                due_ms = known.get(offset, 0)
-                if due_ms > times.wall_ms:
+                if times.wall_ms < (due_ms := known.get(offset, 0)) <= times.wall_ms + self.limits.delay_max_ms:
                     self._remember(offset, due_ms)
                 else:
                     come.append(offset)
@@ -563,11 +563,12 @@ class Window:
         self._times.remember(offset, due_ms, self.limits.times_kept)
 
     def due(self, wall_ms: int) -> bool:
-        """Records whose time has come may be given out; whether there are any, or some are to be read again."""
+        """Whether records may be given out, as their time has come, or are read again: all, if the clock was set back."""
+        set_back, self._wall_ms = wall_ms < self._wall_ms - SET_BACK_MS, wall_ms
         ready = self._times.take(wall_ms)
         self._come(ready, wall_ms)
         unknown_ms = self._times.unknown_ms
-        if unknown_ms is not None and unknown_ms <= wall_ms and self.read_again is None:
+        if set_back or (unknown_ms is not None and unknown_ms <= wall_ms and self.read_again is None):
             self._times = KnownTimes()
             self._again, self._again_until = self.start, self.end - 1
         self._tidy()

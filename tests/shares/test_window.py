@@ -367,6 +367,13 @@ def test_records_wait_for_their_time_and_hold_nobody() -> None:
     assert take_by(window, 5, 0, due) == [Acquired(1, 1, 2)], "what was given out once waits no more for it"
 
 
+def test_a_clock_that_is_set_back_makes_nobody_wait_longer_than_permitted() -> None:
+    window, due = delaying(), {0: 3_600_500, 1: 3_600_900}
+    assert take_by(window, 1, 3_600_000, due) == []
+    assert window.due(300), "an hour ago it is: the times are read again"
+    assert take_by(window, 1, 300, due) == [Acquired(0, 1, 1)]
+
+
 def test_a_million_records_that_wait_are_one_run_and_are_all_given_out() -> None:
     window, count = delaying(kept=200), 4_000
     due = {offset: 100 + offset // 200 for offset in range(count)}
