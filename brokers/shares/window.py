@@ -563,7 +563,7 @@ class Window:
         self._times.remember(offset, due_ms, self.limits.times_kept)
 
     def due(self, wall_ms: int) -> bool:
-        """Whether records may be given out, as their time has come, or are read again: all, if the clock was set back."""
+        """Whether records may be given out, whose time has come, or are read again: all, if the clock was set back."""
         set_back, self._wall_ms = wall_ms < self._wall_ms - SET_BACK_MS, wall_ms
         ready = self._times.take(wall_ms)
         self._come(ready, wall_ms)
