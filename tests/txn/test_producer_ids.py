@@ -39,6 +39,15 @@ def test_the_first_block() -> None:
     assert next_block(None) == Block(0, 999)
 
 
+def test_ids_that_brokers_have_given_out_count_though_an_older_zookeeper_does_not_know_them() -> None:
+    stored = StoredBlock(Block(0, 999), 0, "")
+    assert next_block(stored, 5_123) == Block(5_124, 6_123)
+    assert next_block(stored, 12) == Block(1000, 1999)
+    assert next_block(None, 7_000).first == 7_001
+    with pytest.raises(Exhausted):
+        next_block(stored, MAX_PRODUCER_ID - 100)
+
+
 def test_the_end_of_all_ids() -> None:
     last = StoredBlock(Block(0, MAX_PRODUCER_ID - 1001), 0, "")
     assert next_block(last).last == MAX_PRODUCER_ID - 1
