@@ -298,6 +298,8 @@ class KnownSchemas:
         self._references: Mapping[Reference, SchemaText | None] = {}
         self._checks: dict[Want, Checks] = {}
         self._programs = Programs()
+        self.any_outside = False
+        """Whether there ever was a schema by which another process checks."""
         self.counts: dict[str, DoorCounts] = {}
         self.sought: dict[Want, dict[bytes, int]] = {}
         """When each id was first looked for that no table has."""
@@ -358,6 +360,7 @@ class KnownSchemas:
             program, size = why, 0
         elif source.kind in OUTSIDE_KINDS and self.judge is not None:
             program, size = _outside(source, sources)
+            self.any_outside = True
         else:
             program, size, full = self._programs.get(tuple(sources.values()))
         if full:
@@ -498,7 +501,10 @@ class Door:
 
     def _outside(self) -> bool:
         """Whether records may have schemas by which another process checks."""
-        return self.reads_payloads and any(self._known.checks(side.want).outside for side in self._sides)
+        known = self._known
+        return (
+            known.any_outside and self.reads_payloads and any(known.checks(side.want).outside for side in self._sides)
+        )
 
     def _asked(self, payload: Buffer, header: BatchHeader) -> tuple[Side, ...]:
         """The schemas by which another process checks these records, all of which have one that is known."""
@@ -528,7 +534,7 @@ class Door:
                 strange = self._strange(payload, header, most)
             if strange:
                 return self._refused(strange, header, explain)
-            if asked := self._asked(payload, header):
+            if self._known.any_outside and (asked := self._asked(payload, header)):
                 judged = self._judged(PayloadQuestion(b"", header, asked, most), payload, judging, explain)
                 if judged is not None:
                     return judged
