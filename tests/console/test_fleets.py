@@ -93,7 +93,7 @@ def test_each_fleet_has_its_pages_and_its_changes(fleet: Fleet, guarded: Fleet, 
         assert visitor.get(f"/topics/{name}").status == 404
         assert visitor.get(f"{below}/topics/{here}").status == 404
         addresses = set()
-        paths = [address for address, _ in NAVIGATION]
+        paths = [address for address, _ in NAVIGATION if address != "/schemas"]  # its registry knows no lists
         paths += [
             f"/topics/{name}{one}" for one in ("", "/messages", "/write", "/clients", "/setting?name=retention.ms")
         ]
