@@ -270,14 +270,14 @@ def test_a_setting_without_effect_is_warned_of_once_a_change(fleet: Fleet, admin
     where = ConfigResource(ResourceType.TOPIC, topic)
 
     def alter(value: str) -> None:
-        entry = ConfigEntry("remote.copy.lag.ms", value, incremental_operation=AlterConfigOpType.SET)
+        entry = ConfigEntry("message.timestamp.difference.max.ms", value, incremental_operation=AlterConfigOpType.SET)
         result(
             admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])])
         )
         for broker in fleet.brokers:
             one = AdminClient({"bootstrap.servers": broker.address})
             eventually(
-                lambda one=one: result(one.describe_configs([where]))["remote.copy.lag.ms"].value,
+                lambda one=one: result(one.describe_configs([where]))["message.timestamp.difference.max.ms"].value,
                 "every broker knows it", good=lambda found: found == value,
             )  # fmt: skip
 
