@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 SIZE_MAX_MB = 350
-COMPRESSED_MAX_MB = 120
+COMPRESSED_MAX_MB = 130
 WRITES = """
 import os, pathlib
 for path in ("/opt/x", "/var/lib/fleetlog/x", "/tmp/x"):
