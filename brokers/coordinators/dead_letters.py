@@ -103,13 +103,20 @@ class LetterPlan(NamedTuple):
     whys: tuple[Doom, ...] = ()
 
 
-def refusal_of(topic: str, metadata: MetadataCache) -> str | None:
-    """Why a topic cannot have dead letters now; None if it can. Both permits of KIP-1191, and ours."""
+def _refusal_of_name(topic: str, metadata: MetadataCache) -> str | None:
     prefix = metadata.effective.errors_deadletterqueue_topic_name_prefix
     if topic.startswith("__"):
         return "its name begins with __"
     if not topic.startswith(prefix):
         return f"its name does not begin with {prefix} (errors.deadletterqueue.topic.name.prefix)"
+    return None
+
+
+def refusal_of(topic: str, metadata: MetadataCache) -> str | None:
+    """Why a topic cannot have dead letters now; None if it can. Both permits of KIP-1191, and ours."""
+    refused = _refusal_of_name(topic, metadata)
+    if refused is not None:
+        return refused
     info = metadata.topics.get(topic)
     if info is None:
         return "there is no such topic"
@@ -244,10 +251,9 @@ class DeadLetters:
 
     async def _make(self, topic: str) -> None:
         """Make the topic if there is none and brokers may; in vain, it is tried again with the letters."""
-        config = self._metadata.effective
-        prefix, may = config.errors_deadletterqueue_topic_name_prefix, topic not in self._metadata.topics
-        may = may and config.errors_deadletterqueue_auto_create_topics_enable
-        if may and topic.startswith(prefix) and not topic.startswith("__"):
+        metadata = self._metadata
+        may = topic not in metadata.topics and metadata.effective.errors_deadletterqueue_auto_create_topics_enable
+        if may and _refusal_of_name(topic, metadata) is None:
             made = await self._create([topic], MAKE_MS, {"errors.deadletterqueue.group.enable": "true"})
             logger.info("the topic of dead letters %s is made: %s", topic, made[topic].name)
 

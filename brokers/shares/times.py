@@ -26,6 +26,10 @@ class RecordTimes(NamedTuple):
     wall_ms: int = 0
     of: Sequence[tuple[int, int]] = ()
 
+    def waits(self, due_ms: int, most_ms: int) -> bool:
+        """Whether a record with this time waits for it: that is to come, and at most so far ahead."""
+        return self.wall_ms < due_ms <= self.wall_ms + most_ms
+
 
 NO_TIMES = RecordTimes()
 

@@ -534,7 +534,7 @@ class Window:
         waiting: list[int] = []
         beyond: dict[int, int] = {}
         for offset, due_ms in times.of:
-            if not times.wall_ms < due_ms <= times.wall_ms + self.limits.delay_max_ms or offset < self.start:
+            if not times.waits(due_ms, self.limits.delay_max_ms) or offset < self.start:
                 continue
             if offset >= self.end:
                 beyond[offset] = due_ms
@@ -553,7 +553,7 @@ class Window:
         come: list[int] = []
         for run in [run for run in self._between(first, last) if run.delayed]:
             for offset in range(max(run.first, first), min(run.last, last) + 1):
-                if times.wall_ms < (due_ms := known.get(offset, 0)) <= times.wall_ms + self.limits.delay_max_ms:
+                if times.waits(due_ms := known.get(offset, 0), self.limits.delay_max_ms):
                     self._remember(offset, due_ms)
                 else:
                     come.append(offset)

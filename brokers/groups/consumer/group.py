@@ -438,8 +438,8 @@ class _Draft:
     def assign(self, settings: ConsumerSettings, turn: Turn) -> None:
         """A new target, with the records of the members that it is another one for; the group's comes last."""
         group, topics = self.group, self.group.picture.topics
-        known = {m.id: (m.value, m.target or ()) for m in group.members.values() if m.value is not None}
-        present = {name: known[name] for name in known if name not in self._gone} | self._changed
+        kept = [member for member in group.members.values() if member.id not in self._gone]
+        present = {m.id: (m.value, m.target or ()) for m in kept if m.value is not None} | self._changed
         ids = {name: topics[name].id.bytes for name in self.topics() if name in topics}
         wanted = {
             subscription: frozenset(ids[topic] for topic in _topics_of(subscription, self.regexes) if topic in ids)
