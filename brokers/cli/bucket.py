@@ -108,13 +108,20 @@ async def _owner(store: ObjectBucket) -> BucketOwner | None:
 
 def tiered_topic(url: str, topic: str, topic_id: str) -> dict[str, Any]:
     """What the bucket has of one topic, as ``status --json`` shows it; only that is listed. Raises CliError."""
+    return _told(*_looked_at(url, f"{TOPICS}{topic}.{topic_id}/"))
 
-    async def look(store: ObjectBucket) -> tuple[str, list[TieredPartition]]:
-        known = await _owner(store)
-        owner = known.cluster_id if known is not None else ""
-        return owner, await _parts(store, f"{TOPICS}{topic}.{topic_id}/")
 
-    owner, parts = _run(url, look)
+def _looked_at(url: str, folder: str = TOPICS) -> tuple[str, list[TieredPartition]]:
+    """The cluster id of a bucket's owner, empty if nobody has it, and what is below a folder. Raises CliError."""
+
+    async def look(store: ObjectBucket) -> tuple[BucketOwner | None, list[TieredPartition]]:
+        return await _owner(store), await _parts(store, folder)
+
+    known, parts = _run(url, look)
+    return known.cluster_id if known is not None else "", parts
+
+
+def _told(owner: str, parts: list[TieredPartition]) -> dict[str, Any]:
     return {"owner": owner, "partitions": [_row(part) for part in parts]}
 
 
@@ -146,15 +153,10 @@ def show_status(url: str, as_json: bool) -> None:
 
     URL is the brokers' fleetlog.bucket.url: s3://name/folder, gs://, az:// or file:///path.
     """
-
-    async def look(store: ObjectBucket) -> tuple[BucketOwner | None, list[TieredPartition]]:
-        return await _owner(store), await _parts(store)
-
-    known, parts = _run(url, look)
-    owner = known.cluster_id if known is not None else ""
+    owner, parts = _looked_at(url)
     out = Output(as_json)
     if as_json:
-        out.value({"owner": owner, "partitions": [_row(part) for part in parts]})
+        out.value(_told(owner, parts))
         return
     click.echo(f"cluster id of its owner: {owner or 'nobody has it yet'}")
     rows = [
