@@ -414,6 +414,7 @@ def test_copies_wait_stop_and_are_deleted_as_settings_say(single: Cluster) -> No
     assert figures(broker)["remotefetchbytes_total"] > 0
     alter = ("topics", "alter", "settled", "--set", "remote.storage.enable=false")
     assert "set remote.log.copy.disable=true" in shell.fails(*alter)
+    eventually(lambda: local_bases(single, "settled")[0] > 0, "files of what was released have gone")
     first = local_bases(single, "settled")[0]
     shell.run(*alter, "--set", "remote.log.delete.on.disable=true")
     eventually(lambda: bucket_objects(single, "settled", ".log") == [], "the bucket has nothing of it")
