@@ -421,7 +421,7 @@ class Node:
             config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock,
             services.share_offsets,
         )  # fmt: skip
-        serve_lags(config, version("fleetlog"), lags, metadata, replicas, self._metrics)
+        serve_lags(config, version("fleetlog"), lags, metadata, replicas, self._metrics, self._ports.clock)
 
     # ---- registration ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetlog._native.batch import scan
 from fleetlog.brokers.metadata.features import GROUP_VERSION
@@ -36,6 +36,9 @@ from perf.generator.frames import (
     produce_frame,
     sourced_batch,
 )
+
+if TYPE_CHECKING:
+    from perf.stage import LoneLeader
 
 KIB = 1024
 LENGTH = 4
@@ -60,6 +63,9 @@ it will.
 ACLS = 1000
 QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
+IDLE_PARTITIONS = 100
+IDLE = f"an idle second of {IDLE_PARTITIONS} partitions"
+"""What is no request."""
 MEMBERS, MOVES_MS = 4, 1000
 """Members of the group that rests; before that, so much time is between two requests."""
 HEARTBEAT_ERROR_AT = 4 + 1 + 4
@@ -372,6 +378,27 @@ def resting(fixture: Fixture) -> Iterator[list[Frame]]:
     return itertools.cycle([[frame(member_id, **at)] for member_id, at in said.items()])
 
 
+def idle(directory: Path) -> LoneLeader:
+    """A broker that leads so many partitions with a record each, a few ticks after they were written."""
+    from perf.stage import LoneLeader
+
+    stage = LoneLeader(directory, NOW_MS)
+    for number in range(IDLE_PARTITIONS // PARTITIONS):
+        stage.topic(f"idle-{number}", PARTITIONS, topic_id=uuid.UUID(int=number + 1))
+        for index in range(PARTITIONS):
+            stage.append(f"idle-{number}", index=index)
+    for _ in range(WARMUP):
+        tick(stage)
+    return stage
+
+
+def tick(stage: LoneLeader) -> None:
+    """What a broker does once in a second for its partitions and logs."""
+    stage.clock.now_ms += 1_000
+    stage.replicas.tick(stage.clock.now_ms)
+    stage.logs.tick(stage.clock.now_ms)
+
+
 def late_works(fixture: Fixture) -> Iterator[tuple[str, Callable[[list[Frame]], None], list[list[Frame]]]]:
     """What is counted with figures and without, of a broker of its own: name, and what is asked how."""
     kinds = works()
@@ -441,6 +468,10 @@ def main() -> None:
     gc.freeze()
     count("heartbeat at rest", fixture.check, _some(beats))
     fixture.close()
+    stage = idle(directory / "idle")
+    gc.collect()
+    gc.freeze()
+    count(IDLE, lambda _: tick(stage), [[]] * REQUESTS)
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())

@@ -8,8 +8,9 @@ Groups, topics and partitions as text for ``/metrics``: our own families, kafka_
 
 A broker has the groups that it coordinates and the partitions that it leads, so sums over all brokers count nothing
 twice; what is of the whole fleet is shown by the controller alone. The text is made after each round of the lag watch,
-in slices: a scrape only sends it. Above ``series_max`` partitions, topics, partitions of groups, or groups with their
-topics there are sums alone; then groups that are behind have series of their own before the others.
+in slices and while somebody scrapes: a scrape only sends it. Above ``series_max`` partitions, topics, partitions of
+groups, or groups with their topics there are sums alone; then groups that are behind have series of their own before
+the others.
 
 Names and labels are those of kafka_exporter 1.9 and kminion 2; ``kafka_consumergroup_uncommitted_offsets`` and
 ``kafka_consumer_lag_millis`` are those of Grafana's fork of the former.
@@ -355,6 +356,8 @@ SAMPLES_PER_TURN = 300
 """Samples that are made in one turn of the loop."""
 BLOCK_SAMPLES = 1_000
 """Samples that are kept as one piece of text."""
+ASKED_WITHIN_MS = 15 * 60_000
+"""If nobody has scraped for so long, the text is not made until somebody does."""
 BEHIND_S = 60
 """From this lag on a group has series of its own before groups that get on."""
 
@@ -475,7 +478,10 @@ class _Summary(NamedTuple):
 
 
 class LagFamilies:
-    """Makes the text; :attr:`blocks` are the last one."""
+    """Makes the text while somebody reads it: it is long, and a broker that nobody scrapes has better to do.
+
+    :attr:`blocks` are the last one. The first scrape has none; that after the next round does.
+    """
 
     def __init__(
         self,
@@ -485,8 +491,11 @@ class LagFamilies:
         lags: LagWatch,
         metadata: MetadataCache,
         replicas: ReplicaManager,
+        clock: Clock,
     ) -> None:
         self.blocks: tuple[bytes, ...] = ()
+        self._asked_ms: int | None = None
+        self._clock = clock
         self._broker_id = broker_id
         self._version = version
         self._series_max = series_max
@@ -496,10 +505,14 @@ class LagFamilies:
 
     def page(self) -> tuple[bytes, ...]:
         """The last text, in pieces."""
+        self._asked_ms = self._clock.mono_ms()
         return self.blocks
 
     async def make(self) -> None:
-        """Make the text anew."""
+        """Make the text anew, if somebody has asked for it lately."""
+        if self._asked_ms is None or self._clock.mono_ms() - self._asked_ms > ASKED_WITHIN_MS:
+            self.blocks = ()
+            return
         page = _Page()
         page.add("kminion_exporter_up", int(self._lags.complete), version=self._version)
         if self._metadata.controller_id == self._broker_id:
@@ -677,10 +690,11 @@ def serve_lags(
     metadata: MetadataCache,
     replicas: ReplicaManager,
     metrics: Metrics,
+    clock: Clock,
 ) -> None:
     """Make the text after each round of ``lags``, for the page of ``metrics``: only if some scrape can read that."""
     if config.admin_listener and config.metrics_enable:
-        families = LagFamilies(config.broker_id, version, config.group_lag_series_max, lags, metadata, replicas)
+        families = LagFamilies(config.broker_id, version, config.group_lag_series_max, lags, metadata, replicas, clock)
         lags.after_round(families.make)
         metrics.group_families = families.page
 

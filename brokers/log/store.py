@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -161,6 +162,7 @@ class Upkeep:
                     self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
         self._quietly(lambda: self._cleaner.step(now_ms, late_ms=late_ms))
         self._verify.step()
+        flush_ms = _FLUSH_INTERVAL_MS if config.log_flush_policy == "interval" else sys.maxsize
         for log in list(self._logs.values()):
             if log.offline:
                 continue
@@ -169,8 +171,12 @@ class Upkeep:
             if log.pending_flush is not None:
                 self._quietly(log.flusher.end_flush)
             dirty = log.unflushed_since_ms
-            if dirty is not None:
-                self._quietly(lambda log=log, dirty=dirty: self._flush_if_due(log, now_ms - dirty))  # type: ignore[misc]
+            if dirty is None:
+                continue
+            active = now_ms - dirty >= min(log.config.flush_ms, flush_ms)
+            # Closed segments are fsynced soon, so that a crash has only the active one to check.
+            if active or log.segments.active.base_offset > log.recovery_point:
+                self._quietly(lambda log=log, active=active: log.flusher.begin_flush(active=active))  # type: ignore[misc]
         self._remove_doomed(now_ms)
         if now_ms >= self._next_relaxation_ms:
             self._next_relaxation_ms = now_ms + _RELAXATION_MS
@@ -187,16 +193,6 @@ class Upkeep:
         Returns whether that was of use now.
         """
         return bool(self._quietly(lambda: self._cleaner.resume(now_ms)))
-
-    def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
-        due_ms = log.config.flush_ms
-        if self._config.log_flush_policy == "interval":
-            due_ms = min(due_ms, _FLUSH_INTERVAL_MS)
-        if dirty_ms >= due_ms:
-            log.flusher.begin_flush(active=True)
-        elif log.segments.active.base_offset > log.recovery_point:
-            # Closed segments are fsynced soon, so that a crash has only the active one to check.
-            log.flusher.begin_flush(active=False)
 
     def _quietly(self, action: Callable[[], object]) -> object:
         """Upkeep finds a full or failed disk: a line in the log, None, and another try the next time."""
@@ -361,6 +357,10 @@ class LogStore:
         progress = self.cleaner.progress
         self.checkpoints = Checkpoints(disk, self.directories, self._logs_of, progress, self._failed, clock)
         self.checkpoint_times = self.checkpoints.times
+        # Of each one for all logs: there may be thousands.
+        self._calls = (self._no_room, self._was_cut, self.cleaner.may_have_holes)
+        self._write_points = {one.path: partial(self.checkpoints.write_points, one) for one in self.directories}
+        self._write_starts = {one.path: partial(self.checkpoints.write_starts, one) for one in self.directories}
         self._upkeep = Upkeep(
             config, disk, self._logs, self.directories, cleaner=self.cleaner, verify=self.verify,
             checkpoints=self.checkpoints, end_syncs=self._end_syncs, tiered=self._is_tiered,
@@ -418,7 +418,7 @@ class LogStore:
         self._remove_clean_stop(directory)
         absent = {*recovery_points, *starts, *watermarks, *(cleaned or ())}
         shorter = False
-        checkpoint = partial(self.checkpoints.write_points, directory)
+        checkpoint = self._write_points[path]
         topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
         partitions: dict[str, TopicPartition] = {}
@@ -700,7 +700,7 @@ class LogStore:
             log = Log.open(
                 self._disk, path, tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                checkpoint=partial(self.checkpoints.write_points, directory),
+                checkpoint=self._write_points[directory.path],
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)
@@ -723,10 +723,8 @@ class LogStore:
         directory.logs += 1
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
-        log.calls.on_full = self._no_room
-        log.calls.on_cut = lambda log, offset: self.cleaner.was_cut(log.topic_partition, offset)
-        log.calls.on_hole = self.cleaner.may_have_holes
-        log.calls.save_starts = partial(self.checkpoints.write_starts, directory)
+        log.calls.on_full, log.calls.on_cut, log.calls.on_hole = self._calls
+        log.calls.save_starts = self._write_starts[directory.path]
 
     def delete(self, tp: TopicPartition) -> None:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
@@ -816,6 +814,9 @@ class LogStore:
         )
         for log in self._logs_of(directory):
             log.offline = True
+
+    def _was_cut(self, log: LogState, offset: int) -> None:
+        self.cleaner.was_cut(log.topic_partition, offset)
 
     def _no_room(self, log: LogState, wrong: DiskFull) -> None:
         directory = self._homes.get(log.topic_partition)

@@ -281,30 +281,28 @@ class CommitWaits:
 class ConfirmationWaits:
     """Callbacks that wait for the certainty that this broker led at some time after they came."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, Callable[[ErrorCode], None]]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: list[tuple[int, Callable[[ErrorCode], None]]] = []
+        """Those that wait, with the time since when."""
 
     def add(self, now_ms: int, callback: Callable[[ErrorCode], None]) -> None:
         """Wait from now on."""
-        self._waiting.append((now_ms, callback))
+        self.waiting.append((now_ms, callback))
 
     def complete(self, confirmed_ms: int | None) -> None:
         """It is certain that this broker led at that time; None: at no time."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for since_ms, callback in waiting:
             if confirmed_ms is not None and confirmed_ms >= since_ms:
                 call(callback, ErrorCode.NONE)
             else:
-                self._waiting.append((since_ms, callback))
+                self.waiting.append((since_ms, callback))
 
     def end(self) -> None:
         """This broker leads the partition no longer."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for _, callback in waiting:
             call(callback, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -320,7 +318,7 @@ def call(callback: Callable[..., None], *args: Any) -> None:
 class Confirmations:
     """See the module, and :class:`~brokers.replication.serving.LeaderLease` for what needs them."""
 
-    __slots__ = ("_clock", "_followers", "_in_sync", "_lease", "_replica", "_waits")
+    __slots__ = ("_clock", "_followers", "_in_sync", "_lease", "_replica", "waits")
 
     def __init__(
         self, replica: Partition, followers: Followers, in_sync: InSyncSet, lease: LeaderLease, clock: Clock
@@ -330,7 +328,7 @@ class Confirmations:
         self._in_sync = in_sync
         self._lease = lease
         self._clock = clock
-        self._waits = ConfirmationWaits()
+        self.waits = ConfirmationWaits()
 
     def confirmed_ms(self) -> int | None:
         """The latest time at which this broker provably led: every possible successor still followed it.
@@ -361,22 +359,22 @@ class Confirmations:
         elif self._lease.valid():
             callback(ErrorCode.NONE)
         else:
-            self._waits.add(self._clock.mono_ms(), callback)
+            self.waits.add(self._clock.mono_ms(), callback)
             self.check()
 
     def check(self) -> None:
         """Complete what is confirmed by now; what is not waits for the next proofs of the followers' sessions."""
-        if not self._waits:
+        if not self.waits.waiting:
             return
-        self._waits.complete(self._clock.mono_ms() if self._lease.valid() else self.confirmed_ms())
-        if self._waits:
+        self.waits.complete(self._clock.mono_ms() if self._lease.valid() else self.confirmed_ms())
+        if self.waits.waiting:
             for follower in self._followers.known.values():
                 if follower.session is not None:
                     follower.session.on_proof(self.check)
 
     def end(self) -> None:
         """This broker leads no longer."""
-        self._waits.end()
+        self.waits.end()
 
 
 class Position(NamedTuple):
@@ -801,7 +799,8 @@ class Partition:
 
     def check_followers(self, now_ms: int, lag_max_ms: int) -> None:
         """Propose the in-sync set without lagging members; call it a few times per ``replica.lag.time.max.ms``."""
-        self.confirmations.check()  # the lease may have come back, and no follower fetches here
+        if self.confirmations.waits.waiting:
+            self.confirmations.check()  # the lease may have come back, and no follower fetches here
         if self.is_leader:
             self.in_sync.check(now_ms, lag_max_ms)
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetlog.brokers.config import BrokerConfig
-from fleetlog.brokers.coordinators.lags import GroupLag, LagFamilies, serve_lags
+from fleetlog.brokers.coordinators.lags import ASKED_WITHIN_MS, GroupLag, LagFamilies, serve_lags
 from fleetlog.brokers.groups.lag import PartitionLag, Progress
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.wire.types import TopicPartition
@@ -31,7 +31,8 @@ async def page_of(tmp_path: Path, groups: list[GroupLag]) -> dict[tuple[str, str
     broker = await Broker(tmp_path, OneZnode()).ready()
     lags: Any = broker.services.lags
     lags.groups = {one.group_id: one for one in groups}
-    families = LagFamilies(1, "1", CAP, lags, broker.metadata, broker.replicas)
+    families = LagFamilies(1, "1", CAP, lags, broker.metadata, broker.replicas, broker.clock)
+    families.page()
     await families.make()
     await broker.stop()
     return {
@@ -78,7 +79,8 @@ def test_a_group_of_many_partitions_members_and_topics_lets_the_loop_move(tmp_pa
         broker = await Broker(tmp_path, OneZnode()).ready()
         lags: Any = broker.services.lags
         lags.groups = {"wide": wide, **{f"g{number}": group(f"g{number}", 1, 0.1) for number in range(1_000)}}
-        families = LagFamilies(1, "1", 20_000, lags, broker.metadata, broker.replicas)
+        families = LagFamilies(1, "1", 20_000, lags, broker.metadata, broker.replicas, broker.clock)
+        families.page()
         await Steps(families.make(), counter)
         text = b"".join(families.page()).decode()
         assert text.count('kafka_consumergroup_lag{consumergroup="wide"') == 10_000
@@ -104,10 +106,16 @@ def test_the_text_is_made_where_metrics_are_served(tmp_path: Path, settings: dic
         broker = await Broker(tmp_path, OneZnode()).ready()
         lags, metrics = broker.services.lags, Metrics()
         assert lags is not None
-        serve_lags(BrokerConfig(broker_id=1, **settings), "1", lags, broker.metadata, broker.replicas, metrics)
+        config, clock = BrokerConfig(broker_id=1, **settings), broker.clock
+        serve_lags(config, "1", lags, broker.metadata, broker.replicas, metrics, clock)
+        await lags.round()
+        assert b"".join(metrics.group_families()) == b"", "nobody has asked for it"
         await lags.round()
         assert (b"kminion_exporter_up" in b"".join(metrics.group_families())) is made
         assert bool(lags._after_round) is made
+        clock.ahead_ms += ASKED_WITHIN_MS + 1
+        await lags.round()
+        assert b"".join(metrics.group_families()) == b"", "what is old is told to nobody"
         await broker.stop()
 
     play(scenario)

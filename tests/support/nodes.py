@@ -51,7 +51,6 @@ class Meddled:
         self.real = real
         self.lease = real.lease
         self.multis = 0
-        self.syncs = 0
         self.before_multi: Callable[[int, Sequence[Operation]], Any] = lambda number, operations: None
         self.after_multi: Callable[[int, Sequence[Operation]], None] = lambda number, operations: None
 
@@ -67,10 +66,6 @@ class Meddled:
         results = await self.real.multi(operations)
         self.after_multi(number, operations)
         return results
-
-    async def sync(self, path: str) -> None:
-        self.syncs += 1
-        await self.real.sync(path)
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
         return await self.real.get(path, watch)
