@@ -134,6 +134,52 @@ def test_a_request_without_end_is_dropped() -> None:
     asyncio.run(run())
 
 
+class _Hurried(asyncio.SelectorEventLoop):
+    """An event loop whose clock is ``ahead`` by so many seconds."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /health/live HTTP/1.1\r\n"], ids=["silent", "begun"])
+def test_a_head_that_drips_has_five_seconds(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    """Each byte is in time after the one before it; a probe that is answered shows that the clock was looked at."""
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", _Hurried)
+    monkeypatch.setattr(_Hurried, "ahead", 0.0)
+    admin = Admin(Metrics(), lambda: None)
+
+    def drip(port: int) -> list[int]:
+        """At which seconds it was still open."""
+        still_open = []
+        with socket.create_connection(("127.0.0.1", port), 10) as slow:
+            slow.sendall(head)
+            for second in range(8):
+                _Hurried.ahead = float(second)
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=10) as answer:
+                    assert answer.status == 200
+                slow.settimeout(0.2 if second < 6 else 10)
+                try:
+                    if slow.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    still_open.append(second)
+                except ConnectionResetError:
+                    break
+                with suppress(OSError):
+                    slow.sendall(b"X")
+        return still_open
+
+    async def run() -> None:
+        port = await admin.start("127.0.0.1", 0)
+        still_open = await asyncio.get_running_loop().run_in_executor(None, drip, port)
+        await admin.close()
+        assert {0, 1, 2} <= set(still_open) <= set(range(6))
+
+    asyncio.run(run())
+
+
 BROKER = "broker.id=1\nzookeeper.connect=a:1\n"
 
 
