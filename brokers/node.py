@@ -227,10 +227,7 @@ class Node:
         watch_cleaner(self._metrics.watch, logs.cleaner)
         self._stopped = report.stopped
         started.shortened_logs = len(report.lost)
-        for line in report.lines():
-            logger.info("%s", line)
-        for line in report.warnings():
-            logger.warning("%s", line)
+        report.log(logger)
         return logs
 
     def _refuse(self) -> None:

@@ -318,9 +318,9 @@ def reach(target: Target) -> list[str]:
         for (host, port), failure in zip(addresses, probed, strict=True)
         if failure is not None
     ]
-    raise CliError(
-        f"no broker answers at {', '.join(reasons)}; start one with `fleetlog dev up`, or name one with --bootstrap"
-    )
+    own = target.bootstrap == DEFAULT_BOOTSTRAP and not target.properties  # another fleet is started by other commands
+    way = "start one with `fleetlog dev up`, or name one with --bootstrap" if own else "is this the fleet's address?"
+    raise CliError(f"no broker answers at {', '.join(reasons)}; {way}")
 
 
 def takes_login(target: Target) -> bool:

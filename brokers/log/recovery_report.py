@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from fleetlog.brokers.log.disk.checkpoints import CleanStop
@@ -77,6 +78,13 @@ class StoreReport:
     """Logs that lost records after a clean stop, as text."""
     stopped: dict[str, CleanStop | None] = field(default_factory=dict)
     """What each directory says of its clean stop; None where it was not closed in order, is new or offline."""
+
+    def log(self, logger: logging.Logger) -> None:
+        """What an operator should know is a warning."""
+        for line in self.lines():
+            logger.info("%s", line)
+        for line in self.warnings():
+            logger.warning("%s", line)
 
     def lines(self) -> list[str]:
         """The report for the broker's log, one line a finding."""

@@ -46,3 +46,25 @@ def test_it_is_named(tmp_path: Path, words: str, said: str) -> None:
 def test_a_number_is_a_number() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--lag-s", "0.5", "--timeout", "0.2", *NOWHERE], catch_exceptions=False)
     assert "no broker answers at 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("named", ["own", "address", "profile", "properties"])
+def test_a_fleet_to_try_things_with_is_offered_only_where_no_other_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr("fleetlog.brokers.cli.client.DEFAULT_BOOTSTRAP", "localhost:1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for variable in ("FLEETLOG_BOOTSTRAP", "FLEETLOG_PROFILE", "FLEETLOG_COMMAND_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    properties = tmp_path / "properties.properties"
+    properties.write_text("security.protocol=SSL\n")
+    words = {
+        "own": ["--bootstrap", "localhost:1"], "address": NOWHERE, "profile": ["--profile", "far"],
+        "properties": ["--bootstrap", "localhost:1", "--command-config", str(properties)],
+    }[named]  # fmt: skip
+    made = CliRunner().invoke(cli, ["profile", "create", "far", *NOWHERE], catch_exceptions=False)
+    assert made.exit_code == 0
+    done = CliRunner().invoke(cli, ["topics", "list", "--timeout", "0.5", *words], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert "no broker answers at" in done.stderr
+    assert ("fleetlog dev" in done.stderr) == (named == "own")
