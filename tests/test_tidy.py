@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs
 from tools import house, picture_of_rooms
 from tools.house import imported_by, tree_of
 
@@ -211,6 +212,43 @@ def _imports_the_others(path: Path) -> bool:
         return False
     others = {"perf/": {"tests"}, "tests/": {"perf"}}.get(name[: name.index("/") + 1], {"tests", "perf"})
     return bool(others & {module.split(".")[0] for module in imported_by(path)})
+
+
+def _skips(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if isinstance(node, ast.ImportFrom) and node.module in {"pytest", "unittest"}:
+            name = f"{node.module} {[one.name for one in node.names]}"
+        if re.search(r"^(pytest|unittest)\b.*\b(skip|skipif|skipIf|importorskip|xfail|SkipTest)\b", name):
+            yield f"{_relative(path)}:{node.lineno}: {name}"
+
+
+def test_what_may_be_skipped_stands_in_one_list() -> None:
+    """And is skipped by a name of that list: elsewhere, nobody would miss the test."""
+    assert _relative(Path(needs.__file__)) in {_relative(path) for path in TESTS if any(_skips(path))}
+    assert [one for path in TESTS if path != Path(needs.__file__) for one in _skips(path)] == []
+
+
+@pytest.mark.parametrize("ci", [True, False])
+@pytest.mark.parametrize("what", [*needs.MACHINE, *needs.ANYWHERE])
+def test_what_a_machine_lacks_fails_in_ci(monkeypatch: pytest.MonkeyPatch, what: str, ci: bool) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    if ci:
+        monkeypatch.setenv("CI", "true")
+    with pytest.raises(BaseException) as ended:  # noqa: PT011 - pytest's own, of either kind
+        needs.lacks(what)
+    assert ended.typename == ("Failed" if ci and what in needs.MACHINE else "Skipped")
+
+
+@pytest.mark.parametrize("ci", [True, False])
+def test_a_program_that_is_missing_is_no_reason_in_ci(monkeypatch: pytest.MonkeyPatch, ci: bool) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CI", raising=False)
+    if ci:
+        monkeypatch.setenv("CI", "true")
+    for name in needs.PACKAGES:
+        monkeypatch.delenv(f"FLEETLOG_{name.upper()}", raising=False)
+        assert needs.needs(name).args == (not ci,)
 
 
 def test_tests_and_measurements_stand_apart() -> None:

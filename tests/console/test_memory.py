@@ -12,6 +12,7 @@ import pytest
 from fleetlog.brokers.console import memory
 from fleetlog.brokers.console.memory import SpareMemory, trim_function
 from tests.console.served import Served, Visitor
+from tests.support.needs import having
 
 UNNEEDED = (
     "fleetlog.brokers.config",  # the settings of brokers: 3 MB
@@ -69,7 +70,7 @@ print(before - resident_mb())
 """
 
 
-@pytest.mark.skipif(trim_function() is None, reason="the system's library gives nothing back on demand")
+@having("memory given back", trim_function() is not None)
 def test_what_pages_used_is_given_back_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) > 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet import Fleet
+from tests.support.needs import needs, program
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +21,12 @@ SERVICES = ("fleetlog@.service", "fleetlog-host.service", "fleetlog-registry.ser
 EXPOSURE_MAX = 2.0
 """Of 10, by `systemd-analyze security`: below 2 it says OK."""
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+needs_systemd = needs("systemd-analyze")
 
 
 def analyze(*arguments: str) -> str:
-    done = subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    command = [program("systemd-analyze") or "systemd-analyze", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fleetlog._native.io_py import MAPPING_MAX, FilePart, Stop
+from tests.support.needs import lacks
 
 PAGE = mmap.PAGESIZE
 
@@ -208,7 +209,7 @@ def test_what_is_not_in_memory_stops_it_and_a_worker_brings_it(
     chunks = [b"front", FilePart(fd, 1_000_000, length, mapping), b"back"]
     for _ in range(20):  # the disk may have read it before this check
         if not _evict(fd):
-            pytest.skip("this file system does not say what is cached")
+            lacks("cold files")
         drain(theirs)
         sent = io.send_slices(ours.fileno(), chunks)
         if sent.stop == Stop.DISK:

@@ -15,6 +15,7 @@ from fleetlog._native.io import FilePart, Mapping
 from fleetlog.brokers.api.base import Done
 from fleetlog.wire import hot
 from tests.support.harness import RunningServer
+from tests.support.needs import lacks
 
 HEARTBEAT = 12
 MIB = 1024 * 1024
@@ -61,7 +62,7 @@ def cold(tmp_path: Path) -> Iterator[ColdFile]:
     file = ColdFile(tmp_path / "segment.log")
     file.chill()
     if not file.is_cold():
-        pytest.skip("this file system keeps its pages, or cannot say whether it has them")
+        lacks("cold files")
     yield file
     os.close(file.fd)
 

@@ -24,6 +24,7 @@ from fleetlog.brokers.server.login import PlainServer, verifier
 from fleetlog.brokers.tls.machine import TlsEngine
 from fleetlog.wire import hot
 from tests.support.harness import RunningServer, beat
+from tests.support.needs import lacks
 from tests.support.tls_listeners import Certificates
 
 PRODUCE, HEARTBEAT = 0, 12
@@ -288,7 +289,7 @@ def test_a_slice_that_is_not_in_the_page_cache(certificates: Certificates, lengt
             return disk.read_cached(file.fileno(), 5 * MIB, memoryview(bytearray(1))) is None
 
         if not chilled():
-            pytest.skip("this file system keeps its pages, or cannot say whether it has them")
+            lacks("cold files")
 
         def handler(*_: Any) -> Done:
             chilled()

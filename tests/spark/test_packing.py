@@ -21,8 +21,9 @@ from fleetlog.spark.java import spark_environment
 from tests.spark.conftest import Cluster
 from tests.spark.matrix.sessions import Standalone
 from tests.spark.sink.job import committed
+from tests.support.needs import having
 
-pytestmark = pytest.mark.skipif(_native.IMPLEMENTATION == "pure", reason="an archive has compiled kernels")
+pytestmark = having("compiled kernels", _native.IMPLEMENTATION != "pure")
 
 BARE = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}
 IMPORTS = """

@@ -13,6 +13,7 @@ import pytest
 from fleetlog import _native
 from fleetlog.spark import OptionError
 from fleetlog.spark.client.kernels import check_kernels
+from tests.support.needs import having
 
 ROOT = Path(__file__).parents[3]
 TASK = """
@@ -62,7 +63,7 @@ def test_a_choice_is_no_reason_to_warn(pure: Path) -> None:
     assert "not compiled" not in ran(pure, TASK, FLEETLOG_NATIVE="pure").stderr
 
 
-@pytest.mark.skipif(_native.IMPLEMENTATION == "pure", reason="needs compiled kernels")
+@having("compiled kernels", _native.IMPLEMENTATION != "pure")
 def test_compiled_kernels_satisfy_both() -> None:
     done = ran(ROOT, TASK.replace('"auto"', '"required"'))
     assert (done.returncode, done.stderr) == (0, "")
