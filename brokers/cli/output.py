@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any
@@ -33,9 +35,27 @@ class CliError(click.ClickException):
         click.echo(_visible_lines(f"fleetlog: {self.format_message()}"), file=file or sys.stderr)
 
 
+_heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)
+
+
 def warn(text: str) -> None:
-    """One line for the user, on stderr."""
-    click.echo(_visible_lines(f"fleetlog: {text}"), err=True)
+    """One line for the user, on stderr; or, within :func:`heard_warnings`, for who runs the command."""
+    heard = _heard.get()
+    if heard is not None:
+        heard.append(text)
+    else:
+        click.echo(_visible_lines(f"fleetlog: {text}"), err=True)
+
+
+@contextmanager
+def heard_warnings() -> Iterator[list[str]]:
+    """What commands that this thread runs in the block warn of."""
+    heard: list[str] = []
+    token = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(token)
 
 
 def visible(text: str) -> str:
@@ -50,6 +70,11 @@ def visible(text: str) -> str:
 
 def _visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
+
+
+def escaped(text: str) -> str:
+    """Beyond ASCII what :func:`visible` escapes, in JSON's way: JSON stays the same value."""
+    return text if text.isascii() else _BEYOND_ASCII.sub(_json_escape, text)
 
 
 def _json_escape(match: re.Match[str]) -> str:
@@ -82,8 +107,7 @@ class Output:
 
     def value(self, value: Any) -> None:
         """One JSON value."""
-        text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
-        click.echo(text if text.isascii() else _BEYOND_ASCII.sub(_json_escape, text))
+        click.echo(escaped(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
 
     def done(self, text: str, value: Any) -> None:
         """What was done: a line for users, a value for programs."""

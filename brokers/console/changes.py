@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from fleetlog.brokers.cli.client import Target
-from fleetlog.brokers.cli.output import count_text
+from fleetlog.brokers.cli.output import count_text, heard_warnings
 from fleetlog.brokers.cli.users import MECHANISMS
 from fleetlog.brokers.console.asking import NAME_BYTES_MAX, PageError
 from fleetlog.brokers.console.commands import CommandLine
@@ -501,15 +501,20 @@ def plan_change(kind: str, form: Form, masks: Masks) -> PlannedChange:
     return planned
 
 
-def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
-    """What the command would do, as rows; raises what the command refuses. Nothing is changed."""
+def previewed(change: PlannedChange, target: Target) -> tuple[list[dict[str, Any]], str]:
+    """What the command would do, as rows, and what it and the page warn of; raises what the command refuses.
+
+    Nothing is changed.
+    """
     change.command.check()
     if change.preview is None:
-        return []
-    preview, _ = change.preview.run(target)
+        return [], change.warning
+    with heard_warnings() as heard:
+        preview, _ = change.preview.run(target)
     rows = preview if isinstance(preview, list) else [preview]
     rows = rows if change.shown is None else [change.shown(row) for row in rows]
-    return [row for row in rows if isinstance(row, dict)]
+    warnings = " ".join(filter(None, (change.warning, *(f"{one}." for one in heard))))
+    return [row for row in rows if isinstance(row, dict)], warnings
 
 
 def password_user(change: PlannedChange, mechanism: str) -> str | None:
@@ -528,7 +533,9 @@ def performed(change: PlannedChange, target: Target, typed: Mapping[str, str]) -
     Raises what the command refuses, and PageError where the two differ.
     """
     if not change.asks_password:
-        return change.command.run(target)[1], ""
+        with heard_warnings() as heard:
+            text = change.command.run(target)[1]
+        return "; ".join(filter(None, (text, *heard))), ""
     password = typed.get("password", "")
     if password != typed.get("again", ""):
         raise PageError(400, "the two passwords are not the same; go back and type them again")

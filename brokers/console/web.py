@@ -444,9 +444,9 @@ class Console:
         target = self.clients.target_of(session.login)
         command = planned.command.shown(self.settings.target)
         if form.pop("confirm", "") != "yes":
-            rows = await self.run(lambda: refusable(lambda: previewed(planned, target)))
+            rows, warning = await self.run(lambda: refusable(lambda: previewed(planned, target)))
             answer = {
-                "title": planned.title, "warning": planned.warning, "command": command, "preview": rows,
+                "title": planned.title, "warning": warning, "command": command, "preview": rows,
                 "back": planned.back, "fields": form, "done": False, "destroys": planned.destroys,
                 "asks_password": planned.asks_password,
             }  # fmt: skip

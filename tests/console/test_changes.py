@@ -122,6 +122,23 @@ def test_picked_topics_are_deleted_after_one_question(visitor: Visitor, shell: S
         assert visitor.post("/change/delete-topics", token | fields, Accept="application/json").status == status
 
 
+def test_what_the_command_warns_of_stands_beside_the_question(visitor: Visitor, name: str) -> None:
+    form = {"topic": name, "partitions": "1", "replication": "2", "configs": "min.insync.replicas=2"}
+    assert asked(visitor, "create-topic", **form)["warning"] == ""
+    form["configs"] = "min.insync.replicas=3"
+    said = f"min.insync.replicas=3 is more than the 2 replicas of {name}"
+    assert said in asked(visitor, "create-topic", **form)["warning"]
+    token = {"form_token": visitor.token(visitor.page("/topics"))}
+    page = visitor.post("/change/create-topic", form | token).text
+    assert f'<p class="health warning">{said}' in page
+    assert said in done(visitor, "create-topic", **form)["text"]
+    change = {"topic": name, "setting": "min.insync.replicas", "value": "4", "partitions": "2"}
+    warning = asked(visitor, "alter-topic", **change)["warning"]
+    assert warning.startswith("More partitions: keys move")
+    assert "min.insync.replicas=4 is more than the 2 replicas" in warning
+    assert asked(visitor, "alter-topic", **{**change, "value": "1", "partitions": ""})["warning"] == ""
+
+
 def test_a_setting_has_its_meaning_and_is_set_for_picked_topics_by_one_question(
     visitor: Visitor, shell: Shell, name: str
 ) -> None:
