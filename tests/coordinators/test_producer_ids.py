@@ -9,6 +9,8 @@ import pytest
 
 from fleetlog.brokers.coordinators.transactions import coordinator
 from fleetlog.brokers.coordinators.transactions.coordinator import ProducerIdAllocator
+from fleetlog.brokers.metadata.marks import ClusterMarks
+from fleetlog.brokers.metadata.tree_guard import TreeGuard
 from fleetlog.txn.producer_ids import Block, decode_block
 from tests.support.one_znode import OneZnode
 
@@ -76,6 +78,28 @@ def test_a_block_of_a_previous_process_with_the_same_stamp_is_not_used() -> None
         store.mood = lambda: next(moods)
         after = ProducerIdAllocator(store, 1, lambda: "1--1")  # type: ignore[arg-type]
         assert await take(after) == 1000
+
+    asyncio.run(run())
+
+
+def test_ids_are_above_those_that_were_seen_though_the_tree_does_not_know_them() -> None:
+    """As after a repair of an older copy; and none are given while it is not repaired."""
+
+    async def run() -> None:
+        store = OneZnode()
+        guard = TreeGuard(store, 1, ClusterMarks(producer_id=5_123))  # type: ignore[arg-type]
+        allocator = ProducerIdAllocator(store, 1, lambda: "1-1", guard)  # type: ignore[arg-type]
+        assert await take(allocator) == 5_124
+        assert guard.marks.producer_id == 6_123, "seen by what is saved beside the logs"
+        guard.refuse("planted")
+        rest = [await take(allocator) for _ in range(999)]
+        assert rest[-1] == 6_123
+        late = asyncio.create_task(take(allocator))
+        await asyncio.sleep(0.01)
+        assert not late.done()
+        guard.behind = None
+        assert await late == 6_124
+        await allocator.close()
 
     asyncio.run(run())
 
