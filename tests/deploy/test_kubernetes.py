@@ -14,7 +14,7 @@ import yaml
 
 from fleetlog.brokers.config import BrokerConfig, load_config
 from fleetlog.brokers.schemas.command import registry
-from tests.support.needs import needs, program
+from tests.support.needs import having
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "deploy" / "kubernetes"
@@ -76,7 +76,7 @@ def test_every_file_belongs_to_a_kustomization() -> None:
 
 def rendered(folder: str) -> list[Manifest]:
     """What kubectl would apply."""
-    command = [program("kubectl") or "kubectl", "kustomize", str(DIRECTORY / folder)]
+    command = ["kubectl", "kustomize", str(DIRECTORY / folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = list(yaml.safe_load_all(done.stdout))
     for one in found:
@@ -94,7 +94,7 @@ def settings_are_shared(found: list[Manifest]) -> bool:
     return bool(brokers) and all(volume["configMap"]["name"] == settings["metadata"]["name"] for (volume,) in volumes)
 
 
-needs_kubectl = needs("kubectl")
+needs_kubectl = having("kubectl", shutil.which("kubectl") is not None)
 
 
 @needs_kubectl

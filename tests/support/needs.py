@@ -16,7 +16,6 @@ PACKAGES: Final = {
     "chromedriver": "apt install chromium-driver",
     "chromium": "apt install chromium",
     "kcat": "apt install kcat",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools/",
     "node": "apt install nodejs",
     "npm": "apt install npm",
     "promtool": "Debian's package prometheus has it, or FLEETLOG_PROMTOOL=path",
@@ -31,6 +30,7 @@ MACHINE: Final = {
 """What this machine may be without: missing in CI, it fails there."""
 ANYWHERE: Final = {
     "cold files": "this file system keeps its pages, or cannot say whether it has them",
+    "kubectl": "no kubectl here, and Debian's is too old",
     "compiled kernels": "the kernels are not compiled: FLEETLOG_NATIVE=pure",
     "memory given back": "the system's library gives nothing back on demand",
 }
