@@ -72,7 +72,7 @@ def _visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-def escaped(text: str) -> str:
+def json_escaped(text: str) -> str:
     """Beyond ASCII what :func:`visible` escapes, in JSON's way: JSON stays the same value."""
     return text if text.isascii() else _BEYOND_ASCII.sub(_json_escape, text)
 
@@ -107,7 +107,7 @@ class Output:
 
     def value(self, value: Any) -> None:
         """One JSON value."""
-        click.echo(escaped(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
+        click.echo(json_escaped(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
 
     def done(self, text: str, value: Any) -> None:
         """What was done: a line for users, a value for programs."""
