@@ -1,6 +1,6 @@
 """What a broker of this version writes before anything new is used, met by brokers of the version before; and back.
 
-And a fleet at work that is upgraded, until its groups have moved to the consumer protocol.
+And a fleet at work that is upgraded, until its groups have moved to the consumer protocol, or share groups serve it.
 
 Processes, not containers: the old version runs from its sources, with kernels that nothing has to compile.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import AcknowledgeType, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import fleetlog.wire.messages as m
@@ -42,6 +42,10 @@ KAFKAS = {
     "log.local.retention.bytes": 200_000, "log.retention.check.interval.ms": 500, "log.segment.delete.delay.ms": 0,
 }  # fmt: skip
 """A properties file from before, as one has it who comes from Kafka."""
+
+
+SHARELESS = "0dfdd1e3"
+"""The last commit whose brokers know no share groups."""
 
 
 def tree_of(commit: str, directory: Path) -> Path:
@@ -151,6 +155,15 @@ def tierless(tmp_path: Path) -> Iterator[Mixed]:
     fleet = Fleet(tmp_path / "fleet", 3, **KAFKAS)
     try:
         yield Mixed(fleet, tree_of(TIERLESS, tmp_path), Broker.module)
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def shareless(tmp_path: Path) -> Iterator[Mixed]:
+    fleet = Fleet(tmp_path / "fleet", 3, **{"share.coordinator.state.topic.num.partitions": 4})
+    try:
+        yield Mixed(fleet, tree_of(SHARELESS, tmp_path), Broker.module)
     finally:
         fleet.close()
 
@@ -319,6 +332,78 @@ def test_what_was_stored_of_tiers_when_they_had_no_effect_begins_nothing_by_itse
         values = [(message.value or b"")[:9] for message in CLIENTS[1].consume(fleet.bootstrap, "archived", 500)]
         assert values == [b"%09d" % n for n in range(500)]
         load.goes_on("a topic is tiered")
+        load.end()
+        read_by(load.members, load.written, "nothing is lost")
+        committed_once(load.members)
+    finally:
+        load.close()
+
+
+def accepted(mixed: Mixed, topic: str, count: int, rejects: frozenset[bytes] = frozenset()) -> list[bytes]:
+    """What a share consumer of the group ``workers`` gets, until it has accepted so many, or rejected some."""
+    settings = {"bootstrap.servers": mixed.fleet.bootstrap, "share.acknowledgement.mode": "explicit"}
+    consumer = ShareConsumer({**settings, "group.id": "workers"})
+    consumer.subscribe([topic])
+    values: list[bytes] = []
+
+    def more() -> int:
+        for message in consumer.poll(1.0):
+            assert message.error() is None, message.error()
+            values.append(message.value() or b"")
+            consumer.acknowledge(message, AcknowledgeType.REJECT if values[-1] in rejects else AcknowledgeType.ACCEPT)
+        return len(values)
+
+    eventually(more, "share consumers are served", timeout_s=WAIT_S, good=lambda some: some >= count)
+    assert not any(consumer.commit_sync(60.0).values())
+    consumer.close()
+    return values
+
+
+def test_a_fleet_at_work_is_upgraded_and_gets_share_groups(shareless: Mixed) -> None:
+    """With a step back, two before the first use, and one when all share groups have been deleted."""
+    mixed, shell = shareless, Shell(shareless.fleet)
+    for number in (1, 2, 3):
+        mixed.restart(number, old=True)
+    mixed.make("moved", 1, 2, 3, partitions=PARTITIONS)
+    mixed.make("jobs", 1, 2, 3)
+    mixed.written("jobs")
+    load = Load(mixed, "moved")
+    beat = m.ShareGroupHeartbeatRequest(
+        version=1, group_id="early", member_id="m", member_epoch=0, subscribed_topic_names=["jobs"]
+    )
+    try:
+        before = [load.join("classic-protocol") for _ in range(2)]
+        shared(before, "two members share the partitions")
+        for number, old in ((1, False), (1, True), (1, False), (2, False)):
+            mixed.restart(number, old=old)
+            load.goes_on(f"broker {number} is {'the old one' if old else 'upgraded'}, and the group goes on")
+        assert mixed.update({"share.version": 1}) is ErrorCode.INVALID_UPDATE_VERSION, "broker 3 lacks the level"
+        mixed.restart(3, old=False)
+        for number in (1, 2, 3):
+            assert mixed.ask(number, beat, 1).error_code == ErrorCode.UNSUPPORTED_VERSION
+        mixed.restart(3, old=True)
+        mixed.restart(3, old=False)
+        assert mixed.update({"share.version": 1}) is ErrorCode.NONE
+        assert mixed.update({"share.version": 0}, kind=2) is ErrorCode.NONE
+        mixed.restart(3, old=True)  # the last moment for that
+        mixed.restart(3, old=False)
+        assert mixed.update({"share.version": 1}) is ErrorCode.NONE
+        shell.run("groups", "alter", "workers", "--set", "share.auto.offset.reset=earliest")
+        assert accepted(mixed, "jobs", 20) == [b"%d" % number for number in range(20)]
+        load.goes_on("share groups are served")
+        assert mixed.update({"share.version": 2}) is ErrorCode.NONE
+        shell.run("topics", "create", "dlq.jobs", "--set", "errors.deadletterqueue.group.enable=true")
+        shell.run("groups", "alter", "workers", "--set", "errors.deadletterqueue.topic.name=dlq.jobs")
+        mixed.written("jobs")
+        assert accepted(mixed, "jobs", 20, frozenset({b"30"})) == [b"%d" % number for number in range(20, 40)]
+        assert [row["record"] for row in shell.json("dlq", "list", "dlq.jobs")] == ["jobs:0:30"]
+        load.goes_on("a dead letter is written")
+        eventually(lambda: shell.json("groups", "describe", "workers")[0]["state"], "they left", good="Empty".__eq__)
+        shell.run("groups", "delete", "workers", "--yes")
+        assert mixed.update({"share.version": 0}, kind=2) is ErrorCode.NONE
+        mixed.restart(3, old=True)
+        load.goes_on("a broker knows no share groups any more")
+        mixed.restart(3, old=False)
         load.end()
         read_by(load.members, load.written, "nothing is lost")
         committed_once(load.members)
