@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.chaos import checks_batches, checks_liveness, checks_log, checks_order, checks_topics
+from tests.chaos import checks_batches, checks_liveness, checks_log, checks_order, checks_shares, checks_topics
 from tests.chaos.checks_liveness import Demands
 from tests.chaos.history import Event, History, parse, read
 from tests.chaos.logs import Logs
@@ -27,6 +27,7 @@ def check(history: History, demands: Demands | None = None) -> Report:
         *checks_order.CHECKS,
         *checks_batches.CHECKS,
         *checks_topics.CHECKS,
+        *checks_shares.CHECKS,
         checks_liveness.rights,
         checks_liveness.rest,
     ):

@@ -48,6 +48,10 @@ def successes(history: History) -> Counter[str]:
     counts["transfer ok"] = sum(
         op.outcome == "ok" and any(group == TELLERS for group, _ in op.offsets) for op in history.ops
     )
+    counts["record given"] = len(history.givens)
+    for given in history.givens:
+        counts[f"share {given.end} ok"] += given.said < FOREVER
+    counts["dead letter"] = len(history.letters or ())
     counts["record compacted"] = _compacted(history)
     for answer in history.ends:
         counts[f"ends {answer.isolation}"] += 1
@@ -145,6 +149,8 @@ def vacuity(logs: Logs, report: Report, demands: Demands) -> None:
             f"{demands.during_faults} are needed",
         )
     if demands.final:
+        if logs.history.givens and logs.history.letters is None:
+            report.vague("no-final-letters", "the dead letters were not read to their end")
         for isolation in (RC, RU):
             for key in sorted(logs.writer):
                 if key not in logs.final[isolation]:

@@ -17,11 +17,12 @@ from tests.chaos import (
     workload_hurried,
     workload_produce,
     workload_read,
+    workload_shares,
     workload_table,
     workload_topics,
     workload_txn,
 )
-from tests.chaos.history import COMPACTED, TELLERS
+from tests.chaos.history import COMPACTED, JOBS, TELLERS
 from tests.chaos.recorder import Recorder, RoleControl
 
 TRIMMED = "trimmed"
@@ -37,6 +38,7 @@ TOPICS = {
     "bank": 3,
     TRIMMED: 2,
     COMPACTED: 2,
+    JOBS: 2,
 }
 """Topic -> partitions."""
 READERS, MOVERS, WORKERS = "readers", "movers", "workers"
@@ -76,6 +78,10 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     ),
     "trimmed": ({}, _produce(workload_produce.confluent, TRIMMED, 10)),
     "table": ({}, _produce(workload_table.table, COMPACTED, 30)),
+    "jobs": ({}, _produce(workload_shares.jobs, JOBS, 20)),
+    "sharer": ({}, lambda r, li, b, _: workload_shares.confluent(r, li, b)),
+    "sharer-raw": ({}, lambda r, li, b, _: workload_shares.by_hand(r, li, b, TOPICS[JOBS])),
+    "finish-shares": ({}, lambda r, li, b, _: workload_shares.finish(r, li, b)),
     "again": ({}, lambda r, li, b, _: workload_topics.again(r, li, b)),
     "reader-rc": ({"iso": "rc"}, _read(workload_read.confluent, "rc")),
     "reader-rack": ({"iso": "rc"}, _read(workload_read.confluent_rack, "rc", "idem", "txn")),

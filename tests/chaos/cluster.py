@@ -13,6 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from fleetlog.coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
+from tests.chaos import workload_shares
 from tests.chaos.clocks import HostClock
 from tests.chaos.clocks import build as build_shim
 from tests.chaos.login import broker_settings, make
@@ -137,6 +138,7 @@ class ChaosBroker(Machine):
             "group.consumer.session.timeout.ms": 6_000,
             "group.consumer.min.heartbeat.interval.ms": 1_000,
             "group.consumer.heartbeat.interval.ms": 1_000,
+            **workload_shares.BROKER,
             "log.segment.bytes": 1 << 17,
             "log.flush.offset.checkpoint.interval.ms": 15_000,
             "log.cleaner.backoff.ms": 500,

@@ -435,8 +435,10 @@ def client_kill(grip: Grip, rng: random.Random) -> Fault:
 
 
 def client_zombie(grip: Grip, rng: random.Random) -> Fault:
-    """SIGSTOP a transactional client, let another one take its transactional id or sink, and let the first go on."""
-    slot = _slot(grip, rng, "txn", "txn-kp", "worker", "sink")
+    """SIGSTOP a transactional client, or a member of the share group, let another one take its transactional id, sink
+    or work, and let the first go on.
+    """
+    slot = _slot(grip, rng, "txn", "txn-kp", "worker", "sink", "sharer", "sharer-raw")
     zombie = slot.process
     assert zombie is not None
     zombie.send_signal(signal.SIGSTOP)

@@ -21,6 +21,10 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
   which records were to go) and ``again`` (one topic that is made, written, read and deleted by one process: ``id``,
   the values ``sent``, ``acked`` and ``read``, the latter null when the read did not come to its end or the topic was
   another one by then).
+- ``given``: a share consumer got ``r`` (key -> [[offset, value], ...]), by a request that it sent after ``t0``; ``n``
+  numbers it. ``say`` with that ``n``: ``invoke``, it asks for ends of these records (``o``: key -> {offset: ``accept``,
+  ``reject`` or ``release``}); ``ok``, a broker answered that it is so (``o``: key -> offsets).
+- ``letters`` (one line): all dead letters at the end, ``r``: [[key, offset, reason], ...] of their records.
 - ``fault`` (``kind``, ``target``, ``t0``, ``t``, ``proof``) and ``phase`` (``name``, ``t0``, ``t``).
 
 A key is ``topic/partition``; a value is written to one key at most once.
@@ -45,6 +49,9 @@ TELLERS = "tellers"
 
 COMPACTED = "table"
 """The compacted topic. Its values' names end with ``@`` and the record's key."""
+JOBS = "jobs"
+"""The topic of a share group that keeps the order by key. Its values' names end with ``@`` and the record's key."""
+ACCEPT, REJECT, RELEASE = "accept", "reject", "release"
 
 
 class HistoryError(Exception):
@@ -164,6 +171,33 @@ class Again:
 
 
 @dataclass(slots=True)
+class Given:
+    """A record that a share consumer got, by a request that it sent after ``t0``, and what it said of it.
+
+    ``asked`` is when it asked for an end of it (``end``), ``said`` when a broker answered that it is so.
+    """
+
+    proc: str
+    key: str
+    offset: int
+    value: str
+    t0: int
+    t1: int
+    end: str = ""
+    asked: int = FOREVER
+    said: int = FOREVER
+
+
+@dataclass(slots=True)
+class Letter:
+    """A dead letter: of which record, and why."""
+
+    key: str
+    offset: int
+    reason: str
+
+
+@dataclass(slots=True)
 class Position:
     """A consumer was put somewhere: by assignment, rebalance or seek."""
 
@@ -211,6 +245,9 @@ class History:
     fences: list[Fence] = field(default_factory=list)
     trims: list[Trim] = field(default_factory=list)
     agains: list[Again] = field(default_factory=list)
+    givens: list[Given] = field(default_factory=list)
+    letters: list[Letter] | None = None
+    """None: nobody read them."""
     finals: list[Final] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     phases: list[tuple[str, int, int]] = field(default_factory=list)
@@ -230,6 +267,7 @@ class Parser:
         self._sends: dict[tuple[str, int, str, str], Send] = {}
         self._starts: dict[str, Event] = {}
         self._ended: set[tuple[str, int]] = set()
+        self._givens: dict[tuple[str, int], dict[tuple[str, int], Given]] = {}
 
     def feed(self, event: Event) -> None:
         """Take one event; raises KeyError or ValueError for one that makes no sense."""
@@ -378,6 +416,31 @@ class Parser:
         records = {key: [(int(o), str(v)) for o, v in found] for key, found in event["r"].items()}
         self.history.finals.append(Final(event["iso"], records, event["end"], event["p"], event["t0"], event["t"]))
 
+    def _on_given(self, event: Event) -> None:
+        some = [
+            Given(event["p"], key, int(offset), str(value), event["t0"], event["t"])
+            for key, records in event["r"].items()
+            for offset, value in records
+        ]
+        self._givens[event["p"], event["n"]] = {(given.key, given.offset): given for given in some}
+        self.history.givens += some
+
+    def _on_say(self, event: Event) -> None:
+        mine = self._givens[event["p"], event["n"]]
+        if event["e"] == "info":
+            self.history.errors[f"say: {event.get('error', '')[:60]}"] += 1
+            return
+        for key, offsets in event["o"].items():
+            for offset in offsets:
+                given = mine[key, int(offset)]
+                if event["e"] == "invoke":
+                    given.end, given.asked = offsets[offset], event["t"]
+                else:
+                    given.said = event["t"]
+
+    def _on_letters(self, event: Event) -> None:
+        self.history.letters = [Letter(str(key), int(offset), str(reason)) for key, offset, reason in event["r"]]
+
     def _on_fault(self, event: Event) -> None:
         self.history.faults.append(
             Fault(event["kind"], event.get("target", ""), event["t0"], event["t"], event.get("proof"))
@@ -409,6 +472,9 @@ _SINGLE = {
     "fence": Parser._on_fence,
     "trim": Parser._on_trim,
     "again": Parser._on_again,
+    "given": Parser._on_given,
+    "say": Parser._on_say,
+    "letters": Parser._on_letters,
     "final": Parser._on_final,
     "fault": Parser._on_fault,
     "phase": Parser._on_phase,

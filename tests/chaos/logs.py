@@ -56,6 +56,8 @@ class Logs:
         for poll in self.history.polls:
             for key, records in poll.records.items():
                 yield poll.proc, poll.isolation, key, records
+        for given in self.history.givens:
+            yield given.proc, RU, given.key, [(given.offset, given.value)]
         for final in self.history.finals:
             for key, records in final.records.items():
                 yield final.proc, final.isolation, key, records

@@ -72,6 +72,12 @@ class Recorder:
         """Something that began at ``t0`` is over."""
         self.write(e=e, f=kind, t0=t0, t=self.now(), **what)
 
+    def given(self, t0: int, records: Mapping[str, Records]) -> dict[str, Any]:
+        """A share consumer that asked after ``t0`` got records; what is said of them has the name that is returned."""
+        self._number += 1
+        self.single("given", t0, n=self._number, r=records)
+        return {"f": "say", "n": self._number}
+
     def polled(self, t0: int, records: Mapping[str, Records]) -> None:
         """A poll came back with something."""
         if records:

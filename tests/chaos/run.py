@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlog.brokers.cli.dev_security import ADMIN
-from tests.chaos import corrupt
+from tests.chaos import corrupt, workload_shares
 from tests.chaos.batch_copies import batches_of_duplicates
 from tests.chaos.checker import check
 from tests.chaos.checks_liveness import Demands
@@ -54,7 +54,9 @@ ROLES = (
     "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "mover", "mover", "asker", "orders", "teller",
     "trimmed", "again", "table",
 )  # fmt: skip
-WITHOUT_LOGIN = ("txn-raw",)
+SHARERS = ("jobs", "sharer", "sharer", "sharer-raw")
+"""In CI one run in two has them."""
+WITHOUT_LOGIN = ("txn-raw", "sharer-raw")
 """Those that speak to a socket by themselves."""
 logger = logging.getLogger("chaos")
 
@@ -190,6 +192,7 @@ def set_up(cluster: Cluster) -> None:
     )
     for result in made.values():
         result.result(30)
+    workload_shares.set_up(cluster.bootstrap, config, REPLICATION)
 
 
 def wait_for(machines: Sequence[Any], seconds: float) -> None:
@@ -216,7 +219,7 @@ def heal(stage: Stage) -> None:
 
 
 def play(
-    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool
+    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool, shares: bool
 ) -> tuple[list[str], Clients]:
     """The whole run up to the final reads; returns the problems that no client can see."""
     cluster = Cluster(directory, network, secure=secure)
@@ -228,7 +231,8 @@ def play(
         except Exception as problem:
             raise Missing(f"the fleet did not come up: {type(problem).__name__}: {problem}") from problem
         seen: dict[str, int] = {}
-        for number, role in enumerate(role for role in ROLES if not (secure and role in WITHOUT_LOGIN)):
+        roles = (*ROLES, *SHARERS) if shares else ROLES
+        for number, role in enumerate(role for role in roles if not (secure and role in WITHOUT_LOGIN)):
             seen[role] = seen.get(role, 0) + 1
             clients.add(f"{role}-{seen[role]}", role, CLIENT_HOSTS[number % len(CLIENT_HOSTS)])
         director = Director(stage, random.Random(seed), directory / "history" / "faults.jsonl", kinds)
@@ -239,9 +243,9 @@ def play(
         late = clients.stop(60)
         if late:
             logger.info("had to be killed at the end: %s", ", ".join(late))
-        status = clients.run("final", CLIENT_HOSTS[0], 300)
-        if status:
-            stage.problems.append(f"the final reads ended with {status}, see {directory / 'clients.log'}")
+        for role, status in clients.run(("final", "finish-shares") if shares else ("final",), CLIENT_HOSTS[0], 300):
+            if status:
+                stage.problems.append(f"{role} ended with {status}, see {directory / 'clients.log'}")
         return stage.problems, clients
     finally:
         for broker in cluster.brokers:
@@ -259,7 +263,7 @@ def rounds_of(minutes: float) -> int:
     return max(1, int(minutes / 4))
 
 
-def demands(minutes: float, kinds: Sequence[str]) -> Demands:
+def demands(minutes: float, kinds: Sequence[str], *, shares: bool) -> Demands:
     """The least that must have happened; a tenth of what an idle machine does."""
     return Demands(
         ok={
@@ -268,6 +272,8 @@ def demands(minutes: float, kinds: Sequence[str]) -> Demands:
             "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
             "ends ru": int(10 * minutes), "rebalance": int(minutes), "batch ok": int(3 * minutes),
             "transfer ok": int(4 * minutes), "topic again": int(minutes), "record compacted": int(50 * minutes),
+            **({"share accept ok": int(50 * minutes), "share release ok": int(5 * minutes),
+                "share reject ok": int(2 * minutes), "dead letter": int(2 * minutes)} if shares else {}),
         },
         faults=dict.fromkeys(kinds, rounds_of(minutes)),
         during_faults=int(100 * minutes),
@@ -304,10 +310,12 @@ def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]
         yield name, found & expected
 
 
-def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], problems: list[str]) -> int:
+def judge(
+    directory: Path, minutes: float, seed: int, kinds: Sequence[str], problems: list[str], *, shares: bool
+) -> int:
     """Check the history, print and keep the report; the exit code."""
     history = read(directory / "history")
-    report = check(history, demands(minutes, kinds))
+    report = check(history, demands(minutes, kinds, shares=shares))
     for problem in problems:
         report.bad("process", problem)
     strict = check(read(directory / "history", strict=True))
@@ -331,18 +339,18 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
 
 
 def tried(
-    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool
+    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool, shares: bool
 ) -> tuple[int, str]:
     """Run and judge: the exit code, and what it means in words."""
     try:
-        problems, clients = play(directory, minutes, seed, kinds, network, secure=secure)
+        problems, clients = play(directory, minutes, seed, kinds, network, secure=secure, shares=shares)
     except (Missing, NetworkError, ClockError) as problem:
         return NOT_STARTED, f"NOT STARTED: {problem}"
     except (OSError, subprocess.SubprocessError) as problem:
         return NOT_JUDGED, f"BROKE OFF: {type(problem).__name__}: {problem}"
     logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
     try:
-        outcome = judge(directory, minutes, seed, kinds, problems)
+        outcome = judge(directory, minutes, seed, kinds, problems, shares=shares)
     except Blind as problem:
         return BLIND, f"THE CHECKER IS BLIND: {problem}"
     except NothingToTry as problem:
@@ -368,6 +376,7 @@ def main() -> int:
     if unknown := sorted(set(kinds) - set(FAULTS)):
         arguments.error(f"no such fault: {', '.join(unknown)}")
     minutes = CI_MINUTES if options.ci else options.minutes
+    shares = not options.ci or random.Random(f"{options.seed}/shares").random() < 0.5
     default = Path("build/chaos") / f"seed-{options.seed}-{time.strftime('%m%d-%H%M%S')}"
     directory = (options.directory or default).resolve()
     directory.mkdir(parents=True)
@@ -378,7 +387,9 @@ def main() -> int:
     if os.geteuid() != 0:
         print("chaos needs root: namespaces, mounts and TUN devices")
         return NOT_STARTED
-    outcome, said = tried(directory, minutes, options.seed, kinds, options.network, secure=options.secure)
+    outcome, said = tried(
+        directory, minutes, options.seed, kinds, options.network, secure=options.secure, shares=shares
+    )
     if outcome == CLEAN:
         for data in directory.glob("data-*"):
             shutil.rmtree(data)

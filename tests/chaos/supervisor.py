@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,13 +105,14 @@ class Clients:
                 late.append(name)
         return late
 
-    def run(self, role: str, host: str, timeout_s: float) -> int:
-        """Play one role to its end; raises subprocess.TimeoutExpired."""
-        slot = Slot(role, role, host)
-        process = self.fill(slot)
+    def run(self, roles: Sequence[str], host: str, timeout_s: float) -> list[tuple[str, int]]:
+        """Play roles to their ends, at a time: how each ended; raises subprocess.TimeoutExpired."""
+        processes = [(role, self.fill(Slot(role, role, host))) for role in roles]
+        deadline = time.monotonic() + timeout_s
         try:
-            return process.wait(timeout_s)
+            return [(role, process.wait(max(0.1, deadline - time.monotonic()))) for role, process in processes]
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            for _, process in processes:
+                process.kill()
+                process.wait()
             raise

@@ -115,6 +115,28 @@ class Tale:
         found = None if read is None else list(read)
         self._single("again", "again", None, id=topic_id, sent=list(sent), acked=list(acked), read=found)
 
+    def given(self, *records: tuple[int, str], key: str = "jobs/0", proc: str = "s", at: int | None = None) -> int:
+        """A share consumer gets records; the number of that."""
+        number, t0 = self.number(), at or self.tick()
+        found = {key: [list(record) for record in records]}
+        self.events.append({"e": "ok", "f": "given", "p": proc, "n": number, "t0": t0, "t": self.tick(), "r": found})
+        return number
+
+    def say(
+        self, given: int, end: str, *offsets: int, key: str = "jobs/0", proc: str = "s", outcome: str = "ok"
+    ) -> None:
+        """It says what became of some of them, and is answered."""
+        name = {"f": "say", "p": proc, "n": given}
+        self.events.append(
+            {"e": "invoke", "t": self.tick(), "o": {key: {str(offset): end for offset in offsets}}, **name}
+        )
+        told = {"o": {key: list(offsets)}} if outcome == "ok" else {"error": "unheard"}
+        self.events.append({"e": outcome, "t": self.tick(), **told, **name})
+
+    def letters(self, *letters: tuple[int, str], key: str = "jobs/0") -> None:
+        """All dead letters, as (offset, reason)."""
+        self._single("letters", "end", None, r=[[key, *letter] for letter in letters])
+
     def final(
         self, committed: Log, all_of_it: Log | None = None, ends: Mapping[str, tuple[int, int]] | None = None
     ) -> None:

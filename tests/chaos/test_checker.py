@@ -986,6 +986,152 @@ def a_transfer_loses_a_side(tale: Tale) -> None:
     transfer(tale, (-5, 5), (0,))
 
 
+# ---- share groups --------------------------------------------------------------------------------------------------
+
+J0, J1, J2 = (0, "a@k"), (1, "b@k"), (2, "c@other")
+
+
+def jobs(tale: Tale) -> None:
+    sent(tale, *(value for _, value in (J0, J1, J2)), key="jobs/0")
+    tale.final({"jobs/0": [J0, J1, J2]})
+
+
+@story()
+def records_of_a_key_come_one_after_the_other(tale: Tale) -> None:
+    jobs(tale)
+    first = tale.given(J0, J2)
+    tale.say(first, "release", 0)
+    again = tale.given(J0, proc="s2")
+    tale.say(again, "accept", 0, proc="s2")
+    tale.say(first, "reject", 2)
+    tale.say(tale.given(J1, proc="s2"), "accept", 1, proc="s2")
+    tale.letters((2, "rejected"))
+
+
+@story("share-given-again")
+def what_was_accepted_is_given_again(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J2), "accept", 2)
+    tale.given(J2, proc="s2")
+
+
+@story("share-given-again")
+def what_was_rejected_is_given_again(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J2), "reject", 2)
+    tale.given(J2, proc="s2")
+    tale.say(tale.given(J0, J1), "accept", 0, 1)
+    tale.letters((2, "rejected"))
+
+
+@story()
+def what_was_accepted_and_not_answered_comes_again(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J2), "accept", 2, outcome="info")
+    tale.say(tale.given(J2, proc="s2"), "accept", 2, proc="s2")
+
+
+@story()
+def what_was_asked_for_before_it_was_accepted_comes_late(tale: Tale) -> None:
+    """Its lock ended before the other one got it."""
+    jobs(tale)
+    asked = tale.tick()
+    tale.say(tale.given(J2), "accept", 2)
+    tale.given(J2, proc="s2", at=asked)
+
+
+@story("share-two-at-once")
+def two_have_one_record(tale: Tale) -> None:
+    jobs(tale)
+    mine = tale.given(J2)
+    tale.given(J2, proc="s2")
+    tale.say(mine, "release", 2)
+
+
+@story()
+def what_is_said_of_a_finished_record_is_answered_so(tale: Tale) -> None:
+    """Its lock had ended, and another one had accepted it."""
+    jobs(tale)
+    mine = tale.given(J0)
+    tale.say(tale.given(J0, proc="s2"), "accept", 0, proc="s2")
+    tale.given(J1, proc="s2")
+    tale.say(mine, "accept", 0)
+
+
+@story("share-order")
+def another_one_of_a_key_is_given_out_while_its_lock_is_live(tale: Tale) -> None:
+    jobs(tale)
+    mine = tale.given(J0)
+    tale.given(J1, proc="s2")
+    tale.say(mine, "accept", 0)
+
+
+@story("share-order")
+def a_record_overtakes_one_of_its_key_that_was_given_back(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J0), "release", 0)
+    tale.say(tale.given(J1, proc="s2"), "accept", 1, proc="s2")
+    tale.say(tale.given(J0, proc="s2"), "accept", 0, proc="s2")
+
+
+@story()
+def a_record_of_another_partition_is_of_another_key(tale: Tale) -> None:
+    jobs(tale)
+    sent(tale, "d@k", key="jobs/1")
+    mine = tale.given(J0)
+    tale.given((0, "d@k"), key="jobs/1", proc="s2")
+    tale.say(mine, "accept", 0)
+
+
+@story("dead-letter-missing")
+def a_dead_letter_is_missing(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J2), "reject", 2)
+    tale.say(tale.given(J0), "accept", 0)
+    tale.say(tale.given(J1), "accept", 1)
+    tale.letters()
+
+
+@story()
+def a_rejection_without_an_answer_may_be_none(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J0), "reject", 0, outcome="info")
+    tale.say(tale.given(J0), "accept", 0)
+    tale.say(tale.given(J1), "accept", 1)
+    tale.say(tale.given(J2), "reject", 2, outcome="info")
+    tale.letters((2, "rejected"))
+
+
+@story("dead-letter-twice")
+def a_dead_letter_is_doubled(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J0), "accept", 0)
+    tale.say(tale.given(J1, J2), "accept", 1)
+    tale.letters((2, "too-many-deliveries"), (2, "too-many-deliveries"))
+
+
+@story("dead-letter-unasked")
+def a_dead_letter_of_what_nobody_rejected(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J0, J2), "accept", 0, 2)
+    tale.say(tale.given(J1), "accept", 1)
+    tale.letters((1, "rejected"))
+
+
+@story("share-skipped")
+def a_record_is_finished_by_nobody(tale: Tale) -> None:
+    jobs(tale)
+    tale.say(tale.given(J0, J2), "accept", 0)
+    tale.say(tale.given(J2), "release", 2)
+    tale.letters((1, "too-many-deliveries"))
+
+
+@story("phantom", "vanished-read")
+def a_share_consumer_gets_what_nobody_wrote(tale: Tale) -> None:
+    jobs(tale)
+    tale.given((3, "ghost@k"))
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_history_by_hand(name: str) -> None:
     tell, kinds = STORIES[name]
@@ -1048,6 +1194,13 @@ def test_a_key_that_was_not_read_to_its_end() -> None:
     tale.send("z", 0, key="other/0")
     tale.poll((0, "z"), key="other/0")
     assert check_events(tale.events, Demands(final=True)).kinds == {"no-final-read"}
+
+
+def test_dead_letters_that_nobody_read() -> None:
+    tale = Tale()
+    jobs(tale)
+    tale.given(J0)
+    assert check_events(tale.events, Demands(final=True)).kinds == {"no-final-letters"}
 
 
 def test_strict_reading_believes_the_client() -> None:
