@@ -49,8 +49,7 @@ def successes(history: History) -> Counter[str]:
         op.outcome == "ok" and any(group == TELLERS for group, _ in op.offsets) for op in history.ops
     )
     counts["record given"] = len(history.givens)
-    for given in history.givens:
-        counts[f"share {given.end} ok"] += given.said < FOREVER
+    counts.update(f"share {given.end} ok" for given in history.givens if given.said < FOREVER)
     counts["dead letter"] = len(history.letters or ())
     counts["record compacted"] = _compacted(history)
     for answer in history.ends:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.checks_log import GAVE_UP
-from tests.chaos.history import COMPACTED, Event
+from tests.chaos.history import ACCEPT, COMPACTED, JOBS, REJECT, RELEASE, Event
 
 KEYS = ("t/0", "t/1")
-IN, OUT = "in/0", "out/0"
+IN, OUT, QUEUE = "in/0", "out/0", f"{JOBS}/0"
 GROUP, WORKERS = "readers", "workers"
 STEP = 10
 
@@ -38,8 +38,12 @@ class World:
 
     rng: random.Random
     events: list[Event] = field(default_factory=list)
-    logs: dict[str, list[Entry]] = field(default_factory=lambda: {key: [] for key in (*KEYS, IN, OUT)})
+    logs: dict[str, list[Entry]] = field(default_factory=lambda: {key: [] for key in (*KEYS, IN, OUT, QUEUE)})
     offsets: dict[tuple[str, str], int] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    """Of the queue: offsets that were accepted or rejected."""
+    held: set[int] = field(default_factory=set)
+    letters: list[int] = field(default_factory=list)
     now: int = 0
     number: int = 0
 
@@ -261,6 +265,54 @@ def _asker(world: World, rounds: int) -> Iterator[None]:
             )
 
 
+def _jobs(world: World, rounds: int) -> Iterator[None]:
+    """Records of few keys for the share group."""
+    for _ in range(rounds):
+        name = {"f": "send", "p": "j1", "n": world.fresh()}
+        value = f"j1.{name['n']}@k{world.rng.randrange(3)}"
+        world.emit(e="invoke", k=QUEUE, v=value, **name)
+        yield
+        world.emit(e="ok", o=world.append(QUEUE, value, ["committed"]), **name)
+
+
+def _free(world: World) -> list[int]:
+    """Offsets of the queue that may be given out: the first of each key that is not finished."""
+    first: dict[str, int] = {}
+    for offset, entry in enumerate(world.logs[QUEUE]):
+        if offset not in world.finished:
+            first.setdefault((entry.value or "").rpartition("@")[2], offset)
+    return sorted(set(first.values()) - world.held)
+
+
+def _sharer(world: World, proc: str, rounds: int) -> Iterator[None]:
+    """A member of the share group; with ``rounds`` 0 the last one, which accepts all that is left."""
+    left = rounds
+    while left or (not rounds and _free(world)):
+        left = max(0, left - 1)
+        asked = world.now
+        yield
+        mine = _free(world)[: world.rng.randint(1, 3)]
+        if not mine:
+            continue
+        name = {"p": proc, "n": world.fresh()}
+        world.held |= set(mine)
+        records = {QUEUE: [[offset, world.logs[QUEUE][offset].value] for offset in mine]}
+        world.emit(e="ok", f="given", t0=asked, r=records, **name)
+        yield
+        end = world.rng.choices((ACCEPT, RELEASE, REJECT), (5, 2, 4))[0] if rounds else ACCEPT
+        world.emit(e="invoke", f="say", o={QUEUE: {str(offset): end for offset in mine}}, **name)
+        yield
+        fate = world.rng.random() if rounds else 0.0
+        if fate < 0.9 and end != RELEASE:
+            world.finished |= set(mine)
+            world.letters += mine if end == REJECT else ()
+        world.held -= set(mine)
+        if fate < 0.8:
+            world.emit(e="ok", f="say", o={QUEUE: mine}, **name)
+        elif fate < 0.95:
+            world.emit(e="info", f="say", error="timed out", **name)
+
+
 def generate(rng: random.Random) -> list[Event]:
     """A history without an anomaly; it ends with full reads."""
     world = World(rng)
@@ -269,12 +321,16 @@ def generate(rng: random.Random) -> list[Event]:
         _failing(world, "bad"), _transactions(world, "x1", 7), _transactions(world, "x2", 7),
         _sink(world, "s1", 8),
         _workers(world, "k1", 30), _reader(world, "rc1", "rc", 25), _reader(world, "rc2", "rc", 25),
-        _reader(world, "ru1", "ru", 25), _members(world, 12), _asker(world, 15),
+        _reader(world, "ru1", "ru", 25), _members(world, 12), _asker(world, 15), _jobs(world, 15),
+        _sharer(world, "q1", 12), _sharer(world, "q2", 12),
     ]  # fmt: skip
     while clients:
         client = rng.choice(clients)
         if next(client, StopIteration) is StopIteration:
             clients.remove(client)
+    for _ in _sharer(world, "q3", 0):
+        pass
+    world.emit(e="ok", f="letters", p="q3", t0=world.now, r=[[QUEUE, offset, "rejected"] for offset in world.letters])
     for group, key in ((GROUP, KEYS[0]), (WORKERS, IN)):
         last = world.offsets.get((group, key), -1)
         world.emit(e="ok", f="committed", p="last", t0=world.now, g=group, o={key: last}, final=True)
@@ -696,6 +752,100 @@ def a_foreign_batch_committed(rng: random.Random, events: list[Event]) -> set[st
     one, other = rng.sample(ops, 2)
     other[0]["batch"] = one[0]["batch"]
     return {"batch-twice"}
+
+
+def _given(events: list[Event], *ends: str) -> Iterator[tuple[Event, Event, int, str]]:
+    """Givings of a record that is given once and so ended: the event, that of the answer, offset and value."""
+    givings = [event for event in events if event.get("f") == "given"]
+    says = {(e["p"], e["n"], e["e"]): e for e in events if e.get("f") == "say"}
+    counts: dict[int, int] = {}
+    for event in givings:
+        for offset, _ in event["r"].get(QUEUE, ()):
+            counts[offset] = counts.get(offset, 0) + 1
+    for event in givings:
+        invoke, told = (says.get((event["p"], event["n"], kind)) for kind in ("invoke", "ok"))
+        for offset, value in event["r"].get(QUEUE, ()) if invoke is not None and told is not None else ():
+            if counts[offset] == 1 and invoke["o"][QUEUE][str(offset)] in ends:
+                yield event, told, offset, value
+
+
+def _give(events: list[Event], offset: int, value: str, t0: int) -> None:
+    records = {QUEUE: [[offset, value]]}
+    events.append({"e": "ok", "f": "given", "p": "late", "n": 1, "t0": t0, "t": t0 + 1, "r": records})
+
+
+@corruption
+def a_finished_job_is_given_again(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """The next leader does not know that it was finished."""
+    found = _pick(rng, _given(events, ACCEPT, REJECT))
+    if found is None:
+        return None
+    _give(events, *found[2:], found[1]["t"] + 1)
+    return {"share-given-again"}
+
+
+@corruption
+def a_job_with_two_members(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """Two leaders give it out."""
+    found = _pick(rng, _given(events, ACCEPT, REJECT, RELEASE))
+    if found is None:
+        return None
+    _give(events, *found[2:], found[0]["t"] + 1)
+    return {"share-two-at-once"}
+
+
+@corruption
+def a_job_overtakes_another_of_its_key(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """It was given out before the one before it."""
+    every = list(_given(events, ACCEPT, REJECT, RELEASE))
+    pairs = (
+        (before, value)
+        for before in every
+        for _, _, offset, value in every
+        if offset > before[2] and value.rpartition("@")[2] == before[3].rpartition("@")[2]
+    )
+    found = _pick(rng, pairs)
+    if found is None:
+        return None
+    (event, *_), value = found
+    offset = next(one for _, _, one, other in every if other == value)
+    _give(events, offset, value, event["t0"] - 2)
+    return {"share-order"}
+
+
+@corruption
+def a_dead_letter_is_lost(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """The state was committed without it."""
+    found = _pick(rng, _given(events, REJECT))
+    if found is None:
+        return None
+    letters = next(event for event in events if event.get("f") == "letters")
+    letters["r"].remove([QUEUE, found[2], "rejected"])
+    return {"dead-letter-missing"}
+
+
+@corruption
+def a_dead_letter_stands_twice(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """It was written again by the next leader."""
+    letters = next(event for event in events if event.get("f") == "letters")
+    letter = _pick(rng, letters["r"])
+    if letter is None:
+        return None
+    letters["r"].append(letter)
+    return {"dead-letter-twice"}
+
+
+@corruption
+def a_job_that_nobody_finished(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """The start went over it."""
+    found = _pick(rng, _given(events, ACCEPT))
+    if found is None:
+        return None
+    for event in events:
+        if event.get("f") == "say" and (event["p"], event["n"]) == (found[0]["p"], found[0]["n"]):
+            for key, offsets in event.get("o", {}).items():
+                event["o"][key] = dict.fromkeys(offsets, RELEASE) if isinstance(offsets, dict) else offsets
+    return {"share-skipped"}
 
 
 def main() -> int:

@@ -284,14 +284,15 @@ def demands(minutes: float, kinds: Sequence[str], *, shares: bool) -> Demands:
 TRIED = (
     "an_acknowledged_value_lost", "a_value_at_two_offsets", "values_swapped_in_a_poll", "committed_called_aborted",
 )  # fmt: skip
+TRIED_WITH_SHARERS = ("a_finished_job_is_given_again", "a_dead_letter_is_lost")
 
 
-def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]:
+def prove_it_fails(directory: Path, seed: int, *, shares: bool) -> Iterator[tuple[str, set[str]]]:
     """Corrupt copies of the history: what was done and what the checker found.
 
     Raises Blind when it found nothing, NothingToTry when there was nothing to corrupt.
     """
-    for name in TRIED:
+    for name in (*TRIED, *TRIED_WITH_SHARERS) if shares else TRIED:
         events = list(read_events(directory / "history"))
         expected = corrupt.CORRUPTIONS[name](random.Random(seed), events)
         if expected is None:
@@ -328,9 +329,8 @@ def judge(
         text += "\n".join(["\nThe batches that hold what is there twice:\n", *(f"- {line}" for line in batches), ""])
     print(text, flush=True)
     if report.ok:
-        lines = [
-            f"- {name.replace('_', ' ')}: {', '.join(sorted(found))}" for name, found in prove_it_fails(directory, seed)
-        ]
+        seen = prove_it_fails(directory, seed, shares=shares)
+        lines = [f"- {name.replace('_', ' ')}: {', '.join(sorted(found))}" for name, found in seen]
         proof = "\n".join(["Corrupted on purpose, the checker says:", "", *lines, ""])
         print(proof)
         text += "\n" + proof

@@ -289,7 +289,7 @@ def by_hand(recorder: Recorder, control: RoleControl, bootstrap: str, partitions
         except (OSError, AssertionError) as error:
             recorder.single("poll", start, e="info", error=text_of(error))
             control.pause(0.3)
-            raw.refresh()
+            raw.refresh()  # without an answer the next process goes on
         control.pause(control.rng.random() / 4)
     raw.close()
 
