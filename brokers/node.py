@@ -351,7 +351,8 @@ class Node:
         if self._ports.bucket is not None:
             services.tiers = Tiers(
                 self.config, self._ports.bucket, metadata=metadata, replicas=services.replicas, disk=self._ports.disk,
-                clock=services.clock, cluster_id=self._cluster_id, incarnation=self._incarnation,
+                store=self._ports.store, clock=services.clock, cluster_id=self._cluster_id,
+                incarnation=self._incarnation,
             )  # fmt: skip
             services.replicas.log_start = services.tiers.log_start
             services.tiers.watch(self._metrics)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +29,9 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
 from fleetlog.brokers.cli.overview import TIERING_WAITS, topic_settings
+from fleetlog.brokers.metadata.repair import TierReach, Tiers
 from fleetlog.brokers.tiering.decisions import Listed
-from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
+from fleetlog.brokers.tiering.leader import DELETED_TOGETHER, BucketError, NoSuchObject, newest_manifest
 from fleetlog.brokers.tiering.manifest import (
     MANIFESTS,
     BadObject,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 TOPICS = "topics/"
 TOPIC_IDS = 12
 """The version of Metadata whose topics have ids."""
-DELETED_TOGETHER = 100
 
 
 @click.group(cls=CommandGroup)
@@ -123,6 +124,31 @@ def _looked_at(url: str, folder: str = TOPICS) -> tuple[str, list[TieredPartitio
 
 def _told(owner: str, parts: list[TieredPartition]) -> dict[str, Any]:
     return {"owner": owner, "partitions": [_row(part) for part in parts]}
+
+
+def tier_reaches(url: str) -> tuple[str, Tiers, list[str]]:
+    """The cluster id of a bucket's owner, what the newest manifest of each partition says, and those that cannot be
+    read. Raises CliError."""
+
+    async def read(store: ObjectBucket) -> tuple[str, Tiers, list[str]]:
+        owner = await _owner(store)
+        reaches: dict[uuid.UUID, dict[int, TierReach]] = {}
+        problems: list[str] = []
+        for folder in await store.folders(TOPICS):
+            topic = folder.removeprefix(TOPICS).rstrip("/").rpartition(".")[0]
+            for prefix in await store.folders(folder):
+                try:
+                    manifest = await newest_manifest(store, prefix)
+                except BadObject as wrong:
+                    problems.append(str(wrong))
+                    continue
+                if manifest is not None:
+                    reach = TierReach(topic, manifest.leader_epoch, bool(manifest.segments))
+                    reaches.setdefault(manifest.topic_id, {})[manifest.partition] = reach
+        return owner.cluster_id if owner is not None else "", reaches, problems
+
+    told: tuple[str, Tiers, list[str]] = _run(url, read)
+    return told
 
 
 async def _parts(store: ObjectBucket, folder: str = TOPICS) -> list[TieredPartition]:

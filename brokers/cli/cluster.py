@@ -321,16 +321,23 @@ def _words(counted: dict[str, int]) -> str:
 @override_option
 @click.option("--execute", is_flag=True, help="Write it.  [default: only show what would be written]")
 @click.option("--without", callback=numbers, metavar="4,5", help="Brokers that do not come back.")
+@click.option("--without-bucket", is_flag=True, help="Do not read the bucket of tiered topics.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def repair_cluster(
-    config_file: Path, override: dict[str, str], *, execute: bool, without: tuple[int, ...] | None, yes: bool
+    config_file: Path,
+    override: dict[str, str],
+    *,
+    execute: bool,
+    without: tuple[int, ...] | None,
+    without_bucket: bool,
+    yes: bool,
 ) -> None:
     """Make ZooKeeper know again what the brokers have, after it was restored from an older copy or replaced.
 
     CONFIG_FILE is the properties of any broker: where ZooKeeper is, and how to log in there. All brokers must run;
     those that find ZooKeeper older than their logs tell there what they have. Topics, their ids, replicas and leader
     epochs, the controller epoch and the producer ids are made from that. Settings, ACLs, users and quotas stay as they
-    are in ZooKeeper.
+    are in ZooKeeper. Where the properties name a bucket, leader epochs are also above those of its manifests.
 
     \b
       fleetlog cluster repair broker.properties
@@ -338,4 +345,4 @@ def repair_cluster(
     """
     from fleetlog.brokers.cli.repair import repair
 
-    repair(config_file, override, execute=execute, without=without or (), yes=yes)
+    repair(config_file, override, execute=execute, without=without or (), without_bucket=without_bucket, yes=yes)

@@ -7,16 +7,18 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import click
 
 from fleetlog.brokers.cli.options import settings_text
-from fleetlog.brokers.cli.output import CliError, confirm, count_text
+from fleetlog.brokers.cli.output import CliError, confirm, count_text, warn
 from fleetlog.brokers.config import BrokerConfig, ConfigError, load_config
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.inventories import Inventory, decode_inventory
 from fleetlog.brokers.metadata.loading import children_or_none, load_metadata, read_many, read_or_none
-from fleetlog.brokers.metadata.repair import CannotRepair, RepairPlan, plan_repair
+from fleetlog.brokers.metadata.repair import CannotRepair, RepairPlan, Tiers, plan_repair
 from fleetlog.brokers.metadata.tree_guard import read_marks
 from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.tls.zookeeper import ZookeeperSettings
@@ -31,23 +33,55 @@ PRODUCER_IDS = "/latest_producer_id_block"
 AT_ONCE = 400
 
 
-def repair(config_file: Path, override: dict[str, str], *, execute: bool, without: Sequence[int], yes: bool) -> None:
+class InBucket(NamedTuple):
+    """What the manifests say; ``owner`` is the cluster id of the bucket's owner."""
+
+    owner: str = ""
+    tiers: Tiers = MappingProxyType({})
+
+
+def repair(
+    config_file: Path,
+    override: dict[str, str],
+    *,
+    execute: bool,
+    without: Sequence[int],
+    without_bucket: bool,
+    yes: bool,
+) -> None:
     """The command. Raises CliError."""
     try:
         config = load_config(settings_text(config_file), str(config_file), os.environ, override)
-        asyncio.run(_repair(config, execute=execute, without=without, yes=yes))
+        tiered = config.remote_log_storage_system_enable and config.fleetlog_bucket_url
+        in_bucket = _read_bucket(config.fleetlog_bucket_url) if tiered and not without_bucket else InBucket()
+        asyncio.run(_repair(config, in_bucket, execute=execute, without=without, yes=yes))
     except (ConfigError, StoreError, CannotRepair, BadZnode) as error:
         raise CliError(str(error)) from error
 
 
-async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int], yes: bool) -> None:
+def _read_bucket(url: str) -> InBucket:
+    from fleetlog.brokers.cli.bucket import tier_reaches
+
+    try:
+        owner, tiers, problems = tier_reaches(url)
+    except CliError as wrong:
+        raise CliError(f"{wrong}\nManifests tell leader epochs that a tiered topic's next leader must be above. If the"
+                       " bucket is gone for good: --without-bucket") from wrong  # fmt: skip
+    for problem in problems:
+        warn(problem)
+    return InBucket(owner, tiers)
+
+
+async def _repair(
+    config: BrokerConfig, in_bucket: InBucket, *, execute: bool, without: Sequence[int], yes: bool
+) -> None:
     security = ZookeeperSettings.of(dict(config.given)).connection(time.time)
     store = ZookeeperStore(
         config.zookeeper_connect, session_timeout_ms=config.zookeeper_session_timeout_ms, security=security
     )
     await store.start(config.zookeeper_connection_timeout_ms)
     try:
-        plan = await read_plan(store, without)
+        plan = await read_plan(store, without, await _own_tiers(store, in_bucket))
         for line in plan.lines:
             click.echo(line)
         if plan.done:
@@ -66,7 +100,19 @@ async def _repair(config: BrokerConfig, *, execute: bool, without: Sequence[int]
         await store.close()
 
 
-async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
+async def _own_tiers(store: Store, in_bucket: InBucket) -> Tiers:
+    """What the bucket has of this fleet."""
+    if not in_bucket.tiers:
+        return in_bucket.tiers
+    identity = await read_or_none(store, znodes.CLUSTER_ID)
+    cluster_id = znodes.decode_cluster_id(identity[0]) if identity is not None else ""
+    if cluster_id == in_bucket.owner:
+        return in_bucket.tiers
+    warn(f"the bucket is of cluster {in_bucket.owner or 'nobody'}, and this one is {cluster_id}: not looked at")
+    return MappingProxyType({})
+
+
+async def read_plan(store: Store, without: Sequence[int], tiers: Tiers = MappingProxyType({})) -> RepairPlan:
     """What the brokers have told, and the tree, make this plan. Raises CannotRepair, BadZnode, StoreError."""
     names = await children_or_none(store, znodes.INVENTORIES)
     parts: dict[int, dict[int, bytes]] = {}
@@ -93,6 +139,7 @@ async def read_plan(store: Store, without: Sequence[int]) -> RepairPlan:
         known_brokers=[b for b, row in records if row is None or row[0] != UNREGISTERED], without=without,
         allocated_id=allocated,
         chosen=znodes.decode_topic_ids(znodes.REPAIR, chosen[0]) if chosen is not None else {},
+        tiers=tiers,
     )  # fmt: skip
 
 

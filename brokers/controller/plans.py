@@ -212,11 +212,14 @@ def partitions(
             yield TopicPartition(name, index), state
 
 
-def delete_topic(topic: TopicInfo, version: int, config_exists: bool, *, taken: bool) -> list[MultiWrite]:
+def delete_topic(
+    topic: TopicInfo, version: int, config_exists: bool, *, taken: bool, tiered: bool = False
+) -> list[MultiWrite]:
     """One write if it fits; else first the deletion mark, which deletes the topic for all brokers and clients.
 
     The name stays taken until the brokers have confirmed (:mod:`brokers.controller.deletions`). ``taken``: it is still,
     for a topic that was deleted before; only a controller of an older version lets another have it meanwhile.
+    ``tiered``: it has objects in the bucket, of which a second mark tells until they are gone.
     """
     partitions: list[Operation] = []
     for index, state in enumerate(topic.partitions):
@@ -232,11 +235,13 @@ def delete_topic(topic: TopicInfo, version: int, config_exists: bool, *, taken: 
     gone = TopicDeleted(topic.name, topic.id)
     marked = znodes.encode_delete_mark(topic.id)
     path = znodes.deleted_topic_path(topic.name)
-    name: Operation = SetData(path, marked) if taken else Create(path, marked)
-    if len(partitions) + len(tail) < OPERATIONS_PER_WRITE:
-        return [MultiWrite((*partitions, *tail, name), (gone,))]
+    marks: list[Operation] = [SetData(path, marked) if taken else Create(path, marked)]
+    if tiered:
+        marks.append(Create(znodes.deleted_tier_path(topic.id), znodes.encode_deleted_tier(topic.name, topic.id)))
+    if len(partitions) + len(tail) + len(marks) <= OPERATIONS_PER_WRITE:
+        return [MultiWrite((*partitions, *tail, *marks), (gone,))]
     mark = Create(znodes.delete_topic_path(topic.name), marked)
-    return [MultiWrite((mark, name), (gone,)), *finish_deletion(topic.name, partitions, tail)]
+    return [MultiWrite((mark, *marks), (gone,)), *finish_deletion(topic.name, partitions, tail)]
 
 
 def free_names(names: Sequence[str]) -> list[MultiWrite]:

@@ -38,6 +38,7 @@ from fleetlog.brokers.controller.requests import (
 )
 from fleetlog.brokers.controller.writes import MAX_TOPIC_BYTES, MultiWrite, size_of_topic, topic_znode
 from fleetlog.brokers.metadata import znodes
+from fleetlog.brokers.metadata.features import TIERING_VERSION
 from fleetlog.brokers.metadata.image import MetadataImage, stateless
 from fleetlog.brokers.metadata.loading import children_or_none, read_many, read_or_none
 from fleetlog.brokers.metadata.znodes import TopicZnode
@@ -332,9 +333,19 @@ class TopicCommands:
         else:
             has_config = (znodes.CONFIG_TOPICS, name) in image.config_versions
             marked = await self._context.read_now(read_or_none(self._context.store, znodes.deleted_topic_path(name)))
-            plan = plans.delete_topic(now, image.topic_versions[name], has_config, taken=marked is not None)
+            plan = plans.delete_topic(
+                now, image.topic_versions[name], has_config, taken=marked is not None, tiered=self._in_bucket(now)
+            )
             await self._context.perform(plan)
         return TopicOutcome(name, ErrorCode.NONE, None, topic, topic.id)
+
+    def _in_bucket(self, topic: TopicInfo) -> bool:
+        """Whether there may be objects of it."""
+        metadata = self._context.metadata
+        if metadata.features.get(TIERING_VERSION, 0) < 1:
+            return False
+        config = metadata.topic_config(topic.name)
+        return config.tiers or config.ends_tier
 
     async def finish_deletions(self) -> None:
         """Complete deletions that stopped after their mark; raises StaleState, NotController."""

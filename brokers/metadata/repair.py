@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.image import MetadataImage
@@ -26,6 +27,19 @@ EPOCHS_LEFT_OUT = 100
 """Elections in which nothing was appended leave no trace in a log: their epochs are not used again, either."""
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The settings of a topic whose own are lost: nothing of it is deleted before somebody says what to keep."""
+
+
+class TierReach(NamedTuple):
+    """What the bucket's newest manifest of a partition says: the leader epoch that wrote it, and whether it names
+    records."""
+
+    topic: str
+    leader_epoch: int
+    has_records: bool
+
+
+Tiers = Mapping[uuid.UUID, Mapping[int, TierReach]]
+"""By topic id and partition."""
 
 
 class CannotRepair(Exception):
@@ -48,6 +62,8 @@ class RepairPlan:
     producer_id: int = -1
     incarnations: dict[int, int] = field(default_factory=dict)
     """Of each broker the registration that its znode must show before the broker registers again."""
+    tiers: Tiers = field(default_factory=dict)
+    """What is in the bucket."""
 
 
 def plan_repair(
@@ -59,14 +75,15 @@ def plan_repair(
     without: Iterable[int] = (),
     allocated_id: int = -1,
     chosen: Mapping[str, uuid.UUID] = MappingProxyType({}),
+    tiers: Tiers = MappingProxyType({}),
 ) -> RepairPlan:
     """``tree`` has the tree's numbers for each broker. Raises CannotRepair if a broker or a directory is missing.
 
     ``without`` are brokers that do not come back; ``allocated_id`` is the highest producer id that the tree has given,
-    ``chosen`` what a run that was broken off has chosen.
+    ``chosen`` what a run that was broken off has chosen, ``tiers`` what is in the bucket.
     """
     _insist_on_all(image, inventories, known_brokers, without)
-    plan = RepairPlan()
+    plan = RepairPlan(tiers=tiers)
     marks = [inventory.marks for inventory in inventories]
     plan.generation = 1 + max(one.generation for one in (*marks, *tree.values()))
     plan.controller_epoch = 1 + max(0, *(one.controller_epoch for one in (*marks, *tree.values())))
@@ -78,6 +95,11 @@ def plan_repair(
     plan.chosen = {name: topic_id for name, topic_id in chosen.items() if topic_id in held.get(name, {})}
     for name in sorted(held.keys() | image.topics.keys()):
         _plan_topic(plan, image, name, held.get(name, {}))
+    logs = {topic_id for topics in held.values() for topic_id in topics}
+    for topic_id in sorted(tiers.keys() - logs):
+        if _has_records(plan, topic_id):
+            name = next(iter(tiers[topic_id].values())).topic
+            plan.lines.append(f"topic {name} (id {topic_id}): the bucket alone has records of it, and they stay there")
     return plan
 
 
@@ -168,12 +190,16 @@ def _created(
             plan.lines.append(f"topic {name}: no broker has a log of partition {index}: it will be empty")
         replicas = _ordered(logs) or everyone[:1]
         assignment.append(tuple(map(BrokerId, replicas)))
-        states.append(_state(plan, replicas, logs, -1))
+        states.append(_state(plan, replicas, logs, max(-1, _tier_epoch(plan, topic_id, index))))
     logs_of_it = [log for logs in held.values() for log in logs.values()]
     config = {} if name in INTERNAL_TOPICS else dict(KEPT)
+    tiered = _has_records(plan, topic_id)
     if name in INTERNAL_TOPICS or any(log.compacted for log in logs_of_it):
         config["cleanup.policy"] = "compact"
+    elif tiered:
+        config["remote.storage.enable"] = "true"
     lost = "" if name in INTERNAL_TOPICS else "; its settings are lost: nothing of it is deleted until you set them"
+    lost += ", and it is tiered, as its records in the bucket say" if tiered else ""
     plan.lines.append(f"topic {name} (id {topic_id}) is made, partitions: {len(assignment)}{lost}")
     operations: list[Operation] = [
         Create(znodes.topic_path(name), znodes.encode_topic(TopicZnode(topic_id, tuple(assignment)))),
@@ -200,14 +226,17 @@ def _mend(plan: RepairPlan, image: MetadataImage, name: str, held: Mapping[int, 
         )[:1]  # fmt: skip
         replicas += [broker for broker in before if broker not in replicas][: max(0, len(before) - len(replicas))]
         assignment.append(tuple(map(BrokerId, replicas)))
-        state = _state(plan, replicas, logs, known.leader_epoch if known is not None else -1)
-        changed |= known is None or not _is_written(plan, known, state)
+        tiered = _tier_epoch(plan, topic.id, index)
+        state = _state(plan, replicas, logs, max(tiered, known.leader_epoch if known is not None else -1))
+        changed |= known is None or tiered > known.leader_epoch or not _is_written(plan, known, state)
         if tuple(replicas) != before:
             plan.lines.append(f"{tp}: replicas {list(before)} become {replicas}")
         if logs:
             latest = max(log.last_epoch for log in logs.values())
             if known is not None and latest > known.leader_epoch:
                 plan.lines.append(f"{tp}: leader epoch {known.leader_epoch}, its logs have {latest}")
+        if known is not None and tiered > known.leader_epoch:
+            plan.lines.append(f"{tp}: leader epoch {known.leader_epoch}, its manifest in the bucket has {tiered}")
         if known is not None and known.partition_epoch >= 0:
             operations.append(SetData(znodes.state_path(tp), znodes.encode_state(state)))
         else:
@@ -217,6 +246,16 @@ def _mend(plan: RepairPlan, image: MetadataImage, name: str, held: Mapping[int, 
         return
     head = SetData(znodes.topic_path(name), znodes.encode_topic(TopicZnode(topic.id, tuple(assignment))))
     plan.topics[name] = [head, *operations]
+
+
+def _has_records(plan: RepairPlan, topic_id: uuid.UUID) -> bool:
+    return any(reach.has_records for reach in plan.tiers.get(topic_id, {}).values())
+
+
+def _tier_epoch(plan: RepairPlan, topic_id: uuid.UUID, partition: int) -> int:
+    """Of the manifest's writer, which a leader must be later than; -1 without one."""
+    reach = plan.tiers.get(topic_id, {}).get(partition)
+    return -1 if reach is None else reach.leader_epoch
 
 
 def _is_written(plan: RepairPlan, known: PartitionState, state: PartitionState) -> bool:

@@ -37,6 +37,8 @@ FEATURE: Final = "/feature"
 CHANGES: Final = "/fleetlog/changes"
 DELETED_TOPICS: Final = "/fleetlog/deleted_topics"
 """Those that a broker may still know: their names are taken until all have confirmed that they are gone."""
+DELETED_TIERS: Final = "/fleetlog/deleted_tiers"
+"""Tiered topics that were deleted, by their ids, until nothing of them is in the bucket."""
 GENERATION: Final = "/fleetlog/generation"
 """How often the tree was repaired; missing before the first time."""
 REPAIR: Final = "/fleetlog/repair"
@@ -66,6 +68,7 @@ PERSISTENT_PATHS: Final = (
     "/config/changes",
     CHANGES,
     DELETED_TOPICS,
+    DELETED_TIERS,
 )
 """Parents that exist in every cluster; the first broker creates them."""
 
@@ -115,6 +118,11 @@ def delete_topic_path(topic: str) -> str:
 def deleted_topic_path(topic: str) -> str:
     """The mark of a deleted topic whose name is still taken."""
     return f"{DELETED_TOPICS}/{topic}"
+
+
+def deleted_tier_path(topic_id: uuid.UUID) -> str:
+    """The mark of a deleted topic that has objects in the bucket."""
+    return f"{DELETED_TIERS}/{topic_id.hex}"
 
 
 def change_path(sequence: int) -> str:
@@ -310,6 +318,19 @@ def decode_delete_mark(path: str, data: bytes) -> uuid.UUID:
         return topic_id_from(str(load_document(path, data).get("topic_id")))
     except ValueError as problem:
         raise BadZnode(path, f"no topic id: {problem}") from problem
+
+
+def encode_deleted_tier(topic: str, topic_id: uuid.UUID) -> bytes:
+    """Names the folder in the bucket, too."""
+    return dump_document({"version": 1, "topic": topic, "topic_id": id_text(topic_id)})
+
+
+def decode_deleted_tier(path: str, data: bytes) -> tuple[str, uuid.UUID]:
+    """Name and id of the deleted topic; raises BadZnode."""
+    topic = load_document(path, data).get("topic")
+    if not isinstance(topic, str) or not topic or "/" in topic:
+        raise BadZnode(path, "no name of a topic")
+    return topic, decode_delete_mark(path, data)
 
 
 def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> BrokerInfo:

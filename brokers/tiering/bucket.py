@@ -220,6 +220,13 @@ class ObjectBucket:
 
         return await self._call("list", listed)
 
+    async def folders(self, prefix: str) -> list[str]:
+        """The folders in that folder, by their whole names with the slash, sorted."""
+        import obstore
+
+        listed = await self._call("list", lambda: obstore.list_with_delimiter(self._store(), prefix=prefix))
+        return sorted(f"{name.rstrip('/')}/" for name in listed["common_prefixes"])
+
     async def delete(self, names: list[str]) -> None:
         """Remove objects; absent ones don't matter."""
         import obstore

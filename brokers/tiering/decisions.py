@@ -160,6 +160,12 @@ def emptied(manifest: Manifest, local: LocalLog) -> Manifest:
     return manifest._replace(segments=(), log_start=start, epochs=chain(manifest.epochs, local.epochs, start))
 
 
+def unbroken(manifest: Manifest, local: LocalLog) -> Manifest:
+    """Without what ends before the log begins: nobody can read on behind it. So it is where a tier was switched off,
+    the log went on by its own retention, and the tier is on again before what is in the bucket was deleted."""
+    return emptied(manifest, local) if 0 <= manifest.end < local.start else manifest
+
+
 def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Manifest:
     """With one more segment, which was copied from that log."""
     return manifest._replace(
@@ -168,17 +174,16 @@ def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Mani
 
 
 def local_start(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
-    """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them.
+    """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them."""
+    start = max(local.start, min(manifest.log_start, local.stable))
+    return released(local, limits, start, manifest.end, now_ms)
 
-    Where nothing is copied any more, they go as in a topic without a tier, once nothing older is in the bucket.
-    """
-    uncounted = not limits.copies and not manifest.segments
-    start, excess = (
-        max(local.start, min(manifest.log_start, local.stable)),
-        local.size - limits.local_bytes if limits.local_bytes >= 0 else 0,
-    )
+
+def released(local: LocalLog, limits: TierLimits, start: int, until: int, now_ms: int) -> int:
+    """Behind the closed segments before ``until`` that the limits of what is here take; ``start`` if they take none."""
+    excess = local.size - limits.local_bytes if limits.local_bytes >= 0 else 0
     for segment in local.segments:
-        if segment.end > (local.stable if uncounted else manifest.end):
+        if segment.end > until:
             break
         too_old = limits.local_ms >= 0 and now_ms - segment.max_timestamp > limits.local_ms
         if not (too_old or excess >= segment.size > 0):
@@ -190,12 +195,16 @@ def local_start(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms:
 
 def first_offset(manifest: Manifest, begin: int, log_start: int) -> int:
     """The first one that clients may read, of a log that begins here at ``begin``; ``log_start`` as of retention."""
-    start = min(manifest.segments[0].start, begin) if manifest.segments else begin
+    start = min(manifest.segments[0].start, begin) if manifest.end >= begin else begin
     return max(start, manifest.log_start, log_start)
 
 
 def retained(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start: int, now_ms: int) -> Manifest:
-    """Without segments that retention takes, or that end before ``log_start``: a client has set it, or it is -1."""
+    """Without segments that retention takes, or that end before ``log_start``: a client has set it, or it is -1.
+
+    Where nothing is copied any more, and nothing older is in the bucket, what is here only goes as in a topic without a
+    tier; the manifest says so first, because a copy whose answer was lost may still be counted.
+    """
     start = max(manifest.log_start, log_start)
     excess = manifest.size + _only_here(manifest, local) - limits.retention_bytes if limits.retention_bytes >= 0 else 0
     gone = 0
@@ -206,6 +215,9 @@ def retained(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start:
         excess -= segment.size
         start = max(start, segment.end)
         gone += 1
+    if not limits.copies and gone == len(manifest.segments):
+        here = released(local, limits, local.start, local.stable, now_ms)
+        start = max(start, here) if here > local.start else start
     if start == manifest.log_start:
         return manifest
     epochs = chain(manifest.epochs, local.epochs, max(start, manifest.end))

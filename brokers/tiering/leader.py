@@ -27,6 +27,7 @@ from fleetlog.brokers.tiering.decisions import (
     next_copy,
     orphans,
     retained,
+    unbroken,
 )
 from fleetlog.brokers.tiering.manifest import (
     MANIFESTS,
@@ -41,6 +42,12 @@ from fleetlog.brokers.tiering.manifest import (
 
 ATTEMPTS = 100
 """At finding the next generation: each one that is taken is another leader's change."""
+
+
+NOBODY = -1
+"""The broker of a deleted topic's last manifest."""
+DELETED_TOGETHER = 100
+"""Objects, by one call."""
 
 
 class BucketError(Exception):
@@ -122,6 +129,39 @@ async def newest_manifest(bucket: BucketPort, prefix: str) -> Manifest | None:
         generation += 1
 
 
+def disowned(manifest: Manifest, now_ms: int) -> Manifest:
+    """The next generation of a deleted topic's: it names nothing, and a leader that does not know yet ends at it."""
+    return manifest._replace(
+        generation=manifest.generation + 1, leader_epoch=manifest.leader_epoch + 1, broker_id=NOBODY, written_ms=now_ms,
+        log_start=max(manifest.log_start, manifest.end), segments=(),
+    )  # fmt: skip
+
+
+async def remove_partition(bucket: BucketPort, prefix: str, now_ms: Callable[[], int], *, last: bool) -> list[str]:
+    """Remove a deleted topic's partition: a manifest that names nothing first, then all behind it.
+
+    That manifest stays until the ``last`` time, so that a former leader, which may write yet, comes to its end. Returns
+    the names of what was removed. Raises BucketError.
+    """
+    try:
+        known = await newest_manifest(bucket, prefix)
+    except BadObject:  # it names nothing that can be read
+        known = None
+    if known is not None and (known.segments or known.broker_id != NOBODY):
+        known = disowned(known, now_ms())
+        try:
+            await bucket.put_new(prefix + manifest_name(known.generation), encode_manifest(known))
+        except NameTaken as wrong:
+            raise BucketError(f"{prefix}: a leader that does not know of the deletion wrote meanwhile") from wrong
+    kept = prefix + manifest_name(known.generation) if known is not None and not last else ""
+    names = [entry.name for entry in await bucket.objects(prefix) if entry.name != kept]
+    # the newest manifest comes last: one before it names what is gone
+    names.sort(key=lambda name: generation_of(name.removeprefix(prefix)))
+    for first in range(0, len(names), DELETED_TOGETHER):
+        await bucket.delete(names[first : first + DELETED_TOGETHER])
+    return names
+
+
 @dataclass(slots=True)
 class TierFigures:
     """What was done for a topic's partitions since the broker's start: bytes, and segments as Kafka counts requests."""
@@ -161,6 +201,8 @@ class TierLeader:
         """The log start that a client has set."""
         self.ended = False
         """The topic is not tiered any more, and nothing of the partition is left in the bucket."""
+        self.gap = ""
+        """What was deleted because nobody could read on behind it, in words, until somebody has said so."""
         self._figures = figures if figures is not None else TierFigures()
         self._bucket = bucket
         self._prefix = prefix
@@ -177,9 +219,20 @@ class TierLeader:
             return False
         if self.manifest is None:
             await self._take_over()
+        await self._mend()
         copied = await self._copy()
         await self._retain()
         return copied
+
+    async def _mend(self) -> None:
+        """Before a copy would follow what nobody can read on behind."""
+        assert self.manifest is not None, "taken over before"
+        before = self.manifest
+        if unbroken(before, self._log.view()) == before:
+            return
+        self.gap = f"what is in the bucket, up to {before.end}, ends before this log begins: it is deleted"
+        await self._commit(before, lambda manifest: unbroken(manifest, self._log.view()))
+        await self._delete(sorted(set(before.names()).difference(self.manifest.names())))
 
     async def _take_over(self) -> None:
         """Write a generation of this epoch, which a former leader's next one cannot follow."""
@@ -200,8 +253,10 @@ class TierLeader:
                 return
             await self._take_over()
         assert self.manifest is not None, "taken over"
-        await self._commit(self.manifest, lambda manifest: emptied(manifest, self._log.view()))
+        # listed before: what a later leader copies, whose topic is tiered again, comes after a manifest of its epoch
         listed = [entry.name.removeprefix(self._prefix) for entry in await self._bucket.objects(self._prefix)]
+        # always: it may name nothing, and a copy whose answer was lost be counted late
+        await self._commit(self.manifest, lambda manifest: emptied(manifest, self._log.view()), always=True)
         await self._delete([name for name in listed if generation_of(name) < 0])
         self.ended = True
 
@@ -236,11 +291,11 @@ class TierLeader:
         assert self.manifest is not None, "taken over before"
         segment = TieredSegment(self._new_id(), part.start, part.end, part.size, 0, 0, 0, part.max_timestamp)
         done = await self._log.upload(part, self._prefix + segment.log_name, self._prefix + segment.index_name)
-        self._log.view()
         segment = segment._replace(**done._asdict())
 
         def change(manifest: Manifest) -> Manifest:
-            return counted(manifest, segment, local) if still_next(manifest) else manifest
+            wanted = still_next(manifest) and segment.end >= self._log.view().start  # it may have gone meanwhile
+            return counted(manifest, segment, local) if wanted else manifest
 
         await self._commit(self.manifest, change)
         self._figures.copied_bytes += done.size
@@ -320,6 +375,11 @@ class TierLeader:
         self.manifest = manifest
 
 
+def folder_of(topic: str, topic_id: uuid.UUID) -> str:
+    """Of a topic's objects, with the slash."""
+    return f"topics/{topic}.{topic_id.hex}/"
+
+
 def prefix_of(topic: str, topic_id: uuid.UUID, partition: int) -> str:
     """Of a partition's objects."""
-    return f"topics/{topic}.{topic_id.hex}/{partition}/"
+    return f"{folder_of(topic, topic_id)}{partition}/"

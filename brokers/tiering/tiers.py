@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlog._native.batch import crc32c
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.config import BrokerConfig
 from fleetlog.brokers.log import DiskError, DiskPort, LogOffline, ReadResult
+from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.features import TIERING_VERSION
+from fleetlog.brokers.metadata.loading import children_or_none, read_many
+from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
 from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
@@ -41,9 +46,12 @@ from fleetlog.brokers.tiering.leader import (
     TierLeader,
     TierOvertaken,
     Uploaded,
+    folder_of,
     prefix_of,
+    remove_partition,
 )
 from fleetlog.brokers.tiering.manifest import BadObject, Manifest, ManifestEpoch, encode_index
+from fleetlog.coordination.store import NoNode, Store, StoreError
 
 if TYPE_CHECKING:
     from fleetlog.brokers.replication.partition import Partition
@@ -61,6 +69,8 @@ CACHE_DIRECTORY = "remote-log-index-cache"
 NAMED = 5
 OWNED_MS, OWNER_MS = 10_000, 60_000
 """How long a bucket that said whose it is need not be asked again: when a leader takes a manifest over, and later."""
+REMOVED_MS = 30_000
+"""Time between two looks for deleted topics; shorter if the task's interval is."""
 PER_TURN = 500
 """Partitions that are looked at without a pause."""
 
@@ -181,25 +191,38 @@ class LedTier:
                 await self.leader.sweep()
                 self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
         except TierOvertaken as wrong:
-            logger.info("%s: its tier rests: %s", self.partition.tp, wrong)
+            if self._surely_leads():
+                trouble = (
+                    f"the tier of {self.partition.tp} rests: {wrong}, and this leader's is {self.epoch}: ZooKeeper is"
+                    " older than the bucket (docs/zookeeper-backup.md)"
+                )
+            if trouble != self.trouble or not trouble:
+                logger.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or f"{self.partition.tp}: {wrong}")
         except (BucketError, BadObject, CorruptBatch, ForeignBucket, NoSuchObject, LogOffline, DiskError) as wrong:
             trouble = f"the tier of {self.partition.tp} rests: {wrong}"
             if trouble != self.trouble:
                 logger.error("%s", trouble)
             self.due_ms = clock.mono_ms() + min(interval_ms, AGAIN_MS)
         self.trouble = trouble
+        if self.leader.gap:
+            logger.warning("%s: %s", self.partition.tp, self.leader.gap)
+            self.leader.gap = ""
         self._measure()
         if trouble or not knew:
             self.partition.committed()  # who waits for what is below the log's start looks again
 
+    def _surely_leads(self) -> bool:
+        try:
+            self.view()
+        except TierOvertaken:
+            return False
+        return True
+
     def _measure(self) -> None:
         """How far copies are behind; while a manifest is not known, as far as is known."""
-        if self.leader.manifest is None:
+        if self.leader.manifest is None or not self._surely_leads():
             return
-        try:
-            local = self.view()
-        except TierOvertaken:
-            return
+        local = self.view()
         manifest, log, clock = self.leader.manifest, self.partition.log, self._tiers.clock
         lag = copy_lag(manifest, local, self.limits(), clock.wall_ms())
         self.lag = lag._replace(held=lag.held and log.last_stable_offset < log.high_watermark)
@@ -212,6 +235,92 @@ class LedTier:
     def stalled_s(self) -> float:
         """For how long a segment has been due, and none was copied, in seconds."""
         return 0.0 if self._stalled is None else (self._tiers.clock.mono_ms() - self._stalled[1]) / 1000
+
+
+class DeletedTiers:
+    """Deleted topics whose objects are in the bucket: the broker of the controller removes them.
+
+    The mark of a topic was written with its deletion, so that a topic is not taken for deleted whose ZooKeeper was
+    rolled back. Mark and newest manifests, which name nothing, stay until they have the age of an orphan: a broker that
+    stood still meanwhile ends at them, and what it had begun to write is removed then.
+    """
+
+    def __init__(
+        self,
+        bucket: ObjectBucket,
+        store: Store,
+        clock: Clock,
+        *,
+        grace_ms: int,
+        known: Callable[[uuid.UUID], bool],
+        owned: Callable[[], Awaitable[None]],
+        removed: Callable[[str, int], None],
+    ) -> None:
+        """``known``: whether there is a topic of that id; ``owned`` raises ForeignBucket where the bucket is another
+        fleet's; ``removed`` is told of a topic's segments that went."""
+        self.trouble = ""
+        self._bucket = bucket
+        self._store = store
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._known = known
+        self._owned = owned
+        self._removed = removed
+        self._looked_ms: dict[str, int] = {}
+        """When nothing was left of them, by the names of their marks, on the monotonic clock."""
+
+    async def look(self) -> None:
+        """Remove what there is; what fails is said, and tried again."""
+        trouble = ""
+        try:
+            await self._remove_all()
+        except (BucketError, ForeignBucket, NoSuchObject, StoreError, BadZnode) as wrong:
+            trouble = f"objects of deleted topics stay: {wrong}"
+            if trouble != self.trouble:
+                logger.error("%s", trouble)
+        self.trouble = trouble
+
+    async def _remove_all(self) -> None:
+        names = await children_or_none(self._store, znodes.DELETED_TIERS)
+        self._looked_ms = {name: at for name, at in self._looked_ms.items() if name in names}
+        now_ms, again_ms = self._clock.mono_ms(), self._grace_ms // 4
+        due = [name for name in names if now_ms - self._looked_ms.get(name, now_ms - again_ms) >= again_ms]
+        if not due:
+            return
+        taken = await children_or_none(self._store, znodes.DELETED_TOPICS)  # a live broker may not know of it yet
+        paths = [f"{znodes.DELETED_TIERS}/{name}" for name in due]
+        damaged: BadZnode | None = None
+        for name, path, row in zip(due, paths, await read_many(self._store, paths), strict=True):
+            if row is None:
+                continue
+            try:
+                topic, topic_id = znodes.decode_deleted_tier(path, row[0])
+            except BadZnode as wrong:
+                damaged = wrong
+                continue
+            if topic in taken or self._known(topic_id):
+                continue
+            last = self._clock.wall_ms() - row[1].created_ms > self._grace_ms
+            if not await self._remove(topic, topic_id, last=last):
+                self._looked_ms[name] = now_ms
+                if last:
+                    with suppress(NoNode):
+                        await self._store.delete(path)
+        if damaged is not None:
+            raise damaged
+
+    async def _remove(self, topic: str, topic_id: uuid.UUID, *, last: bool) -> int:
+        """Returns how many objects went; ``last``: nothing stays."""
+        folder = folder_of(topic, topic_id)
+        listed = [entry.name.removeprefix(folder) for entry in await self._bucket.objects(folder)]
+        removed: list[str] = []
+        for partition in sorted({name.partition("/")[0] for name in listed}):
+            await self._owned()
+            removed += await remove_partition(self._bucket, f"{folder}{partition}/", self._clock.wall_ms, last=last)
+        if removed:
+            self._removed(topic, sum(name.endswith(".log") for name in removed))
+            logger.info("removed %d objects of topic %s (id %s), which was deleted", len(removed), topic, topic_id)
+        return len(removed)
 
 
 class TierSize(NamedTuple):
@@ -234,6 +343,7 @@ class Tiers:
         metadata: MetadataCache,
         replicas: ReplicaManager,
         disk: DiskPort,
+        store: Store,
         clock: Clock,
         cluster_id: str,
         incarnation: Callable[[], int],
@@ -262,6 +372,12 @@ class Tiers:
         self._claim_ms = -1
         self._unowned = ""
         """Why the bucket is not known to be this fleet's."""
+        self._deleted = DeletedTiers(
+            bucket, store, clock, grace_ms=self.orphan_ms, known=lambda topic_id: topic_id in metadata.topic_names,
+            owned=lambda: self.still_owned(OWNED_MS), removed=self._count_removed,
+        )  # fmt: skip
+        self._deleted_ms = -1
+        """When deleted topics are looked for, on the monotonic clock."""
 
     # ---- for request handlers
 
@@ -378,7 +494,8 @@ class Tiers:
         """In words, for whoever looks at the broker."""
         if self.refusal or (self._unowned and not self._owned):
             return [f"its bucket is of no use: {self.refusal or self._unowned}"]
-        return sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
+        troubles = sorted(tier.trouble for tier in self.by_partition.values() if tier.trouble)[:NAMED]
+        return [*troubles, *([self._deleted.trouble] if self._deleted.trouble else ())]
 
     def watch(self, metrics: Metrics) -> None:
         """Show what was asked of the bucket, copied and read."""
@@ -450,6 +567,7 @@ class Tiers:
             while True:
                 if not self.refusal and (self._owned or await self._claim()) and self._finalized():
                     await self._begin()
+                    self._begin_removals()
                 await asyncio.sleep(TICK_S)
         finally:
             tasks = list(self._tasks)
@@ -528,11 +646,32 @@ class Tiers:
                 self.by_partition[partition.tp] = tier
             if not tier.busy and now_ms >= tier.due_ms and not tier.leader.ended:
                 tier.busy = True
-                task = asyncio.get_running_loop().create_task(self._work(tier), name="tier")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._work(tier))
         for tp in self.by_partition.keys() - led:
             del self.by_partition[tp]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="tier")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _count_removed(self, topic: str, segments: int) -> None:
+        self.figures.setdefault(topic, TierFigures()).deletes += segments
+
+    def _begin_removals(self) -> None:
+        now_ms = self.clock.mono_ms()
+        if self._metadata.controller_id != self._config.broker_id:
+            self._deleted.trouble = ""
+        elif now_ms >= self._deleted_ms:
+            self._deleted_ms = sys.maxsize  # until it is done
+            self._start(self._remove_deleted())
+
+    async def _remove_deleted(self) -> None:
+        interval_ms = min(REMOVED_MS, self._config.remote_log_manager_task_interval_ms)
+        try:
+            await self._deleted.look()
+        finally:
+            self._deleted_ms = self.clock.mono_ms() + interval_ms
 
     async def _work(self, tier: LedTier) -> None:
         try:

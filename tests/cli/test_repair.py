@@ -16,13 +16,16 @@ import pytest
 from click.testing import CliRunner
 
 from fleetlog.brokers.cli.main import cli
-from fleetlog.brokers.cli.repair import AT_ONCE, PRODUCER_IDS, written_at_once
+from fleetlog.brokers.cli.repair import AT_ONCE, PRODUCER_IDS, read_plan, write_plan, written_at_once
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.inventories import Inventory, LogSummary, encode_inventory
 from fleetlog.brokers.metadata.marks import ClusterMarks
-from fleetlog.brokers.metadata.repair import EPOCHS_LEFT_OUT
+from fleetlog.brokers.metadata.repair import EPOCHS_LEFT_OUT, TierReach
 from fleetlog.brokers.metadata.znodes import TopicZnode
 from fleetlog.brokers.model import BrokerId, PartitionState, TopicPartition
+from fleetlog.brokers.tiering.bucket import BucketOwner, ObjectBucket, owner_name
+from fleetlog.brokers.tiering.leader import prefix_of
+from fleetlog.brokers.tiering.manifest import Manifest, TieredSegment, encode_manifest, manifest_name
 from fleetlog.coordination.registration import UNREGISTERED, incarnation_path
 from fleetlog.coordination.store import Create, Delete, Operation, SetData, Store
 from fleetlog.coordination.tree import adopt, ensure
@@ -176,6 +179,71 @@ def test_a_broker_that_was_unregistered_is_not_waited_for(
     asyncio.run(remember())
     done = CliRunner().invoke(cli, ["cluster", "repair", _config(tmp_path, connect)])
     assert (done.exit_code, "broker(s) 9 have not told" in done.output) == (code, bool(code))
+
+
+def test_leader_epochs_are_above_those_of_manifests(connect: str, tmp_path: Path) -> None:
+    asyncio.run(_restore(connect, new=False))
+    url = f"file://{tmp_path}/bucket"
+
+    async def fill(cluster_id: str, generation: int) -> None:
+        bucket = ObjectBucket(url)
+        mine = BucketOwner(generation, cluster_id, 0)
+        await bucket.put_new(owner_name(generation), mine.encode())
+        if generation == 1:
+            segment = TieredSegment(uuid.UUID(int=9), 0, 10, 5, 5, 0, 0, 0)
+            for topic, topic_id in (("kept", KEPT), ("wide", WIDE), ("gone", GONE)):
+                manifest = Manifest(topic_id, 0, 4, 500, segments=(segment,))
+                await bucket.put_new(prefix_of(topic, topic_id, 0) + manifest_name(4), encode_manifest(manifest))
+            await bucket.put_new(prefix_of("again", LATER, 0) + manifest_name(1), b"damaged")
+        bucket.close()
+
+    async def states(topic: str) -> tuple[int, dict[str, str]]:
+        async with Stores() as stores:
+            store = await stores.open(connect)
+            state, _ = await store.get(znodes.state_path(TopicPartition(topic, 0)))
+            config, _ = await store.get(znodes.config_path(znodes.CONFIG_TOPICS, topic))
+            return json.loads(state)["leader_epoch"], znodes.decode_config("", config)
+
+    config = _config(tmp_path, connect)
+    with Path(config).open("a") as file:
+        file.write(f"remote.log.storage.system.enable=true\nfleetlog.bucket.url={url}\n")
+    missing = CliRunner().invoke(cli, ["cluster", "repair", config])
+    assert missing.exit_code == 1
+    assert "there is no folder" in missing.output
+    assert "--without-bucket" in missing.output
+    assert "manifest" not in _repair(config, "--without-bucket")
+    asyncio.run(fill("cluster", 1))
+    plan = _repair(config)
+    assert "kept-0: leader epoch 3, its manifest in the bucket has 500" in plan
+    assert f"topic gone (id {GONE}): the bucket alone has records of it" in plan
+    assert "no object of this kind, or cut off" in plan
+    assert "it is tiered" in next(line for line in plan.splitlines() if line.startswith("topic wide "))
+    _repair(config, "--without-bucket", "--execute", "--yes")
+    assert asyncio.run(states("kept"))[0] < 500
+    asyncio.run(fill("another", 2))
+    assert "the bucket is of cluster another, and this one is cluster: not looked at" in _repair(config)
+
+
+def test_a_repair_writes_epochs_above_those_of_manifests(connect: str, tmp_path: Path) -> None:
+    asyncio.run(_restore(connect, new=False))
+
+    async def steps() -> None:
+        async with Stores() as stores:
+            store = await stores.open(connect)
+            known = TierReach("kept", 500, True)
+            wide = {0: known._replace(topic="wide"), 7: known._replace(topic="wide", leader_epoch=900)}
+            await write_plan(store, await read_plan(store, (), {KEPT: {0: known}, WIDE: wide}))
+
+            async def epoch(topic: str, partition: int) -> int:
+                state, _ = await store.get(znodes.state_path(TopicPartition(topic, partition)))
+                return int(json.loads(state)["leader_epoch"])
+
+            assert (await epoch("kept", 0), await epoch("wide", 0), await epoch("wide", 7)) == (600, 600, 1_000)
+            assert await epoch("wide", 1) < 500
+            config, _ = await store.get(znodes.config_path(znodes.CONFIG_TOPICS, "wide"))
+            assert znodes.decode_config("", config)["remote.storage.enable"] == "true"
+
+    asyncio.run(steps())
 
 
 def test_no_piece_ends_between_a_znode_and_its_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from urllib.request import urlopen
 import pytest
 
 from fleetlog.brokers.tiering.bucket import ObjectBucket, read_owner, take
+from fleetlog.brokers.tiering.manifest import decode_manifest, encode_manifest
 from tests.cli.shell import Shell
 from tests.support.copies import Cluster
 from tests.support.fleet import Broker, Fleet
+from tests.support.rollback import Copy, repair, repair_plan, wait_refusal
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -193,23 +196,96 @@ def test_one_consumer_reads_many_cold_partitions_side_by_side(single: Cluster) -
     assert offsets == {partition: list(range(each)) for partition in range(partitions)}
 
 
-def test_objects_of_deleted_topics_are_swept(single: Cluster) -> None:
+def test_objects_of_deleted_topics_go_and_those_of_unknown_ones_are_swept(single: Cluster) -> None:
     from confluent_kafka.admin import AdminClient
 
     for topic in ("stays", "goes"):
         single.create(topic, replicas=1, **TIERED)
         produce(single, topic, range(1_000))
         wait_tiered(single, topic)
+    (folder,) = (single.fleet.directory / "bucket").glob("topics/goes.*")
+    shutil.copytree(folder, folder.with_name(f"left.{9:032x}"))  # as an older version left them
     admin = AdminClient({"bootstrap.servers": single.alive})
     admin.delete_topics(["goes"])["goes"].result(PATIENCE_S)
+    eventually(lambda: bucket_objects(single, "goes", ".*") == [], "its objects go")
+    assert bucket_objects(single, "left", ".log") != [], "nobody has seen its deletion"
     shell, url = Shell(single.fleet), f"file://{single.fleet.directory}/bucket"
-    assert [row for row in shell.json("bucket", "sweep", url)["topics"] if row["topic"] == "goes"] == [], "a day old"
-    (row,) = (row for row in shell.json("bucket", "sweep", url, "--hours", "0")["topics"] if row["topic"] == "goes")
-    assert len(bucket_objects(single, "goes", "")) > 0
+    assert shell.json("bucket", "sweep", url)["topics"] == [], "a day old"
+    (row,) = (row for row in shell.json("bucket", "sweep", url, "--hours", "0")["topics"] if row["topic"] == "left")
     shell.run("bucket", "sweep", url, "--hours", "0", "--execute")
-    assert bucket_objects(single, "goes", ".log") == []
+    assert bucket_objects(single, "left", ".*") == []
     assert row["objects"] > 0
     assert read(single, "stays", 1_000) == [(number, number) for number in range(1_000)]
+
+
+def test_objects_go_though_every_broker_is_killed_right_behind_the_deletion(tmp_path: Path) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    cluster = tiered_fleet(tmp_path, 2)
+    try:
+        for topic in ("stays", "goes"):
+            cluster.create(topic, replicas=2, **TIERED)
+            produce(cluster, topic, range(1_000), acks="all")
+            wait_tiered(cluster, topic, cluster.leader(topic))
+        bucket, away = tmp_path / "bucket", tmp_path / "away"
+        bucket.rename(away)
+        bucket.write_text("no folder")
+        AdminClient({"bootstrap.servers": cluster.alive}).delete_topics(["goes"])["goes"].result(PATIENCE_S)
+        for broker in cluster.fleet.brokers:
+            broker.kill()
+        bucket.unlink()
+        away.rename(bucket)
+        assert bucket_objects(cluster, "goes", ".log") != []
+        cluster.fleet.start()
+        eventually(lambda: bucket_objects(cluster, "goes", ".*") == [], "its objects go")
+        assert read(cluster, "stays", 1_000) == [(number, number) for number in range(1_000)]
+        assert Shell(cluster.fleet).json("bucket", "verify", f"file://{bucket}", "-r")["problems"] == []
+    finally:
+        cluster.fleet.close()
+
+
+def test_a_zookeeper_that_was_rolled_back_takes_nothing_from_the_bucket(tmp_path: Path) -> None:
+    """It knows nothing of one topic, and an older epoch of the other: a repair brings back both."""
+    cluster = tiered_fleet(tmp_path, 2)
+    fleet = cluster.fleet
+    try:
+        cluster.create("old", replicas=2, **TIERED)
+        before = Copy(fleet, "before")
+        for broker in fleet.brokers:
+            eventually(broker.caught_up, f"broker {broker.id} is in sync")
+            broker.kill()
+            broker.start()
+            broker.wait_ready()
+        cluster.create("new", replicas=2, **TIERED)
+        for topic in ("old", "new"):
+            produce(cluster, topic, range(1_000), acks="all")
+            wait_tiered(cluster, topic, cluster.leader(topic))
+        for broker in fleet.brokers:
+            assert broker.stop() == 0
+        objects = {topic: bucket_objects(cluster, topic, ".log") for topic in ("old", "new")}
+        newest = bucket_objects(cluster, "old", "manifest/*")[-1]
+        manifest = decode_manifest(newest.read_bytes(), "")
+        later = manifest._replace(
+            generation=manifest.generation + 1, leader_epoch=500
+        )  # elections leave no trace in logs
+        newest.with_name(f"{later.generation:020d}").write_bytes(encode_manifest(later))
+        before.put_back()
+        for broker in fleet.brokers:
+            broker.start()
+        for broker in fleet.brokers:
+            wait_refusal(broker, PATIENCE_S)
+        plan = eventually(lambda: repair_plan(fleet), "both have told what they have")
+        assert "topic new (id " in plan
+        assert "its manifest in the bucket has 500" in plan
+        assert "done" in repair(fleet, "--execute", "--yes")
+        for broker in fleet.brokers:
+            broker.wait_ready()
+        for topic in ("old", "new"):
+            assert read(cluster, topic, 1_000) == [(number, number) for number in range(1_000)]
+            assert set(objects[topic]) <= set(bucket_objects(cluster, topic, ".log"))
+        assert Shell(fleet).json("bucket", "verify", f"file://{tmp_path}/bucket", "-r")["problems"] == []
+    finally:
+        fleet.close()
 
 
 def test_a_damaged_object_is_an_error_and_never_wrong_records(single: Cluster) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
-from click.testing import CliRunner
 
-from fleetlog.brokers.cli.main import cli
 from tests.support.clients import Confluent, Message
-from tests.support.fleet import Broker, Fleet
+from tests.support.fleet import Fleet
+from tests.support.rollback import Copy, repair, repair_plan, wait_refusal
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -30,39 +26,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet.start()
     finally:
         fleet.close()
-
-
-class Copy:
-    """A copy of ZooKeeper's data, made and put back while ZooKeeper is down."""
-
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self._fleet = fleet
-        self._data = fleet.directory / "zookeeper" / "data"
-        self._copy = fleet.directory / name
-        fleet.zookeeper.kill()
-        shutil.copytree(self._data, self._copy)
-        fleet.zookeeper.restart()
-
-    def put_back(self) -> None:
-        self._fleet.zookeeper.kill()
-        shutil.rmtree(self._data)
-        shutil.copytree(self._copy, self._data)
-        self._fleet.zookeeper.restart()
-
-
-def _not_ready(broker: Broker) -> str:
-    try:
-        urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=5)
-    except HTTPError as refusal:
-        return refusal.read().decode()
-    except OSError:
-        return ""
-    return "ready"
-
-
-def _wait_refusal(broker: Broker, timeout_s: float) -> None:
-    refusal = "older than what this broker has seen"
-    eventually(lambda: _not_ready(broker), f"broker {broker.id} refuses", timeout_s, good=lambda why: refusal in why)
 
 
 def _fill(fleet: Fleet, topic: str) -> list[bytes]:
@@ -104,7 +67,7 @@ def test_brokers_that_start_with_an_older_zookeeper_refuse(fleet: Fleet, marks: 
     for broker in fleet.brokers:
         broker.start()
     for broker in fleet.brokers:
-        _wait_refusal(broker, 60)
+        wait_refusal(broker, 60)
         said = broker.output()
         assert "ERROR" in said
         assert "ZooKeeper is older than what this broker has seen" in said
@@ -131,7 +94,7 @@ def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> Non
     eventually(lambda: all(broker.caught_up() for broker in fleet.brokers), "all are in sync", 60)
     before.put_back()
     for broker in fleet.brokers:
-        _wait_refusal(broker, 90)
+        wait_refusal(broker, 90)
         assert "ZooKeeper is older than what this broker has seen" in broker.output()
     assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
     now.put_back()
@@ -139,12 +102,6 @@ def test_running_brokers_notice_that_zookeeper_was_replaced(fleet: Fleet) -> Non
         broker.wait_ready()
     assert _read(fleet, "old", 50) == values
     assert _read(fleet, "new", 50) == values_of_new
-
-
-def _repair(fleet: Fleet, *options: str) -> str:
-    done = CliRunner().invoke(cli, ["cluster", "repair", str(fleet.brokers[0].config_file), *options])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_a_broker_that_has_seen_less_and_goes_on_hears_of_it(fleet: Fleet) -> None:
@@ -167,10 +124,10 @@ def test_a_broker_that_has_seen_less_and_goes_on_hears_of_it(fleet: Fleet) -> No
     finally:
         os.kill(two.process.pid, signal.SIGCONT)
     for broker in (two, one):
-        _wait_refusal(broker, 90)
+        wait_refusal(broker, 90)
     assert not any("stray" in name or "delete" in name for name in _logs(fleet, "new"))
-    eventually(lambda: _told(fleet), "both have told what they have", 30)
-    assert "done" in _repair(fleet, "--execute", "--yes")
+    eventually(lambda: repair_plan(fleet), "both have told what they have", 30)
+    assert "done" in repair(fleet, "--execute", "--yes")
     for broker in fleet.brokers:
         broker.wait_ready()
     assert _read(fleet, "new", 50) == values_of_new
@@ -193,12 +150,12 @@ def test_a_repair_brings_zookeeper_and_logs_together(fleet: Fleet) -> None:
     for broker in fleet.brokers:
         broker.start()
     for broker in fleet.brokers:
-        _wait_refusal(broker, 60)
-    plan = eventually(lambda: _told(fleet), "both have told what they have", 30)
+        wait_refusal(broker, 60)
+    plan = eventually(lambda: repair_plan(fleet), "both have told what they have", 30)
     assert "topic new (id " in plan
     assert "old-0: leader epoch" in plan
     assert "nothing was written" in plan
-    assert "done" in _repair(fleet, "--execute", "--yes")
+    assert "done" in repair(fleet, "--execute", "--yes")
     for broker in fleet.brokers:
         broker.wait_ready()
         assert "is an older copy" not in broker.output()
@@ -208,8 +165,3 @@ def test_a_repair_brings_zookeeper_and_logs_together(fleet: Fleet) -> None:
     client.produce(fleet.bootstrap, "old", [Message(b"after", partition=0)])
     assert _read(fleet, "old", 101)[-1] == b"after"
     assert not list(fleet.directory.glob("broker-*/data/*-stray"))
-
-
-def _told(fleet: Fleet) -> str | None:
-    done = CliRunner().invoke(cli, ["cluster", "repair", str(fleet.brokers[0].config_file)])
-    return done.output if done.exit_code == 0 else None

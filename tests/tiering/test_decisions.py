@@ -24,6 +24,7 @@ from fleetlog.brokers.tiering.decisions import (
     next_copy,
     orphans,
     retained,
+    unbroken,
 )
 from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, TieredSegment, manifest_name
 
@@ -88,10 +89,23 @@ def test_what_lags() -> None:
     assert copy_lag(manifest(0, 10, 20), here, TierLimits(), 0) == CopyLag()
 
 
+def test_what_ends_before_the_log_begins_counts_for_nothing() -> None:
+    gone_on = local(20, 30, 35)
+    assert unbroken(manifest(0, 10, 20), gone_on) == manifest(0, 10, 20)
+    assert first_offset(manifest(0, 10, 20), 20, -1) == 0
+    assert first_offset(manifest(0, 10), 20, -1) == 20
+    mended = unbroken(manifest(0, 10), gone_on)
+    assert (mended.segments, mended.log_start) == ((), 20)
+    assert unbroken(manifest(), gone_on) == manifest()
+
+
 def test_a_tier_that_copies_no_more_or_ends() -> None:
     here, off = local(0, 10, 20, 25), TierLimits(local_ms=0, copies=False)
     assert local_start(manifest(0, 10), here, off, HOUR) == 10, "what is not copied stays while older is there"
-    assert local_start(manifest(), here, off, HOUR) == 20
+    assert local_start(manifest(), here, off, HOUR) == 0, "a copy whose answer was lost may be counted still"
+    assert retained(manifest(0, 10), here, off, -1, HOUR).log_start == 0
+    assert retained(manifest(), here, off, -1, HOUR).log_start == 20, "the manifest says it first"
+    assert local_start(manifest()._replace(log_start=20), here, off, HOUR) == 20
     assert local_start(manifest(), here, TierLimits(local_ms=0), HOUR) == 0
     ended = emptied(manifest(0, 10, 20), local(10, 20, 25))
     assert (ended.segments, ended.log_start) == ((), 10)

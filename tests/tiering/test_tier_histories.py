@@ -17,8 +17,12 @@ PLANTED_SEEDS = 400
 """Within so many histories a planted fault is found; most are found in the first ones."""
 
 
+FOUND = (100449, 100976, 101031, 102487, 104393)
+"""A copy that was counted though its answer was lost, and the topic was not to be copied any more."""
+
+
 def many(seeds: int) -> None:
-    for seed in range(seeds):
+    for seed in (*FOUND, *range(seeds)):
         run(seed)
 
 
@@ -78,9 +82,24 @@ def names_them_still(manifest: Manifest, local: LocalLog) -> Manifest:
 
 def though_something_is_in_the_bucket(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
     """Where nothing is copied any more, segments go from here while older ones are in the bucket."""
-    return decisions.local_start(
-        manifest._replace(segments=()) if not limits.copies else manifest, local, limits, now_ms
-    )
+    start = decisions.local_start(manifest, local, limits, now_ms)
+    return start if limits.copies else decisions.released(local, limits, start, local.stable, now_ms)
+
+
+def though_a_copy_may_count(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
+    """Where nothing is copied any more, segments go from here without a word in the manifest."""
+    start = decisions.local_start(manifest, local, limits, now_ms)
+    if limits.copies or manifest.segments:
+        return start
+    return decisions.released(local, limits, start, local.stable, now_ms)
+
+
+def names_what_goes(manifest: Manifest, now_ms: int) -> Manifest:
+    return manifest._replace(generation=manifest.generation + 1)
+
+
+def broken(manifest: Manifest, local: LocalLog) -> Manifest:
+    return manifest
 
 
 PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
@@ -92,6 +111,9 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "the rest of a segment is not copied": (leader, "next_copy", from_its_segment_on),
     "a tier that ends names what it deletes": (leader, "emptied", names_them_still),
     "what is copied no more goes before what is older": (leader, "local_start", though_something_is_in_the_bucket),
+    "what is copied no more goes though a copy may count": (leader, "local_start", though_a_copy_may_count),
+    "a tier goes on though what it has ends before the log": (leader, "unbroken", broken),
+    "a deleted topic's manifest names what goes": (leader, "disowned", names_what_goes),
     "retention takes more than it may": (leader, "retained", too_much),
     "the newest manifest is the newest that is listed": (leader, "newest_manifest", as_listed),
 }

@@ -24,6 +24,7 @@ from fleetlog.brokers.tiering.leader import (
     TierOvertaken,
     Uploaded,
     prefix_of,
+    remove_partition,
 )
 from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, decode_manifest, generation_of
 
@@ -159,12 +160,21 @@ class Replica:
         return LocalLog(self.start, self.end, stable, len(self.records), segments, self.epochs)
 
 
+class Removal:
+    """The work of the broker that removes a deleted topic, again and again."""
+
+    def __init__(self) -> None:
+        self.work: Coroutine[Call, Any, Any] | None = None
+        self.call: Call | None = None
+
+
 class Led:
     """A leader's work in one epoch; its log is a copy once it was deposed."""
 
     def __init__(self, world: World, broker: int, epoch: int) -> None:
         self.world = world
         self.replica = world.replicas[broker]
+        self.broker = broker
         self.epoch = epoch
         self.until_ms = -1
         """Until when it believes that it leads, once it does not any more."""
@@ -287,12 +297,36 @@ class World:
             tier.deleted_before = max(tier.deleted_before, offset)
             self.floor = max(self.floor, offset)
 
-    def advance(self, led: Led) -> None:
+    def remove(self, *, last: bool = True) -> Coroutine[Call, Any, Any]:
+        return remove_partition(self.bucket, PREFIX, lambda: self.now_ms, last=last)
+
+    def switch(self) -> None:
+        """The tier is to be deleted, and its log goes by its own retention; or it is wanted again, perhaps too soon."""
+        led, replica = self.leader, self.leader.replica
+        if not self.limits.ends:
+            self.limits = self.limits._replace(ends=True)
+            return
+        bases = [base for base in replica.bases if replica.start < base <= self.floor]
+        if bases:
+            led.begin_at(self.random.choice(bases))
+        self.limits = self.limits._replace(ends=False)
+
+    def renew(self) -> None:
+        """A tier that had ended begins anew where it is wanted again."""
+        led = self.leader
+        if led.tier.ended and not self.limits.ends:
+            self.leaders[-1] = Led(self, led.broker, led.epoch)
+
+    def advance(self, led: Led | Removal) -> None:
         """One call of a leader's work is answered, or its next step begins."""
+        self.renew()
         try:
             if led.work is None:
-                sweeps = self.random.random() < 0.15
-                led.work = led.tier.sweep() if sweeps else led.tier.step()
+                if isinstance(led, Removal):
+                    led.work = self.remove(last=False)
+                else:
+                    sweeps = self.random.random() < 0.15
+                    led.work = led.tier.sweep() if sweeps else led.tier.step()
                 led.call = led.work.send(None)
             else:
                 self.answer(led)
@@ -301,7 +335,7 @@ class World:
         except (BucketError, TierOvertaken):
             led.work = led.call = None
 
-    def answer(self, led: Led) -> None:
+    def answer(self, led: Led | Removal) -> None:
         work, call = led.work, led.call
         assert work is not None
         assert call is not None
@@ -339,6 +373,8 @@ class World:
         if limits.retention_ms >= 0:
             while floor < len(self.truth) and self.now_ms - self.truth[floor].time_ms > limits.retention_ms:
                 floor += 1
+        if limits.ends:  # what is in the bucket only is to go
+            floor = max(floor, min(len(self.truth), max(led.replica.start for led in self.leaders)))
         self.floor = max(floor, self.floor)
 
     def judge(self) -> None:
@@ -347,6 +383,8 @@ class World:
         if manifest is None:
             return
         start = first_offset(manifest, replica.start, self.leader.tier.deleted_before)
+        if self.limits.ends:  # a log begins where a client said so, at least
+            start = max(replica.start, manifest.log_start)
         if manifest.log_start >= self.leader.tier.deleted_before >= 0:
             self.deleted = max(self.deleted, self.leader.tier.deleted_before)
         if start < self.deleted:
@@ -374,6 +412,9 @@ class World:
     def finish(self) -> None:
         """Without trouble everything that is due gets done, and nothing is left over."""
         self.trouble = 0.0
+        if self.limits.ends:
+            self.switch()
+        self.renew()
         self.limits = self.limits._replace(copies=True, lag_ms=0)
         self.now_ms += LATE_MS + LEASE_MS
         self.pass_time()
@@ -403,6 +444,28 @@ class World:
             left = [n for n in self.bucket.held if generation_of(n.removeprefix(PREFIX)) < 0]
             if left or not led.tier.ended:
                 raise Violation(f"of a tier that ended is left over: {left}")
+
+    def delete_topic(self) -> None:
+        """Its leaders hear of it late, or never; whatever comes between, nothing of it is left."""
+        self.trouble = self.random.choice((0.0, 0.1, 0.35))
+        self.limits = self.limits._replace(ends=False)
+        self.elect()
+        for _ in range(self.random.randint(0, 60)):
+            self.random.choice((self.append, partial(self.advance, self.leader), partial(self.advance, self.leader)))()
+        self.leader.depose()
+        removal = Removal()
+        for _ in range(self.random.randint(0, 60)):
+            self.advance(self.random.choice((*self.leaders, removal, removal)))
+            if self.random.random() < 0.15:
+                self.pass_time()
+        self.trouble = 0.0
+        self.now_ms += LATE_MS + LEASE_MS + GRACE_MS
+        self.pass_time()
+        self.complete(self.remove)
+        self.now_ms += GRACE_MS  # a listing that was late is not any more
+        self.complete(self.remove)
+        if self.bucket.held:
+            raise Violation(f"of a deleted topic is left over: {sorted(self.bucket.held)}")
 
     def complete(self, begin: Callable[[], Coroutine[Call, Any, Any]]) -> Any:
         work, resume = begin(), None
@@ -436,10 +499,14 @@ def run(seed: int, steps: int = 250) -> World:
                 world.delete_records()
             elif what < 0.97:
                 world.limits = world.limits._replace(copies=not world.limits.copies)
+            elif what < 0.975:
+                world.switch()
             world.note_floor()
             if what < 0.6 or what > 0.92:
                 world.judge()
         world.finish()
+        if world.random.random() < 0.3:
+            world.delete_topic()
     except Violation as wrong:
         wrong.add_note(f"seed {seed}")
         raise
