@@ -19,6 +19,7 @@ from fleetlog.brokers.tiering.decisions import (
     chain,
     copy_lag,
     emptied,
+    first_offset,
     fitted,
     local_start,
     next_copy,
