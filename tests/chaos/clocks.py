@@ -35,7 +35,7 @@ class HostClock:
         file.write_bytes(bytes(16))
         with file.open("r+b") as board:
             self._board = mmap.mmap(board.fileno(), 16)
-        self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(file)}
+        self.environment: dict[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(file)}
 
     def jump(self, offset_s: float) -> None:
         """From now on the host's wall clock is off by this much; 0 puts it right."""

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 from fleetlog.coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
 from tests.chaos import workload_shares
+from tests.chaos.bucket import ChaosBucket
 from tests.chaos.clocks import HostClock
 from tests.chaos.clocks import build as build_shim
 from tests.chaos.login import broker_settings, make
@@ -51,6 +52,8 @@ class Machine:
         self.log_file = log_file
         self.wanted = False
         """Whether it should be running; a process that ends while it is wanted has died by itself."""
+        self.environment: dict[str, str] = {}
+        """Of its processes, besides all else."""
 
     @property
     def address(self) -> str:
@@ -76,7 +79,12 @@ class Machine:
                 ROOT,
                 out,
                 die_with_parent=True,
-                environment={**os.environ, **self.clock.environment, **self.network.environment(self.host)},
+                environment={
+                    **os.environ,
+                    **self.clock.environment,
+                    **self.network.environment(self.host),
+                    **self.environment,
+                },
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -106,12 +114,22 @@ class Machine:
 class ChaosBroker(Machine):
     """A broker; its log directory is a small file system of its own, so that it can fill up."""
 
-    def __init__(self, number: int, network: Network, clock: HostClock, directory: Path, zookeeper: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        network: Network,
+        clock: HostClock,
+        directory: Path,
+        zookeeper: str,
+        bucket: ChaosBucket | None = None,
+    ) -> None:
         super().__init__(broker_host(number), network, clock, directory / f"broker-{number}.log")
         self.number = number
         self.disk = directory / f"disk-{number}"
         self.config_file = directory / f"broker-{number}.properties"
         mount_disk(self.disk)
+        if bucket is not None:
+            self.environment |= bucket.environment
         settings = {
             "broker.id": number,
             "broker.rack": f"rack-{number}",
@@ -142,6 +160,7 @@ class ChaosBroker(Machine):
             "log.segment.bytes": 1 << 17,
             "log.flush.offset.checkpoint.interval.ms": 15_000,
             "log.cleaner.backoff.ms": 500,
+            **(bucket.broker_settings if bucket is not None else {}),
         }
         self.config_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
@@ -154,6 +173,16 @@ class ChaosBroker(Machine):
                 return bool(answer.status == 200)
         except (URLError, OSError):
             return False
+
+    def figures(self, prefix: str) -> dict[str, float]:
+        """Its metrics whose names begin so, with their labels; none while it does not answer."""
+        try:
+            with urlopen(f"http://{self.address}:{ADMIN_PORT}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except (URLError, OSError):
+            return {}
+        rows = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))
+        return {name: float(value) for name, value in rows}
 
     def standing(self) -> str:
         """What a thread of the broker says of a loop that does not move; empty when it moves or nothing answers."""
@@ -250,10 +279,22 @@ def mount_disk(where: Path) -> None:
 class Cluster:
     """Everything under test, by name."""
 
-    def __init__(self, directory: Path, network: str = "auto", zookeepers: int = 3, *, secure: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        network: str = "auto",
+        zookeepers: int = 3,
+        *,
+        secure: bool = False,
+        with_bucket: bool = False,
+    ) -> None:
         isolate()
         self.directory, self.secure = directory, secure
         directory.mkdir(parents=True, exist_ok=True)
+        self.bucket: ChaosBucket | None = None
+        if with_bucket:
+            mount_disk(directory / "bucket")
+            self.bucket = ChaosBucket(directory / "bucket")
         names = [f"z{number}" for number in range(1, zookeepers + 1)]
         library = build_shim(directory)
         hosts = [RUNNER, *CLIENT_HOSTS, *map(broker_host, BROKERS), *names]
@@ -267,7 +308,9 @@ class Cluster:
             ChaosZooKeeper(number, self.network, clocks[name], directory, zookeepers)
             for number, name in enumerate(names, 1)
         ]
-        self.brokers = [ChaosBroker(n, self.network, clocks[broker_host(n)], directory, connect) for n in BROKERS]
+        self.brokers = [
+            ChaosBroker(n, self.network, clocks[broker_host(n)], directory, connect, self.bucket) for n in BROKERS
+        ]
 
     @property
     def machines(self) -> Sequence[Machine]:

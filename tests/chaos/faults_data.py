@@ -10,12 +10,13 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 from fleetlog.brokers.cli.dev_security import ADMIN
 from tests.chaos import faults, tails
 from tests.chaos.client import TOPICS, TRIMMED
-from tests.chaos.cluster import LAG_MS, REPLICATION, SESSION_MS, ChaosBroker
+from tests.chaos.cluster import LAG_MS, REPLICATION, SESSION_MS
 from tests.chaos.faults import LOOK_S, READY_S, SESSION_S, Fault, Grip, NoTarget, aside
 from tests.chaos.login import python
 
@@ -25,11 +26,11 @@ logger = logging.getLogger("chaos")
 # ---- disks and clocks ----------------------------------------------------------------------------------------------
 
 
-def fill(broker: ChaosBroker) -> int:
-    """Fill the broker's disk to the last byte; returns how many bytes it took, 0 when it wouldn't fill."""
-    space = os.statvfs(broker.disk)
+def fill(disk: Path, ballast: Path) -> int:
+    """Fill a disk to the last byte; returns how many bytes it took, 0 when it wouldn't fill."""
+    space = os.statvfs(disk)
     full = False
-    with broker.ballast.open("wb", buffering=0) as file:
+    with ballast.open("wb", buffering=0) as file:
         try:
             os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - (1 << 16)))
             file.seek(0, os.SEEK_END)
@@ -43,9 +44,9 @@ def fill(broker: ChaosBroker) -> int:
 def disk_full(grip: Grip, rng: random.Random) -> Fault:
     """No space is left on a broker's device, for a while."""
     broker = grip.broker(rng)
-    took = fill(broker)
+    took = fill(broker.disk, broker.ballast)
     yield rng.uniform(2.0, 8.0)
-    took = max(took, fill(broker)) if took else 0  # what was deleted in between is taken, too
+    took = max(took, fill(broker.disk, broker.ballast)) if took else 0  # what was deleted in between is taken, too
     broker.ballast.unlink()
     yield 0.5
     return broker.host, {"bytes": took} if took else None
@@ -232,6 +233,53 @@ def _ends(grip: Grip, part: Any) -> tuple[int, int]:
         consumer.close()
 
 
+# ---- the bucket ----------------------------------------------------------------------------------------------------
+
+
+def _bucket(grip: Grip, seconds: float, **trouble: int) -> Fault:
+    grip.take("bucket")
+    bucket = grip.cluster.bucket
+    assert bucket is not None, "a run with a bucket"
+    before = bucket.hits()
+    bucket.trouble(**trouble)
+    yield seconds
+    bucket.trouble()
+    return "bucket", {"calls": bucket.hits() - before, **trouble} if bucket.hits() > before else None
+
+
+def bucket_cut(grip: Grip, rng: random.Random) -> Fault:
+    """No call to the bucket succeeds, for a while."""
+    return _bucket(grip, rng.uniform(4.0, 25.0), failing=1_000)
+
+
+def bucket_errors(grip: Grip, rng: random.Random) -> Fault:
+    """Calls to the bucket fail, some after they were done."""
+    return _bucket(grip, rng.uniform(6.0, 20.0), failing=rng.randint(50, 400), lost=rng.randint(50, 400))
+
+
+def bucket_slow(grip: Grip, rng: random.Random) -> Fault:
+    """Calls to the bucket wait, and some fail after they were done."""
+    return _bucket(grip, rng.uniform(6.0, 20.0), longest_ms=rng.choice((300, 3_000)), lost=rng.choice((0, 100)))
+
+
+def bucket_full(grip: Grip, rng: random.Random) -> Fault:
+    """Nothing can be written to the bucket any more, for a while; what is there can be read."""
+    grip.take("bucket")
+    bucket = grip.cluster.bucket
+    assert bucket is not None, "a run with a bucket"
+    took = fill(bucket.disk, bucket.ballast)
+    yield rng.uniform(4.0, 15.0)
+    bucket.ballast.unlink()
+    return "bucket", {"bytes": took} if took else None
+
+
+BUCKET_FAULTS: dict[str, Callable[[Grip, random.Random], Fault]] = {
+    "bucket cut": bucket_cut,
+    "bucket errors": bucket_errors,
+    "bucket slow": bucket_slow,
+    "bucket full": bucket_full,
+}
+"""Of runs with a bucket."""
 FAULTS: dict[str, Callable[[Grip, random.Random], Fault]] = {
     "kill": faults.kill,
     "kill all": faults.kill_all,

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlog.brokers.cli.dev_security import ADMIN
-from tests.chaos import corrupt, workload_shares
+from tests.chaos import bucket, corrupt, workload_shares
 from tests.chaos.batch_copies import batches_of_duplicates
 from tests.chaos.checker import check
 from tests.chaos.checks_liveness import Demands
@@ -36,7 +36,7 @@ from tests.chaos.client import TOPICS
 from tests.chaos.clocks import ClockError
 from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster
 from tests.chaos.faults import Fault, Grip, NoTarget, Stage
-from tests.chaos.faults_data import FAULTS
+from tests.chaos.faults_data import BUCKET_FAULTS, FAULTS
 from tests.chaos.history import COMPACTED, read, read_events
 from tests.chaos.login import add_users, allow_programs, confluent
 from tests.chaos.network import NetworkError
@@ -134,7 +134,7 @@ class Director:
 
     def _begin(self, name: str) -> None:
         grip = Grip(self._stage)
-        fault = FAULTS[name](grip, random.Random(self._rng.random()))
+        fault = (FAULTS | BUCKET_FAULTS)[name](grip, random.Random(self._rng.random()))
         self._number += 1
         self._resume(name, time.monotonic_ns(), fault, grip)
 
@@ -187,8 +187,15 @@ def set_up(cluster: Cluster) -> None:
     allow_programs(cluster.bootstrap)
     admin = AdminClient(confluent(cluster.bootstrap, ADMIN))
     config = {"min.insync.replicas": str(MIN_INSYNC)}
+    others: dict[str, str] = {}
+    if cluster.bucket is not None:
+        bucket.finalize(cluster.bootstrap)
+        others = bucket.SETTINGS
     made = admin.create_topics(
-        [NewTopic(t, n, REPLICATION, config=config | (SETTINGS if t == COMPACTED else {})) for t, n in TOPICS.items()]
+        [
+            NewTopic(t, n, REPLICATION, config=config | (SETTINGS if t == COMPACTED else others))
+            for t, n in TOPICS.items()
+        ]
     )
     for result in made.values():
         result.result(30)
@@ -208,6 +215,8 @@ def heal(stage: Stage) -> None:
     """Everything that isn't right is put right; a process that doesn't come back is a problem."""
     cluster = stage.cluster
     cluster.network.heal()
+    if cluster.bucket is not None:
+        cluster.bucket.heal()
     for machine in cluster.machines:
         machine.clock.jump(0)
         if machine.pid is None:
@@ -219,10 +228,18 @@ def heal(stage: Stage) -> None:
 
 
 def play(
-    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool, shares: bool
+    directory: Path,
+    minutes: float,
+    seed: int,
+    kinds: Sequence[str],
+    network: str,
+    *,
+    secure: bool,
+    shares: bool,
+    with_bucket: bool,
 ) -> tuple[list[str], Clients]:
     """The whole run up to the final reads; returns the problems that no client can see."""
-    cluster = Cluster(directory, network, secure=secure)
+    cluster = Cluster(directory, network, secure=secure, with_bucket=with_bucket)
     clients = Clients(cluster.network, cluster.bootstrap, directory, str(seed))
     stage = Stage(cluster, clients)
     try:
@@ -246,16 +263,38 @@ def play(
         for role, status in clients.run(("final", "finish-shares") if shares else ("final",), CLIENT_HOSTS[0], 300):
             if status:
                 stage.problems.append(f"{role} ended with {status}, see {directory / 'clients.log'}")
+        if cluster.bucket is not None:
+            stage.problems += look_at_bucket(cluster, cluster.bucket)
         return stage.problems, clients
     finally:
         for broker in cluster.brokers:
             if broker.pid is not None:
                 broker.kill()
             shutil.copytree(broker.disk / "data", directory / f"data-{broker.number}", dirs_exist_ok=True)
+        disks = [broker.disk for broker in cluster.brokers]
+        if cluster.bucket is not None:
+            disks.append(cluster.bucket.disk)
+            shutil.copytree(cluster.bucket.objects, directory / "data-bucket", dirs_exist_ok=True)
         cluster.close()
-        subprocess.run(["umount", *(str(broker.disk) for broker in cluster.brokers)], check=False)
-        for broker in cluster.brokers:
-            broker.disk.with_suffix(".img").unlink(missing_ok=True)
+        subprocess.run(["umount", *map(str, disks)], check=False)
+        for disk in disks:
+            disk.with_suffix(".img").unlink(missing_ok=True)
+
+
+def look_at_bucket(cluster: Cluster, held: bucket.ChaosBucket) -> list[str]:
+    """What is wrong with it at the end: an object, a tier that rests, or nothing was read from there."""
+    figures = Counter[str]()
+    for broker in cluster.brokers:
+        figures.update(broker.figures("fleetlog_tier_"))
+    names = ('copied{what="segments"}', 'copied{what="read"}', "troubled_partitions")
+    segments, size, troubled = (figures[f"fleetlog_tier_{name}"] for name in names)
+    logger.info("the bucket: %d segments copied, %d bytes read, %d tiers rest", segments, size, troubled)
+    problems = held.problems()
+    if not size:
+        problems.append("nothing was read from the bucket in the final reads")
+    if troubled:
+        problems.append(f"the tiers of {troubled:.0f} partitions rest, see the brokers' logs")
+    return problems
 
 
 def rounds_of(minutes: float) -> int:
@@ -339,11 +378,21 @@ def judge(
 
 
 def tried(
-    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool, shares: bool
+    directory: Path,
+    minutes: float,
+    seed: int,
+    kinds: Sequence[str],
+    network: str,
+    *,
+    secure: bool,
+    shares: bool,
+    with_bucket: bool,
 ) -> tuple[int, str]:
     """Run and judge: the exit code, and what it means in words."""
     try:
-        problems, clients = play(directory, minutes, seed, kinds, network, secure=secure, shares=shares)
+        problems, clients = play(
+            directory, minutes, seed, kinds, network, secure=secure, shares=shares, with_bucket=with_bucket
+        )
     except (Missing, NetworkError, ClockError) as problem:
         return NOT_STARTED, f"NOT STARTED: {problem}"
     except (OSError, subprocess.SubprocessError) as problem:
@@ -371,9 +420,13 @@ def main() -> int:
     arguments.add_argument("--faults", help="only these kinds, with commas: " + ", ".join(FAULTS))
     arguments.add_argument("--network", choices=("auto", "namespaces", "relays"), default="auto")
     arguments.add_argument("--secure", action="store_true", help="with TLS, logins, ACLs and the audit topic")
+    arguments.add_argument("--bucket", action="store_true", help="topics are tiered; also: " + ", ".join(BUCKET_FAULTS))
     options = arguments.parse_args()
-    kinds = options.faults.split(",") if options.faults else list(FAULTS)
-    if unknown := sorted(set(kinds) - set(FAULTS)):
+    if options.bucket and options.secure:
+        arguments.error("--bucket and --secure are not for one run")
+    known = FAULTS | BUCKET_FAULTS if options.bucket else FAULTS
+    kinds = options.faults.split(",") if options.faults else list(known)
+    if unknown := sorted(set(kinds) - set(known)):
         arguments.error(f"no such fault: {', '.join(unknown)}")
     minutes = CI_MINUTES if options.ci else options.minutes
     shares = not options.ci or random.Random(f"{options.seed}/shares").random() < 0.5
@@ -388,7 +441,14 @@ def main() -> int:
         print("chaos needs root: namespaces, mounts and TUN devices")
         return NOT_STARTED
     outcome, said = tried(
-        directory, minutes, options.seed, kinds, options.network, secure=options.secure, shares=shares
+        directory,
+        minutes,
+        options.seed,
+        kinds,
+        options.network,
+        secure=options.secure,
+        shares=shares,
+        with_bucket=options.bucket,
     )
     if outcome == CLEAN:
         for data in directory.glob("data-*"):
