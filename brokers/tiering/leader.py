@@ -230,7 +230,8 @@ class TierLeader:
         before = self.manifest
         if unbroken(before, self._log.view()) == before:
             return
-        self.gap = f"what is in the bucket, up to {before.end}, ends before this log begins: it is deleted"
+        if self.deleted_before < before.end:  # else a client has deleted it
+            self.gap = f"what is in the bucket, up to {before.end}, ends before this log begins: it is deleted"
         await self._commit(before, lambda manifest: unbroken(manifest, self._log.view()))
         await self._delete(sorted(set(before.names()).difference(self.manifest.names())))
 

@@ -282,7 +282,7 @@ class DeletedTiers:
 
     async def _remove_all(self) -> None:
         names = await children_or_none(self._store, znodes.DELETED_TIERS)
-        self._looked_ms = {name: at for name, at in self._looked_ms.items() if name in names}
+        self._looked_ms = {name: self._looked_ms[name] for name in names if name in self._looked_ms}
         now_ms, again_ms = self._clock.mono_ms(), self._grace_ms // 4
         due = [name for name in names if now_ms - self._looked_ms.get(name, now_ms - again_ms) >= again_ms]
         if not due:

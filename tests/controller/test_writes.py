@@ -183,3 +183,14 @@ def test_a_large_topic_is_made_in_bounded_writes() -> None:
         assert checked == {incarnation_path(b) for b in counted}
         made.apply(write.changes, MetadataDelta())
     assert all(state.isr == state.replicas for state in made.topics["t"].partitions)
+
+
+@pytest.mark.parametrize("partitions", [2, 3_000])
+def test_a_deletion_marks_the_objects_of_a_tiered_topic_in_its_first_write(partitions: int) -> None:
+    topic = image(partitions, 5).topics["t"]
+    mark = Create(znodes.deleted_tier_path(topic.id), znodes.encode_deleted_tier("t", topic.id))
+    assert znodes.decode_deleted_tier(mark.path, mark.data) == ("t", topic.id)
+    for tiered in (True, False):
+        writes = plans.delete_topic(topic, 0, True, taken=False, tiered=tiered)
+        check_bounds(writes)
+        assert [mark in write.operations for write in writes] == [tiered, *([False] * (len(writes) - 1))]
