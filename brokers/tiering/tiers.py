@@ -104,6 +104,7 @@ class LedTier:
         self.trouble = ""
         self.lag = CopyLag()
         """What was still to be copied when that was last looked at."""
+        self._overtaken = False
         self._stalled: tuple[int, int] | None = None
         """The manifest's end, and since when a segment behind it has been due, on the monotonic clock."""
         self._tiers = tiers
@@ -183,6 +184,7 @@ class LedTier:
         """Steps until nothing is due; what fails is said, and tried again."""
         clock, knew = self._tiers.clock, self.leader.manifest is not None
         trouble, self.due_ms = "", clock.mono_ms() + interval_ms
+        overtaken, self._overtaken = self._overtaken, False
         try:
             await self._tiers.still_owned(OWNED_MS if not knew else OWNER_MS)
             while await self.leader.step():
@@ -191,7 +193,8 @@ class LedTier:
                 await self.leader.sweep()
                 self.sweep_ms = clock.mono_ms() + self._tiers.orphan_ms // 4
         except TierOvertaken as wrong:
-            if self._surely_leads():
+            self._overtaken = True
+            if overtaken and self._surely_leads():  # once is a leader that does not know yet
                 trouble = (
                     f"the tier of {self.partition.tp} rests: {wrong}, and this leader's is {self.epoch}: ZooKeeper is"
                     " older than the bucket (docs/zookeeper-backup.md)"
