@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"remote.storage.enable": "true", "local.retention.bytes": str(1 << 18)}
 """Of topics that are not compacted: two or three segments stay on the disks."""
+VARIABLE = "CHAOS_TIERED"
+"""Set for programs of a run with a bucket."""
+GONE_S = 90.0
+"""Within that time objects of deleted topics go."""
 _BOARD = struct.Struct("=qqqq")
 
 
@@ -65,6 +71,17 @@ class ChaosBucket:
         """How many calls failed or waited so far."""
         return int(_BOARD.unpack(self._board[:])[3])
 
+    def left(self, topic: str) -> list[str]:
+        """Folders with records of topics of that name, but for one that may live, once it is long enough ago."""
+        until = time.monotonic() + GONE_S
+        while True:
+            folders = sorted({str(path.parents[1].name) for path in self.objects.glob(f"topics/{topic}.*/*/*.log")})
+            if len(folders) <= 1:
+                return []
+            if time.monotonic() > until:
+                return [f"the bucket: topics were deleted, and have records there: {folders}"]
+            time.sleep(1.0)
+
     def problems(self) -> list[str]:
         """What ``fleetlog bucket verify`` says is wrong, with all records."""
         command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "bucket", "verify", self.url, "-r", "--json"]
@@ -76,6 +93,7 @@ class ChaosBucket:
 
 
 def finalize(bootstrap: str) -> None:
-    """Topics may be tiered from now on."""
+    """Topics may be tiered from now on; programs that are started later know it."""
+    os.environ[VARIABLE] = "1"
     command = [sys.executable, "-m", "fleetlog.brokers.cli.main", "features", "upgrade", "fleetlog.tiering.version=2"]
     subprocess.run([*command, "-b", bootstrap], check=True, capture_output=True, timeout=60, cwd=ROOT)

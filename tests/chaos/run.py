@@ -43,6 +43,7 @@ from tests.chaos.network import NetworkError
 from tests.chaos.supervisor import Clients
 from tests.chaos.tables import tables
 from tests.chaos.workload_table import SETTINGS
+from tests.chaos.workload_topics import TOPIC as AGAIN
 
 CI_MINUTES = 3.5
 CLEAN, NOT_CLEAN, NOT_STARTED, UNKNOWN, NOT_JUDGED, BLIND = range(6)
@@ -289,7 +290,7 @@ def look_at_bucket(cluster: Cluster, held: bucket.ChaosBucket) -> list[str]:
     names = ('copied{what="segments"}', 'copied{what="read"}', "troubled_partitions")
     segments, size, troubled = (figures[f"fleetlog_tier_{name}"] for name in names)
     logger.info("the bucket: %d segments copied, %d bytes read, %d tiers rest", segments, size, troubled)
-    problems = held.problems()
+    problems = [*held.left(AGAIN), *held.problems()]
     if not size:
         problems.append("nothing was read from the bucket in the final reads")
     if troubled:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
+from tests.chaos import bucket
 from tests.chaos.cluster import MIN_INSYNC, REPLICATION
 from tests.chaos.login import confluent as confluent_login
 from tests.chaos.recorder import Recorder, RoleControl, pack, unpack
@@ -44,6 +46,8 @@ class _Topic:
         from confluent_kafka.admin import NewTopic
 
         config = {"min.insync.replicas": str(MIN_INSYNC)}
+        if bucket.VARIABLE in os.environ:
+            config |= bucket.SETTINGS | {"segment.bytes": "500", "local.retention.bytes": "500"}
         self._try(self._admin.create_topics([NewTopic(TOPIC, 1, REPLICATION, config=config)], request_timeout=CALL_S))
 
     def delete(self) -> None:
