@@ -7,9 +7,10 @@ something is broken.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -88,6 +89,11 @@ class PartitionOverview:
     def led_by_preferred(self) -> bool:
         """Whether the first replica leads."""
         return bool(self.replicas) and self.leader == self.target[0]
+
+    @property
+    def untroubled(self) -> bool:
+        """All replicas are in sync, one of them leads, none moves: said at once, as it is asked of all partitions."""
+        return self.leader in self.isr and len(self.isr) == len(self.replicas) and not (self.adding or self.removing)
 
     @property
     def problem(self) -> str | None:
@@ -268,61 +274,96 @@ def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, 
     for row in cluster["brokers"]:
         overview.brokers[row["broker_id"]] = BrokerOverview(row["broker_id"], row["host"], row["port"], row["rack"])
     fill = _begin_directories(client, overview, None) if directories else None
-    told = list(_told_partitions(client, topics))
+    told = _told_partitions(client, topics)
+    partitions = overview.partitions
+    for part in told:
+        partitions.update(part.partitions)
     try:
         moves = client.list_partition_reassignments()
     except kafka_errors.ClusterAuthorizationFailedError:  # a user that may see topics, but not the cluster
         moves = {}
-    short = {p.topic for p in told if len(p.isr) < max(1, len(p.replicas))}
-    minimum = topic_setting(client, sorted(short), MIN_IN_SYNC)
-    named: set[int] = set()
-    for p in told:
-        move = moves.get(p.tp, {})
-        if move or p.topic in minimum:
-            p = replace(
-                p,
-                adding=tuple(move.get("adding_replicas", ())),
-                removing=tuple(move.get("removing_replicas", ())),
-                min_in_sync=int(minimum.get(p.topic, 1)),
-            )
-        overview.partitions[p.tp] = p
-        named.update(p.replicas, p.isr, p.elr)
-    for broker_id in sorted(named - {-1}):
+    minimum = topic_setting(client, sorted(frozenset().union(*(part.short for part in told))), MIN_IN_SYNC)
+    if minimum:
+        for tp, p in partitions.items():
+            if tp.topic in minimum:
+                partitions[tp] = replace(p, min_in_sync=int(minimum[tp.topic]))
+    for tp in partitions.keys() & moves.keys():
+        adding, removing = (tuple(moves[tp].get(f"{how}_replicas", ())) for how in ("adding", "removing"))
+        partitions[tp] = replace(partitions[tp], adding=adding, removing=removing)
+    for broker_id in sorted(frozenset().union(*(part.brokers for part in told)) - {-1}):
         overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
     if fill is not None:
         fill()
     return overview
 
 
-def _told_partitions(client: AdminClient, topics: Sequence[str] | None) -> Iterable[PartitionOverview]:
-    """By DescribeTopicPartitions, which has eligible leaders, else by Metadata; without moves and settings."""
+class _ToldPartitions(NamedTuple):
+    """What one answer says, without moves and settings; ``short`` are topics that lack replicas in sync."""
+
+    partitions: dict[TopicPartition, PartitionOverview]
+    short: frozenset[str]
+    brokers: frozenset[int]
+
+    @classmethod
+    def of(cls, partitions: Iterable[PartitionOverview]) -> _ToldPartitions:
+        """Of these."""
+        told = {p.tp: p for p in partitions}
+        short = frozenset(p.topic for p in told.values() if len(p.isr) < max(1, len(p.replicas)))
+        return cls(told, short, frozenset(b for p in told.values() for b in (*p.replicas, *p.isr, *p.elr)))
+
+
+_lately: Final[deque[tuple[Any, _ToldPartitions]]] = deque(maxlen=8)
+"""What was made of the newest answers about all topics: a console gets the same answer again for the same bytes."""
+
+
+def _told_by(page: Any) -> _ToldPartitions:
+    for known, told in tuple(_lately):
+        if known is page:
+            return told
+    told = _ToldPartitions.of(_rows_of(page))
+    _lately.append((page, told))
+    return told
+
+
+def _rows_of(page: Any) -> Iterator[PartitionOverview]:
+    for topic in page.topics:
+        if topic.error_code:
+            continue
+        for row in topic.partitions:
+            yield PartitionOverview(
+                topic.name, row.partition_index, row.leader_id, row.leader_epoch, tuple(row.replica_nodes),
+                tuple(row.isr_nodes), tuple(row.eligible_leader_replicas or ()),
+                next(iter(row.last_known_elr or ()), -1), internal=topic.is_internal,
+            )  # fmt: skip
+
+
+def _told_partitions(client: AdminClient, topics: Sequence[str] | None) -> list[_ToldPartitions]:
+    """By DescribeTopicPartitions, which has eligible leaders, else by Metadata."""
     from kafka.protocol.admin.topics import DescribeTopicPartitionsRequest
 
     cursor, names = None, [(name,) for name in topics or ()]
+    told: list[_ToldPartitions] = []
     if topics is not None and not topics:
-        return
+        return told
     try:
         while True:
             request = DescribeTopicPartitionsRequest(topics=names, response_partition_limit=PAGE, cursor=cursor)
             page = client.ask_any(request)
-            for topic in page.topics:
-                if not topic.error_code:
-                    for row in topic.partitions:
-                        yield PartitionOverview(
-                            topic.name, row.partition_index, row.leader_id, row.leader_epoch, tuple(row.replica_nodes),
-                            tuple(row.isr_nodes), tuple(row.eligible_leader_replicas or ()),
-                            next(iter(row.last_known_elr or ()), -1), internal=topic.is_internal,
-                        )  # fmt: skip
+            told.append(_told_by(page) if topics is None else _ToldPartitions.of(_rows_of(page)))
             cursor = page.next_cursor
             if cursor is None:
-                return
+                return told
     except kafka_errors.IncompatibleBrokerVersion:
-        for topic in client.describe_topics(list(topics) if topics is not None else None):
-            for row in topic["partitions"] if not topic["error_code"] else ():
-                yield PartitionOverview(
-                    topic["name"], row["partition_index"], row["leader_id"], row["leader_epoch"],
-                    tuple(row["replica_nodes"]), tuple(row["isr_nodes"]), internal=topic["is_internal"],
-                )  # fmt: skip
+        rows = client.describe_topics(list(topics) if topics is not None else None)
+        return [_ToldPartitions.of(
+            PartitionOverview(
+                topic["name"], row["partition_index"], row["leader_id"], row["leader_epoch"],
+                tuple(row["replica_nodes"]), tuple(row["isr_nodes"]), internal=topic["is_internal"],
+            )
+            for topic in rows
+            if not topic["error_code"]
+            for row in topic["partitions"]
+        )]  # fmt: skip
 
 
 def topic_setting(client: AdminClient, topics: Collection[str], setting: str) -> dict[str, str]:

@@ -157,15 +157,9 @@ class DecodedRecord(FilteredRecord):
         """The value."""
         return self._part("value", self._record.value)
 
-    @cached_property
-    def json_of_key(self) -> Any:
-        """What a filter's path leads into."""
-        return self.key_part.value if self.key_part.is_json else self.decoded(self._record.key)
-
-    @cached_property
-    def json_of_value(self) -> Any:
-        """What a filter's path leads into."""
-        return self.value_part.value if self.value_part.is_json else self.decoded(self._record.value)
+    def _inside(self, field: str) -> Any:
+        part = self.key_part if field == "key" else self.value_part
+        return part.value if part.is_json else super()._inside(field)
 
     @property
     def as_shown(self) -> Any:

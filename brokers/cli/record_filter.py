@@ -48,6 +48,8 @@ _TEXTS: Final[dict[str, Callable[[str, str], bool]]] = {
 }  # fmt: skip
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
+_PLAIN_NUMBERS: Final = (int, float)
+_scan_json: Final[Callable[[str, int], tuple[Any, int]]] = getattr(json.JSONDecoder(), "scan_once")  # noqa: B009
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 
 
@@ -70,6 +72,7 @@ class FilteredRecord:
     ) -> None:
         self.topic, self.partition, self.offset, self.time = topic, partition, offset, time_ms
         self._key, self._value, self._headers = key, value, headers
+        self._inner: dict[str, Any] = {}
 
     @cached_property
     def key(self) -> str | None:
@@ -86,28 +89,35 @@ class FilteredRecord:
         """As text; of a name that comes twice, the last."""
         return {name: _text(value) for name, value in self._headers}
 
-    @cached_property
-    def json_of_key(self) -> Any:
-        """None if it is none."""
-        return self.decoded(self._key)
+    def inner(self, field: str) -> Any:
+        """What a path leads into: the names of headers, or what the key or value is as JSON, None if it is none."""
+        if field not in self._inner:
+            self._inner[field] = self.headers if field == "headers" else self._inside(field)
+        return self._inner[field]
 
-    @cached_property
-    def json_of_value(self) -> Any:
-        """None if it is none."""
-        return self.decoded(self._value)
+    def _inside(self, field: str) -> Any:
+        return self.decoded(self._key if field == "key" else self._value)
 
     def decoded(self, raw: bytes | None) -> Any:
         """The value of these bytes of JSON; None if they are none."""
-        return _json(_text(raw))
+        return None if raw is None else json_of(raw)
 
 
 def _text(raw: bytes | None) -> str | None:
     return None if raw is None else bytes(raw).decode(errors="replace")
 
 
-def _json(text: str | None) -> Any:
+def json_of(raw: bytes) -> Any:
+    """The value of these bytes of JSON; None if they are none."""
+    text = str(raw, "utf-8", "replace")
     try:
-        return None if text is None else json.loads(text)
+        value, end = _scan_json(text, 0)  # looking for spaces around it takes as long again
+    except (StopIteration, ValueError, RecursionError):
+        end = -1
+    if end == len(text):
+        return value
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -345,10 +355,9 @@ def _field(name: str, path: list[str | int]) -> Operand:
         return operator.attrgetter(name)
     if name not in {"key", "value", "headers"}:
         raise FilterError(f"{name} has no parts")
-    whole = operator.attrgetter(name if name == "headers" else f"json_of_{name}")
 
     def part(record: FilteredRecord) -> Any:
-        at = whole(record)
+        at = record.inner(name)
         for step in path:
             if isinstance(at, dict):
                 at = at.get(str(step))
@@ -389,13 +398,18 @@ def _alike(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _equal(left: Any, right: Any) -> bool:
+    if type(left) is type(right):
+        return bool(left == right)
     left, right = _alike(left, right)
     return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
 def _ordered(compare: Callable[[Any, Any], bool], one: Operand, other: Operand) -> Callable[[FilteredRecord], bool]:
     def matches(record: FilteredRecord) -> bool:
-        left, right = _alike(one(record), other(record))
+        left, right = one(record), other(record)
+        if type(left) in _PLAIN_NUMBERS and type(right) in _PLAIN_NUMBERS:
+            return compare(left, right)
+        left, right = _alike(left, right)
         both_text = isinstance(left, str) and isinstance(right, str)
         both_number = isinstance(left, int | float) and isinstance(right, int | float)
         return (both_text or both_number) and compare(left, right)

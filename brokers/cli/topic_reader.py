@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafka.protocol.consumer import OffsetSpec
@@ -51,8 +51,8 @@ class StoredRecord(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of key, value and headers."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers
+        size = len(self.key or b"") + len(self.value or b"")
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else size
 
 
 class PartitionBounds(NamedTuple):
@@ -75,12 +75,20 @@ class StoredBatch(NamedTuple):
 
 
 class FetchedPart(NamedTuple):
-    """What one fetch gave for a partition, and where the next one begins. ``size`` counts inflated bytes."""
+    """What one fetch gave for a partition, and where the next one begins. ``size`` counts inflated bytes.
+
+    ``passed_over`` counts records of batches that were not wanted.
+    """
 
     records: list[StoredRecord]
     next_offset: int
     size: int
     batches: tuple[StoredBatch, ...] = ()
+    passed_over: int = 0
+
+
+PassesOver = Callable[[int, BatchHeader, bytes], bool]
+"""Whether a batch of that partition, with these inflated bytes of its records, can have none that is looked for."""
 
 
 class TopicReader:
@@ -128,10 +136,15 @@ class TopicReader:
         return offsets
 
     def fetch(
-        self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
+        self,
+        positions: Mapping[int, int],
+        isolation: int,
+        records_max: int,
+        bytes_max: int,
+        passes_over: PassesOver | None = None,
     ) -> dict[int, FetchedPart]:
         """Records from the positions on, of partitions that have some, until ``bytes_max`` inflated bytes are passed;
-        raises CliError for what is refused."""
+        raises CliError for what is refused. Batches that ``passes_over`` names are only counted."""
         by_leader: dict[int, list[int]] = {}
         for partition in positions:
             if partition not in self.silent:
@@ -152,8 +165,9 @@ class TopicReader:
                 data = row.records
                 if data and bytes_left > 0:
                     parts[partition] = decode_part(
-                        bytes(data), partition, positions[partition], isolation, aborted, records_max, bytes_left
-                    )
+                        bytes(data), partition, positions[partition], isolation, aborted, records_max, bytes_left,
+                        passes_over,
+                    )  # fmt: skip
                     bytes_left -= parts[partition].size
         return parts
 
@@ -197,21 +211,29 @@ def decode_part(
     aborted: Iterable[tuple[int, int]],
     records_max: int,
     bytes_max: int,
+    passes_over: PassesOver | None = None,
 ) -> FetchedPart:
     """The records from ``start`` on. Batches beyond ``records_max`` records, or ``bytes_max`` inflated bytes, are left
     for the next fetch; one is decoded."""
     runs = _Aborted(aborted)
     stored: list[StoredRecord] = []
     batches: list[StoredBatch] = []
-    next_offset, size = start, 0
+    next_offset, size, passed = start, 0, 0
     for position, header in scan(data):
-        if stored and (len(stored) >= records_max or size >= bytes_max):
+        if (stored or passed) and (len(stored) + passed >= records_max or size >= bytes_max):
             break
         lost = runs.has(header)
         state = ""
         if header.is_transactional:
             state = "undecided" if isolation == UNCOMMITTED else "aborted" if lost else "committed"
-        records, inflated = _records(data, position, header, partition, "" if header.is_control else state)
+        payload = _payload(data, position, header, partition)
+        inflated = len(payload)
+        if passes_over is not None and not header.is_control and passes_over(partition, header, bytes(payload)):
+            passed += header.record_count
+            next_offset = max(next_offset, header.last_offset + 1)
+            size += max(header.size, inflated)
+            continue
+        records = _records(payload, header, partition, "" if header.is_control else state)
         if header.is_control and records and records[0].marker == _MARKERS[0]:
             runs.end(header.producer_id)
         stored += [record for record in records if record.offset >= start]
@@ -220,34 +242,47 @@ def decode_part(
         codec = NAMES.get(header.codec, str(header.codec))
         sizes = header.size, HEADER_SIZE + inflated, len(records)
         batches.append(StoredBatch(*sizes, codec, header.is_control, header.producer_id))
-    return FetchedPart(stored, next_offset, size, tuple(batches))
+    return FetchedPart(stored, next_offset, size, tuple(batches), passed)
 
 
-def _records(
-    data: bytes, position: int, header: BatchHeader, partition: int, state: str
-) -> tuple[list[StoredRecord], int]:
-    """The records of a batch, and the bytes that they have when they are inflated."""
-    codec = NAMES.get(header.codec, str(header.codec))
-    payload: bytes | bytearray | memoryview = memoryview(data)[position + HEADER_SIZE : position + header.size]
+_Payload = bytes | bytearray | memoryview
+
+
+def _payload(data: bytes, position: int, header: BatchHeader, partition: int) -> _Payload:
+    """The bytes of a batch's records, inflated."""
+    payload: _Payload = memoryview(data)[position + HEADER_SIZE : position + header.size]
+    if not header.codec:
+        return payload
     try:
-        if header.codec:
-            payload = decompress(header.codec, payload, INFLATED_BYTES_MAX)
+        return decompress(header.codec, payload, INFLATED_BYTES_MAX)
+    except CodecError as error:
+        raise _damaged(header, partition, error) from None
+
+
+def _damaged(header: BatchHeader, partition: int, error: Exception) -> CliError:
+    return CliError(
+        f"partition {partition}: the batch at offset {header.base_offset} is damaged: {error}; "
+        f"continue from offset {header.last_offset + 1}"
+    )
+
+
+def _records(payload: _Payload, header: BatchHeader, partition: int, state: str) -> list[StoredRecord]:
+    """The records of a batch."""
+    codec = NAMES.get(header.codec, str(header.codec))
+    try:
         decoded = decode_records(payload, header)
-    except (CorruptBatch, CodecError) as error:
-        raise CliError(
-            f"partition {partition}: the batch at offset {header.base_offset} is damaged: {error}; "
-            f"continue from offset {header.last_offset + 1}"
-        ) from None
-    common = header.producer_id, header.producer_epoch
-    records = [
+    except CorruptBatch as error:
+        raise _damaged(header, partition, error) from None
+    producer_id, producer_epoch, leader_epoch = header.producer_id, header.producer_epoch, header.partition_leader_epoch
+    sequence, base_offset, is_control = header.base_sequence, header.base_offset, header.is_control
+    return [
         StoredRecord(
-            partition, offset, timestamp, key, value, headers, state, _marker(key) if header.is_control else "",
-            *common, -1 if header.base_sequence < 0 else (header.base_sequence + offset - header.base_offset) % 2**31,
-            header.partition_leader_epoch, codec,
+            partition, offset, timestamp, key, value, headers, state, _marker(key) if is_control else "",
+            producer_id, producer_epoch, -1 if sequence < 0 else (sequence + offset - base_offset) % 2**31,
+            leader_epoch, codec,
         )
         for offset, timestamp, key, value, headers in decoded
     ]  # fmt: skip
-    return records, len(payload)
 
 
 def _marker(key: bytes | None) -> str:

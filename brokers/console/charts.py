@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from statistics import linear_regression
 from typing import Any, Final, NamedTuple
 
@@ -385,12 +386,17 @@ SQUARE, PER_ROW = 7, 25
 STATES: Final = ("leader", "follower", "behind", "moving")
 
 
+@lru_cache(10_000)
+def _square(place: int) -> str:
+    """The path of one square, of which a map has thousands."""
+    return f"M{place % PER_ROW * SQUARE} {place // PER_ROW * SQUARE}h6v6h-6z"
+
+
 def replicas_cell(broker_id: int, count: int, states: Iterable[tuple[int, str]]) -> Markup:
     """A topic's replicas on one broker: a square for each (partition, state), at the partition's place."""
     squares: dict[str, list[str]] = {state: [] for state in STATES}
     for partition, state in states:
-        x, y = partition % PER_ROW * SQUARE, partition // PER_ROW * SQUARE
-        squares[state].append(f"M{x} {y}h6v6h-6z")
+        squares[state].append(_square(partition))
     words = [f"{len(drawn)} {state}" for state, drawn in squares.items() if drawn]
     if not words:
         return Markup("")

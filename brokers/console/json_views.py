@@ -118,7 +118,7 @@ def record_differences(one: FilteredRecord, other: FilteredRecord) -> list[dict[
 
 
 def _leaves(record: FilteredRecord) -> Iterator[tuple[str, str | None]]:
-    whole = {"key": record.json_of_key, "value": record.json_of_value}
+    whole = {name: record.inner(name) for name in ("key", "value")}
     texts = {"key": record.key, "value": record.value}
     branches: list[tuple[Path, Any]] = [
         *(((name,), whole[name] if isinstance(whole[name], dict | list) else texts[name]) for name in whole),

@@ -23,14 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+from fleetlog._native.batch import BatchHeader
 from fleetlog.brokers.cli.consume import json_line
 from fleetlog.brokers.cli.output import iso
 from fleetlog.brokers.cli.record_decoding import RecordDecoding
-from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, parse_columns, parse_filter
+from fleetlog.brokers.cli.record_filter import FilteredRecord, FilterError, json_of, parse_columns, parse_filter
 from fleetlog.brokers.cli.records import RecordPlace, stored_record
 from fleetlog.brokers.cli.schema_examples import example_of
 from fleetlog.brokers.cli.schema_values import (
@@ -58,12 +58,15 @@ from fleetlog.brokers.console.masking import INTERNAL
 RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 20_000_000
 SECONDS_MAX: Final = 10.0
+_COMMITTED: Final = frozenset({"", "committed"})
 FIRST_SPAN: Final = 16
 """Offsets of each partition that the first step back takes; each further one takes twice as many."""
 CURSOR_MAX: Final = 40_000
 
 Positions = dict[int, int]
 Matches = Callable[[StoredRecord], bool]
+HoldsNone = Callable[[bytes], bool]
+"""Whether no record in these bytes of a batch can match."""
 
 
 @dataclass(slots=True)
@@ -78,10 +81,10 @@ class ScanBudget:
     scanned_bytes: int = 0
     only_time: bool = False
     """The first step of a page is made whatever its bytes: otherwise large records would never be shown."""
-    _begun_s: float = field(default=0.0, init=False)
+    end_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._begun_s = self.now_s()
+        self.end_s = self.now_s() + self.seconds
 
     def spend(self, records: int, size: int) -> None:
         """Count what was scanned."""
@@ -101,7 +104,7 @@ class ScanBudget:
     @property
     def late(self) -> bool:
         """Whether the time is over."""
-        return self.now_s() - self._begun_s >= self.seconds
+        return self.now_s() >= self.end_s
 
     @property
     def exhausted(self) -> bool:
@@ -135,9 +138,10 @@ class Browse:
         matches: Matches,
         everything: bool = False,
         budget: ScanBudget | None = None,
+        holds_none: HoldsNone | None = None,
     ) -> None:
         self._source, self.bounds, self._count = source, bounds, count
-        self._matches, self._everything = matches, everything
+        self._matches, self._everything, self._holds_none = matches, everything, holds_none
         self.budget = budget or ScanBudget()
 
     def end(self, partition: int) -> int:
@@ -213,32 +217,41 @@ class Browse:
             moved = False
             for isolation in (COMMITTED, UNCOMMITTED):
                 asked = {p: at[p] for p in due if (at[p] < self.bounds[p].stable) == (isolation == COMMITTED)}
-                for p, part in self._fetched(asked, isolation).items():
-                    self.budget.spend(0, part.size)
-                    reached = min(part.next_offset, stop[p])
-                    for record in part.records:
-                        if record.offset >= stop[p]:  # a batch may reach beyond
-                            break
-                        if self.budget.late:
-                            reached = record.offset
-                            break
-                        self.budget.spend(1, 0)
-                        if self._shown(record):
-                            found[p].append(record)
+                for p, part in self._fetched(asked, stop, isolation).items():
+                    reached = min(self._look_at(part, stop[p], found[p]), stop[p])
                     moved |= reached > at[p]
                     at[p] = max(at[p], reached)
             if not moved:
                 return
 
-    def _fetched(self, asked: Positions, isolation: int) -> dict[int, FetchedPart]:
+    def _look_at(self, part: FetchedPart, stop: int, matching: list[StoredRecord]) -> int:
+        """Collect what matches below ``stop``; returns up to which offset that was done."""
+        budget, matches, all_of_them = self.budget, self._matches, self._everything
+        now_s, end_s, looked, reached = budget.now_s, budget.end_s, part.passed_over, part.next_offset
+        for record in part.records:
+            if record.offset >= stop:  # a batch may reach beyond
+                break
+            if now_s() >= end_s:
+                reached = record.offset
+                break
+            looked += 1
+            if (all_of_them or (not record.marker and record.state in _COMMITTED)) and matches(record):
+                matching.append(record)
+        budget.spend(looked, part.size)
+        return reached
+
+    def _fetched(self, asked: Positions, stop: Positions, isolation: int) -> dict[int, FetchedPart]:
         if not asked:
             return {}
-        return self._source.fetch(asked, isolation, max(self.budget.left // len(asked), 1), self.budget.left_bytes)
+        holds_none, passes_over = self._holds_none, None
+        if holds_none is not None:
 
-    def _shown(self, record: StoredRecord) -> bool:
-        if not self._everything and (record.marker or record.state not in {"", "committed"}):
-            return False
-        return self._matches(record)
+            def passes_over(partition: int, header: BatchHeader, payload: bytes) -> bool:
+                inside = header.base_offset >= asked[partition] and header.last_offset < stop[partition]
+                return inside and holds_none(payload)
+
+        records = max(self.budget.left // len(asked), 1)
+        return self._source.fetch(asked, isolation, records, self.budget.left_bytes, passes_over)
 
 
 def encode_cursor(positions: Positions) -> str:
@@ -458,6 +471,8 @@ COLUMNS_MAX: Final = 12
 FILTER_FIELDS: Final = 2_000_000
 """Fields that a page decodes by schemas to filter by them."""
 NO_REGISTRY: Final = "the console was started without --schema-registry"
+_BY_SCHEMA: Final = b"\0"
+"""Before a schema's id."""
 _AT: Final = re.compile("(?:([0-9]{1,9}):)?([0-9]{1,18})")
 """An offset, with its partition or without."""
 
@@ -471,18 +486,11 @@ class SearchedRecord(FilteredRecord):
         )
         self._schemas, self._undecoded = schemas, undecoded
 
-    @cached_property
-    def json_of_key(self) -> Any:
-        """None if it is none."""
-        return self._decoded("key", self._key)
-
-    @cached_property
-    def json_of_value(self) -> Any:
-        """None if it is none."""
-        return self._decoded("value", self._value)
-
-    def _decoded(self, field: str, raw: bytes | None) -> Any:
+    def _inside(self, field: str) -> Any:
         """By the schema of a header, or that which stands in it."""
+        raw = self._key if field == "key" else self._value
+        if raw is not None and not self._headers and raw[:1] != _BY_SCHEMA:
+            return json_of(raw)  # as decoded does, on a way that most records go
         try:
             return self.decoded(raw if self._schemas is None else self._schemas.framed(raw, self._headers, field))
         except SchemaProblem as problem:
@@ -509,6 +517,7 @@ class Search:
     def __init__(self, asking: Asking) -> None:
         registry = asking.registry
         self._topic, self._contains, text = asking.name, _contains(asking), asking.text("filter")
+        self.holds_none = _holds_none(asking)
         self._schemas = None if registry is None else PageSchemas(registry, fields=FILTER_FIELDS)
         self.undecoded: Counter[str] = Counter()
         try:
@@ -542,10 +551,10 @@ class Search:
 
     def matches(self, record: StoredRecord) -> bool:
         """Whether the record is looked for; a marker is by no filter."""
-        if not self._contains(record):
+        if self._contains is not None and not self._contains(record):
             return False
         try:
-            return self._filter is None or (not record.marker and self._filter(self.seen(record)))
+            return self._filter is None or (not record.marker and self._filter.matches(self.seen(record)))
         except FilterError as error:
             raise PageError(400, f"filter: {error}") from None
 
@@ -717,7 +726,9 @@ def _browse(asking: Asking, count: int, search: Search) -> tuple[TopicReader, Br
     cursor = cursor_of(asking)
     reader = TopicReader(asking.client, asking.name, partitions)
     bounds = reader.bounds(undecided=everything)
-    browse = Browse(reader, bounds, count=count, matches=search.matches, everything=everything)
+    browse = Browse(
+        reader, bounds, count=count, matches=search.matches, everything=everything, holds_none=search.holds_none
+    )
     if mode == "newest":
         page = browse.newest(cursor)
     else:
@@ -766,11 +777,19 @@ def cursor_of(asking: Asking) -> Positions | None:
         raise PageError(400, "the cursor is malformed; begin again without it") from None
 
 
-def _contains(asking: Asking) -> Matches:
-    """Whether the text is in the key, the value, or a header; letters of ASCII in either case."""
+def _holds_none(asking: Asking) -> HoldsNone | None:
+    """By the text that is looked for, which stands as it is in keys, values, names and values of headers."""
+    wanted, where = asking.text("contains").encode().lower(), asking.choice("where", WHERE)
+    if not wanted or (b"=" in wanted and where in {"anywhere", "headers"}):  # a header's two parts are apart there
+        return None
+    return lambda payload: wanted not in payload.lower()
+
+
+def _contains(asking: Asking) -> Matches | None:
+    """Whether the text is in the key, the value, or a header; letters of ASCII in either case. None: none is given."""
     wanted, where = asking.text("contains").encode().lower(), asking.choice("where", WHERE)
     if not wanted:
-        return lambda record: True
+        return None
 
     def matches(record: StoredRecord) -> bool:
         if where in {"anywhere", "key"} and wanted in (record.key or b"").lower():

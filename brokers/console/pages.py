@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -75,11 +76,16 @@ def partitions_page(asking: Asking) -> Answer:
     by_topic: dict[str, list[PartitionOverview]] = {}
     counts = {"leader": 0, "follower": 0, "behind": 0, "moving": 0, "offline": 0}
     for p in overview.partitions.values():
+        by_topic.setdefault(p.topic, []).append(p)
+        if p.untroubled:
+            counts["leader"] += 1
+            counts["follower"] += len(p.replicas) - 1
+            continue
         counts["offline"] += p.offline
         for broker_id in p.replicas:
             counts[_replica_state(p, broker_id)] += 1
-        if part in p.topic.lower():
-            by_topic.setdefault(p.topic, []).append(p)
+    if part:
+        by_topic = {topic: partitions for topic, partitions in by_topic.items() if part in topic.lower()}
     rows = map_rows(by_topic, fold=asking.choice("fold", ("yes", "no")) == "yes")
     keys: dict[str, Callable[[MapRow], Any]] = {
         "problems": lambda row: (-row.troubled, row.name), "name": lambda row: row.name,
@@ -129,11 +135,11 @@ def map_rows(by_topic: dict[str, list[PartitionOverview]], *, fold: bool) -> lis
     rows: list[MapRow] = []
     alike: dict[str, list[PartitionOverview]] = {}
     for name, partitions in by_topic.items():
-        troubled = sum(p.under_replicated or p.offline or p.moving for p in partitions)
+        troubled = sum(not p.untroubled and (p.under_replicated or p.offline or p.moving) for p in partitions)
         if fold and len(partitions) == 1 and not troubled:
             alike.setdefault(first_word[0] if (first_word := _FIRST_WORD.match(name)) else "", []).extend(partitions)
         else:
-            rows.append(MapRow(name, sorted(partitions, key=lambda p: p.index), 1, troubled))
+            rows.append(MapRow(name, sorted(partitions, key=attrgetter("index")), 1, troubled))
     others: list[PartitionOverview] = []
     for word, some in alike.items():
         if len(some) < FOLD_LEAST:
@@ -150,6 +156,10 @@ def _map_value(row: MapRow, brokers: list[int]) -> dict[str, Any]:
     states: dict[int, list[tuple[int, str]]] = {broker_id: [] for broker_id in brokers}
     for number, p in enumerate(row.partitions):
         place = p.index if row.topics == 1 else number
+        if p.untroubled:
+            for broker_id in p.replicas:
+                states[broker_id].append((place, "leader" if broker_id == p.leader else "follower"))
+            continue
         for broker_id in p.replicas:
             states[broker_id].append((place, _replica_state(p, broker_id)))
     folded = row.topics > 1
