@@ -17,6 +17,8 @@ _ISO_DURATION = re.compile(
     r"(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,12}(?:\.[0-9]+)?)S)?)?",
     re.IGNORECASE,
 )
+DATE_DIGITS, MILLISECOND_DIGITS = 8, 12
+"""Of a date without dashes, and the fewest of milliseconds since 1970, which have had as many since 1973."""
 _NO_DURATION = "is not a duration such as 90s, 1h30m or PT1H30M"
 
 
@@ -30,10 +32,18 @@ class Point(NamedTuple):
 
 def parse_time(text: str) -> int:
     """ISO 8601 (without a zone: UTC), with ``@`` or not, or ``@`` and milliseconds; returns milliseconds, raises
-    ValueError."""
-    if re.fullmatch("@[0-9]{1,18}", text):
-        return int(text[1:])
-    moment = datetime.fromisoformat(text.removeprefix("@"))
+    ValueError.
+
+    Digits alone are a date (``20260131``), or, behind ``@``, twelve and more of them milliseconds since 1970.
+    """
+    digits = text.removeprefix("@")
+    if re.fullmatch("[0-9]+", digits) and len(digits) != DATE_DIGITS:
+        if digits == text or not MILLISECOND_DIGITS <= len(digits) <= 18:
+            raise ValueError(
+                f"{text!r} is neither a date nor milliseconds, which have {MILLISECOND_DIGITS} digits or more"
+            )
+        return int(digits)
+    moment = datetime.fromisoformat(digits)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
@@ -88,21 +98,26 @@ class _ParsedType(_Base):
         try:
             return self.parse(value)
         except ValueError:
-            self.fail(f"{value!r} {self.wrong}", param, ctx)
+            at_digits = re.fullmatch("@[0-9]+", value)
+            more = f"; milliseconds have {MILLISECOND_DIGITS} digits or more" if at_digits else ""
+            self.fail(f"{value!r} {self.wrong}{more}", param, ctx)
 
 
 class PointType(_ParsedType):
     """Option type of positions in a partition."""
 
     name, parse = "point", staticmethod(parse_point)
-    wrong = "is neither 'beginning', 'end', 'end-10', an offset, nor a time (2013-01-31T12:00, @1359633600000, -1h)"
+    wrong = (
+        "is neither 'beginning', 'end', 'end-10', an offset, nor a time (2013-01-31T12:00, @20130131, @1359633600000, "
+        "-1h)"
+    )
 
 
 class TimeType(_ParsedType):
     """Option type of a time, in milliseconds since the epoch."""
 
     name, parse = "time", staticmethod(parse_time)
-    wrong = "is not a time such as 2013-01-31T12:00 or @1359633600000"
+    wrong = "is not a time such as 2013-01-31T12:00, 20130131 or @1359633600000"
 
 
 class DurationType(_ParsedType):

@@ -752,7 +752,9 @@ def _start(
         moment = parse_moment(text) if mode == "at" else parse_time(text)
     except ValueError:
         also = ", nor -1h, an offset, or a PARTITION:OFFSET" if mode == "at" else ""
-        raise PageError(400, f"{text[:40]!r} is not a time such as 2026-01-31T12:00 or @1769860800000{also}") from None
+        raise PageError(
+            400, f"{text[:40]!r} is not a time such as 2026-01-31T12:00, @20260131 or @1769860800000{also}"
+        ) from None
     offsets = reader.offsets(max(moment, 0), COMMITTED)
     # a partition without a record that is so new has nothing to show
     return {p: offsets[p] if offsets.get(p, -1) >= 0 else browse.end(p) for p in bounds}

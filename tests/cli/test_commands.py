@@ -239,7 +239,7 @@ def test_points_are_positions_offsets_or_times() -> None:
     convert = times.PointType().convert
     assert convert("beginning", None, None) == times.Point("beginning")
     assert convert("12", None, None) == times.Point("offset", 12)
-    assert convert("@12", None, None) == times.Point("timestamp", 12)
+    assert convert("@000000000012", None, None) == times.Point("timestamp", 12)
     assert convert("1970-01-01T00:00:01", None, None) == times.Point("timestamp", 1_000)
     assert convert("1970-01-01T02:00:00+02:00", None, None) == times.Point("timestamp", 0)
 

@@ -137,7 +137,7 @@ def test_points_to_read_from_and_to(shell: Shell, topic: str) -> None:
 
     assert read("--from", "15", "--to", "end") == [15, 16, 17, 18, 19]
     assert read("--from", "3", "--to", "6") == [3, 4, 5]
-    assert read("--from", "@1004500", "--to", "@1008000") == [5, 6, 7]
+    assert read("--from", "@000001004500", "--to", "@000001008000") == [5, 6, 7]
     assert read("--from", "1970-01-01T00:16:58", "--to", "end") == [18, 19]
     assert read("-n", "2") == [0, 1]
     assert read("--from", "end", "--to", "end") == []

@@ -51,7 +51,7 @@ def record(**changed: Any) -> FilteredRecord:
         ("headers.a == 'new' && headers['trace-id'] == 5 && headers.trace-id < 6", True),
         ("headers.none == null", True),
         ("topic endsWith 'ers' && partition == 3 && offset >= 41", True),
-        ("time == '@1000000' && time < '1970-01-01T01:00' && '-1h' > time", True),
+        ("time == '@000001000000' && time < '1970-01-01T01:00' && '-1h' > time", True),
         ("key matches '^(eu|us)-\\\\d$'", True),
         ("key matches '^e' && key matches '1$' && !(key matches '^u')", True),
         ("value.half matches '.'", True),
