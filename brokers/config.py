@@ -235,6 +235,10 @@ class BrokerConfig:
         LONG, 1024 * MIB, "What was read from the bucket and is kept in the first log directory, in bytes.",
         low=16 * MIB,
     )  # fmt: skip
+    fleetlog_bucket_url_lifetime_ms: int = setting(
+        INT, 300_000, "For how long a URL holds by which a client that may read a topic reads old records of it from "
+        "the bucket itself, in ms; 0: no URLs are given out.", low=0, high=DAY_MS,
+    )  # fmt: skip
     fleetlog_bucket_orphan_ms: int = setting(
         LONG, DAY_MS, "The age at which an object that no manifest names is removed from the bucket, in ms.", low=60_000
     )

@@ -96,6 +96,7 @@ DESCRIBE_ELECTIONS: Final = 12014
 ACCEPTED_POSITIONS: Final = 12015
 DESCRIBE_LOG_LINES: Final = 12016
 DESCRIBE_SHARE_WINDOWS: Final = 12020
+SIGN_SEGMENTS: Final = 12021
 
 TABLE: Final = (
     (PRODUCE, "Produce", 0, 13, 3, False, True),
@@ -187,5 +188,6 @@ TABLE: Final = (
     (ACCEPTED_POSITIONS, "AcceptedPositions", 0, 0, 0, True, False),
     (DESCRIBE_LOG_LINES, "DescribeLogLines", 0, 0, 0, False, False),
     (DESCRIBE_SHARE_WINDOWS, "DescribeShareWindows", 0, 0, 0, False, False),
+    (SIGN_SEGMENTS, "SignSegments", 0, 0, 0, False, False),
 )
 """The fields of ``wire.apis.Api``."""

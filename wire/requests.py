@@ -1001,3 +1001,11 @@ class DescribeLogLinesRequest(Protocol):
 
 class DescribeShareWindowsRequest(Protocol):
     group_id: str
+
+
+class SignSegmentsRequest(Protocol):
+    topic: str
+    partition_index: int
+    start_offset: int
+    end_offset: int
+    max_bytes: int

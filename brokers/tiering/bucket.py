@@ -168,7 +168,7 @@ class ObjectBucket:
         """``makes_folder``: a folder that is not there is made when it is used. Raises BadUrl."""
         self.url = url
         self._makes_folder = makes_folder
-        self.requests = dict.fromkeys(("put", "get", "list", "delete"), 0)
+        self.requests = dict.fromkeys(("put", "get", "list", "delete", "sign"), 0)
         self.failures = 0
         self.failure = ""
         """What the latest call said that failed; '' after one that did not."""
@@ -206,6 +206,26 @@ class ObjectBucket:
             return then(memoryview(obstore.get_range(self._store(), name, start=start, length=size)))
 
         return await self._call("get", get)
+
+    @property
+    def signs(self) -> bool:
+        """Whether objects have URLs for others: those of a folder have none."""
+        return not self.url.startswith("file:")
+
+    async def sign(self, names: list[str], lifetime_ms: int) -> list[str]:
+        """A URL for each object, by which whoever has it may get that object until the time is over.
+
+        S3's are computed here; of other stores the credentials may have to ask. Raises BucketError.
+        """
+        import obstore
+
+        def sign() -> list[str]:
+            if not self.signs:
+                raise BucketError("files have no URLs for others")
+            store: Any = self._store()  # no folder, and nothing in memory
+            return list(obstore.sign(store, "GET", names, timedelta(milliseconds=lifetime_ms)))
+
+        return await self._call("sign", sign) if names else []
 
     async def objects(self, prefix: str) -> list[Listed]:
         """Objects whose names begin with that folder."""
@@ -258,7 +278,7 @@ class ObjectBucket:
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         self.requests[kind] += 1
-        threads = self._reading if kind == "get" else self._copying
+        threads = self._reading if kind in ("get", "sign") else self._copying
         try:
             outcome = await threads.call(function, CALL_S + size / UPLOAD_BYTES_S)
         except AlreadyExistsError as wrong:

@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fleetlog._native.batch import crc32c, find_timestamp
 from fleetlog._native.errors import CorruptBatch
@@ -24,6 +24,7 @@ from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace
 from fleetlog.brokers.tiering.leader import BucketError, NoSuchObject
 from fleetlog.brokers.tiering.manifest import (
     BadObject,
+    Chunk,
     Manifest,
     SegmentIndex,
     TieredAborted,
@@ -38,6 +39,7 @@ AGAIN_MS = 1_000
 """How long a failure is told before the bucket is asked again."""
 MOST_INDEXES = 256
 """In memory; each has 32 bytes for a chunk."""
+T = TypeVar("T")
 Key = tuple[uuid.UUID, int]
 Work = Callable[[], Coroutine[Any, Any, None]]
 FOREVER = 2**63 - 1
@@ -55,6 +57,30 @@ class Cold(NamedTuple):
     prefix: str
     manifest: Manifest
     on_ready: Callable[[], None]
+
+
+class AskedRange(NamedTuple):
+    """Offsets from ``start`` up to ``end`` (not included), of which one answer has no more than the other two say."""
+
+    start: int
+    end: int
+    most_bytes: int
+    most_segments: int
+
+
+class NamedChunks(NamedTuple):
+    """Chunks of a segment, which have its records of a range up to ``end``."""
+
+    segment: TieredSegment
+    chunks: tuple[Chunk, ...]
+    end: int
+
+
+class Named(NamedTuple):
+    """Where a range is in the bucket, as far as one answer goes, and the aborted transactions in it."""
+
+    segments: tuple[NamedChunks, ...]
+    aborted: list[tuple[int, int]]
 
 
 class ColdReads:
@@ -135,6 +161,42 @@ class ColdReads:
                 aborted.append(row)
         return aborted
 
+    async def named(self, cold: Cold, log: Log, wanted: AskedRange) -> Named:
+        """Where the chunks with a range lie; one of them, however little room there is. Raises TierUnavailable,
+        LogOffline."""
+        come = asyncio.Event()
+        cold = cold._replace(on_ready=come.set)
+        rows: list[NamedChunks] = []
+        room, (start, end, _, most_segments) = wanted.most_bytes, wanted
+        for segment in cold.manifest.segments[cold.manifest.at(start) :]:
+            if max(start, segment.start) >= end or len(rows) == most_segments:
+                break
+            index = await self._awaited(partial(self._index, cold, segment), come)
+            at = number = index.at(max(start, segment.start))
+            while number < len(index.chunks) and index.chunks[number].base_offset < min(end, segment.end):
+                if index.chunks[number].size > room and (rows or number > at):
+                    break
+                room -= index.chunks[number].size
+                number += 1
+            if number == at:
+                break
+            reached = index.chunks[number].base_offset if number < len(index.chunks) else segment.end
+            rows.append(NamedChunks(segment, index.chunks[at:number], min(reached, segment.end)))
+            if reached < segment.end:
+                break
+        if not rows:
+            return Named((), [])
+        aborted = await self._awaited(partial(self.aborted, cold, log, start, rows[-1].end), come)
+        return Named(tuple(rows), aborted)
+
+    @staticmethod
+    async def _awaited(look: Callable[[], T | None], come: asyncio.Event) -> T:
+        """What is there now, or when it has come. Raises what the look does."""
+        while (value := look()) is None:
+            await come.wait()
+            come.clear()
+        return value
+
     async def at_time(self, cold: Cold, timestamp: int, start: int, inflate_limit: int) -> tuple[int, int, int] | None:
         """Offset, timestamp and leader epoch of the first record with at least that time, from ``start`` on; None
         if there is none. Raises TierUnavailable."""
@@ -143,15 +205,11 @@ class ColdReads:
         for segment in cold.manifest.segments[cold.manifest.at(start) :]:
             if segment.max_timestamp < timestamp:
                 continue
-            while (index := self._index(cold, segment)) is None:
-                await come.wait()
-                come.clear()
+            index = await self._awaited(partial(self._index, cold, segment), come)
             for number, chunk in enumerate(index.chunks):
                 if chunk.max_timestamp < timestamp:
                     continue
-                while (source := self._chunk(cold, segment, index, number)) is None:
-                    await come.wait()
-                    come.clear()
+                source = await self._awaited(partial(self._chunk, cold, segment, index, number), come)
                 try:
                     match = _search(source, timestamp, max(start, segment.start), inflate_limit)
                 except (CorruptBatch, CodecError, DiskError) as wrong:

@@ -175,6 +175,7 @@ class TierFigures:
     fetched_bytes: int = 0
     fetches: int = 0
     fetch_errors: int = 0
+    signed_bytes: int = 0
     swept: int = 0
 
 

@@ -29,7 +29,7 @@ from fleetlog.brokers.metadata.znodes import BadZnode
 from fleetlog.brokers.metrics.registry import Metrics
 from fleetlog.brokers.model import PROTECTED_TOPICS, Clock, TopicPartition
 from fleetlog.brokers.tiering.bucket import ForeignBucket, ObjectBucket, Pace, SegmentParts, own
-from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable, aborted_of
+from fleetlog.brokers.tiering.cold_reads import AskedRange, Cold, ColdReads, Named, TierUnavailable, aborted_of
 from fleetlog.brokers.tiering.decisions import (
     CopyLag,
     LocalLog,
@@ -438,6 +438,20 @@ class Tiers:
             return None
         return self.cold.aborted(cold, partition.log, read.first_offset, read.next_offset)
 
+    async def named(self, partition: Partition, wanted: AskedRange) -> Named:
+        """Where the bucket has a range, also what is here still. Raises TierUnavailable, LogOffline."""
+        cold = self._cold(partition)
+        if cold is None:
+            raise TierUnavailable(f"{partition.tp}: what is in the bucket is not known yet")
+        return await self.cold.named(cold, partition.log, wanted)
+
+    async def sign(self, partition: Partition, named: Named, lifetime_ms: int, size: int) -> list[str]:
+        """A URL for each of the segments, by which ``size`` bytes are to be read. Raises BucketError."""
+        prefix = prefix_of(partition.tp.topic, partition.topic_id, partition.tp.partition)
+        urls = await self.bucket.sign([prefix + one.segment.log_name for one in named.segments], lifetime_ms)
+        self.figures.setdefault(partition.tp.topic, TierFigures()).signed_bytes += size
+        return urls
+
     def _cold(self, partition: Partition) -> Cold | None:
         tier = self.of(partition)
         if self.refusal or (self._unowned and not self._owned):
@@ -519,9 +533,11 @@ class Tiers:
             lambda: {(): float(bucket.failures)},
         )  # fmt: skip
         metrics.watch_family(
-            "fleetlog_tier_copied", "Segments and bytes copied, and bytes read for consumers, since the start.", "what",
+            "fleetlog_tier_copied",
+            "Segments and bytes copied, bytes read for consumers, and bytes that they got URLs for, since the start.",
+            "what",
             lambda: {"segments": copied("copied_segments"), "bytes": copied("copied_bytes"),
-                     "read": copied("fetched_bytes")},
+                     "read": copied("fetched_bytes"), "signed": copied("signed_bytes")},
         )  # fmt: skip
         metrics.watch_family(
             "fleetlog_tier_cache", "Chunks from the bucket: found in the cache, loaded, and the cache's bytes.", "what",

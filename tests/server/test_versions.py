@@ -14,6 +14,7 @@ from fleetlog.wire.apis import APIS
 from fleetlog.wire.errors import ErrorCode
 
 SHARES = {77, 78, 79, 90, 91, 92, 12020}
+TIERED = {12021}
 
 
 def ask(
@@ -33,10 +34,13 @@ def ask(
 def test_the_table_is_advertised(version: int) -> None:
     answer = ask(version, {})
     assert {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys} == {
-        key: (row.min_version, row.max_version) for key, row in APIS.items() if not row.internal and key not in SHARES
+        key: (row.min_version, row.max_version)
+        for key, row in APIS.items()
+        if not row.internal and key not in SHARES | TIERED
     }
-    finalized = {k.api_key for k in ask(version, {"share.version": 1}).api_keys}
-    assert finalized - {k.api_key for k in answer.api_keys} == SHARES, "share groups, once they are finalized"
+    for feature, keys in (("share.version", SHARES), ("fleetlog.tiering.version", TIERED)):
+        finalized = {k.api_key for k in ask(version, {feature: 1}).api_keys}
+        assert finalized - {k.api_key for k in answer.api_keys} == keys, "once they are finalized"
     assert 12000 not in {k.api_key for k in answer.api_keys}, "what only brokers say to each other is not advertised"
     assert APIS[0].min_version == 0, "librdkafka before 2.11 looks for Produce 0 (KAFKA-18659)"
 

@@ -6,12 +6,15 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from fleetlog._native.batch import Record, encode_batch, scan
 from fleetlog.brokers.tiering.bucket import BadUrl, BucketThreads, ObjectBucket, Pace, SegmentParts, open_store
 from fleetlog.brokers.tiering.leader import BucketError, NameTaken, NoSuchObject
+from tests.support.s3_server import S3Server
 
 
 def test_objects(tmp_path: Path) -> None:
@@ -34,9 +37,45 @@ def test_objects(tmp_path: Path) -> None:
         with pytest.raises(BucketError, match="file://"):
             await bucket.get("a/m/1", 10, 5)
         assert bucket.failures == 1
+        assert not bucket.signs
+        with pytest.raises(BucketError, match="files have no URLs"):
+            await bucket.sign(["a/m/1"], 1_000)
         bucket.close()
 
     asyncio.run(steps())
+
+
+def test_who_has_a_url_reads_that_object_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3 = S3Server()
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def status(url: str) -> int:
+        try:
+            with urlopen(url, timeout=30) as answer:
+                assert answer.read() == b"old records"
+                return int(answer.status)
+        except HTTPError as refused:
+            with refused:
+                return refused.code
+
+    async def steps() -> None:
+        bucket = ObjectBucket("s3://bucket/folder")
+        for name in ("t.1/0/a b.log", "t.2/0/x.log"):
+            await bucket.put_new(name, b"old records")
+        assert bucket.signs
+        assert await bucket.sign([], 1_000) == []
+        mine, other = await bucket.sign(["t.1/0/a b.log", "t.2/0/x.log"], 60_000)
+        assert status(mine) == status(other) == 200
+        assert status(mine.replace("Expires=60", "Expires=600")) == 403
+        assert status(mine.replace(mine.partition("?")[0], other.partition("?")[0])) == 403
+        assert status(mine.partition("?")[0]) == 403
+        s3.late_s = 61
+        assert status(mine) == 403
+        bucket.close()
+
+    asyncio.run(steps())
+    s3.close()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fleetlog._native.batch import Record, crc32c, encode_batch, scan
 from fleetlog.brokers.log import ReadResult, RealDisk
 from fleetlog.brokers.tiering import cold_reads
 from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
-from fleetlog.brokers.tiering.cold_reads import Cold, ColdReads, TierUnavailable
+from fleetlog.brokers.tiering.cold_reads import AskedRange, Cold, ColdReads, TierUnavailable
 from fleetlog.brokers.tiering.manifest import Manifest, TieredSegment, encode_index
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually_async
@@ -166,6 +166,52 @@ def test_a_segment_that_counts_in_part_ends_there(cached: Callable[..., None]) -
         assert seen == list(range(33))
         assert await cache.cold.at_time(cold, 1_032, 0, 2**20) == (32, 1_032, 0)
         assert await cache.cold.at_time(cold, 1_033, 0, 2**20) is None
+
+    cached(work)
+
+
+class NoLog:
+    """A log without transactions."""
+
+    reader: Any = property(lambda self: self)
+
+    def aborted_transactions(self, start: int, end: int) -> list[Any]:
+        return []
+
+
+def test_chunks_are_named_as_far_as_there_is_room(cached: Callable[..., None]) -> None:
+    async def work(cache: Cache) -> None:
+        log: Any = NoLog()
+
+        async def named(*wanted: int, cold: Cold = cache.whole) -> list[tuple[int, int, int]]:
+            """First offset, end and number of the chunks of each segment."""
+            rows = (await cache.cold.named(cold, log, AskedRange(*wanted))).segments
+            for row in rows:
+                followers = [chunk.base_offset for chunk in row.chunks[1:]]
+                assert [chunk.base_offset for chunk in row.chunks] == sorted({row.chunks[0].base_offset, *followers})
+            return [(row.chunks[0].base_offset, row.end, len(row.chunks)) for row in rows]
+
+        ((first, behind, count),) = await named(0, 2 * EACH, 0, 9)
+        assert (first, count) == (0, 1), "one, however little room there is"
+        assert 10 < behind < 40
+        assert await named(behind - 1, behind, 2**20, 9) == [(0, behind, 1)]
+        assert await named(behind, behind + 1, 2**20, 9) == [(behind, 2 * behind, 1)]
+        whole = await named(0, 2 * EACH, 2**20, 9)
+        assert [row[:2] for row in whole] == [(0, EACH), (EACH, 2 * EACH)]
+        assert await named(0, 2 * EACH, 2**20, 1) == whole[:1]
+        assert await named(0, EACH + 1, 2**20, 9) == [whole[0], (EACH, EACH + behind, 1)]
+        size = sum(
+            chunk.size
+            for row in (await cache.cold.named(cache.whole, log, AskedRange(0, 9**9, 2**20, 9))).segments
+            for chunk in row.chunks
+        )
+        assert await named(0, 2 * EACH, size, 9) == whole
+        assert sum(row[2] for row in await named(0, 2 * EACH, size - 1, 9)) == sum(row[2] for row in whole) - 1
+        assert await named(2 * EACH, 3 * EACH, 2**20, 9) == await named(50, 10, 2**20, 9) == []
+        shorter = Manifest(uuid.UUID(int=0), 0, segments=(cache.segments[0]._replace(end=33),))
+        assert [row[:2] for row in await named(0, 100, 2**20, 9, cold=cache.whole._replace(manifest=shorter))] == [
+            (0, 33)
+        ]
 
     cached(work)
 
