@@ -176,10 +176,10 @@ def counted(manifest: Manifest, segment: TieredSegment, local: LocalLog) -> Mani
 def local_start(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
     """Where the log may begin here: closed segments go, the oldest first, once the manifest counts them."""
     start = max(local.start, min(manifest.log_start, local.stable))
-    return released(local, limits, start, manifest.end, now_ms)
+    return behind_limits(local, limits, start, manifest.end, now_ms)
 
 
-def released(local: LocalLog, limits: TierLimits, start: int, until: int, now_ms: int) -> int:
+def behind_limits(local: LocalLog, limits: TierLimits, start: int, until: int, now_ms: int) -> int:
     """Behind the closed segments before ``until`` that the limits of what is here take; ``start`` if they take none."""
     excess = local.size - limits.local_bytes if limits.local_bytes >= 0 else 0
     for segment in local.segments:
@@ -216,7 +216,7 @@ def retained(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start:
         start = max(start, segment.end)
         gone += 1
     if not limits.copies and gone == len(manifest.segments):
-        here = released(local, limits, local.start, local.stable, now_ms)
+        here = behind_limits(local, limits, local.start, local.stable, now_ms)
         start = max(start, here) if here > local.start else start
     if start == manifest.log_start:
         return manifest

@@ -83,7 +83,7 @@ def names_them_still(manifest: Manifest, local: LocalLog) -> Manifest:
 def though_something_is_in_the_bucket(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
     """Where nothing is copied any more, segments go from here while older ones are in the bucket."""
     start = decisions.local_start(manifest, local, limits, now_ms)
-    return start if limits.copies else decisions.released(local, limits, start, local.stable, now_ms)
+    return start if limits.copies else decisions.behind_limits(local, limits, start, local.stable, now_ms)
 
 
 def though_a_copy_may_count(manifest: Manifest, local: LocalLog, limits: TierLimits, now_ms: int) -> int:
@@ -91,7 +91,7 @@ def though_a_copy_may_count(manifest: Manifest, local: LocalLog, limits: TierLim
     start = decisions.local_start(manifest, local, limits, now_ms)
     if limits.copies or manifest.segments:
         return start
-    return decisions.released(local, limits, start, local.stable, now_ms)
+    return decisions.behind_limits(local, limits, start, local.stable, now_ms)
 
 
 def names_what_goes(manifest: Manifest, now_ms: int) -> Manifest:
