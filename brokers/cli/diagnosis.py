@@ -198,6 +198,7 @@ _TROUBLES = (
     ),
     ("its bucket is of no use", Severity.ERROR, "bucket", "as it says; old records are read again once it is so"),
     ("the tier of", Severity.ERROR, "bucket", "see to the bucket (docs/tiering.md); copying goes on by itself"),
+    ("objects of deleted topics stay", Severity.WARNING, "bucket", "as it says; they go by themselves once it is so"),
     ("it has no bucket", Severity.ERROR, "bucket", "give it the bucket's settings of the others, and restart it"),
     ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
 )
