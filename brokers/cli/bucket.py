@@ -29,6 +29,7 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
 from fleetlog.brokers.cli.overview import TIERING_WAITS, topic_settings
+from fleetlog.brokers.metadata.loading import gather_bounded
 from fleetlog.brokers.metadata.repair import TierReach, Tiers
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import DELETED_TOGETHER, BucketError, NoSuchObject, newest_manifest
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from fleetlog.brokers.tiering.bucket import BucketOwner, ObjectBucket
 
 TOPICS = "topics/"
+AT_ONCE = 8
+"""Calls to the bucket that wait at the same time: each has its deadline from then on."""
 TOPIC_IDS = 12
 """The version of Metadata whose topics have ids."""
 
@@ -134,17 +137,20 @@ def tier_reaches(url: str) -> tuple[str, Tiers, list[str]]:
         owner = await _owner(store)
         reaches: dict[uuid.UUID, dict[int, TierReach]] = {}
         problems: list[str] = []
-        for folder in await store.folders(TOPICS):
-            topic = folder.removeprefix(TOPICS).rstrip("/").rpartition(".")[0]
-            for prefix in await store.folders(folder):
-                try:
-                    manifest = await newest_manifest(store, prefix)
-                except BadObject as wrong:
-                    problems.append(str(wrong))
-                    continue
-                if manifest is not None:
-                    reach = TierReach(topic, manifest.leader_epoch, bool(manifest.segments))
-                    reaches.setdefault(manifest.topic_id, {})[manifest.partition] = reach
+
+        async def look(prefix: str) -> None:
+            topic = prefix.removeprefix(TOPICS).partition("/")[0].rpartition(".")[0]
+            try:
+                manifest = await newest_manifest(store, prefix)
+            except BadObject as wrong:
+                problems.append(str(wrong))
+                return
+            if manifest is not None:
+                reach = TierReach(topic, manifest.leader_epoch, bool(manifest.segments))
+                reaches.setdefault(manifest.topic_id, {})[manifest.partition] = reach
+
+        prefixes = await gather_bounded(await store.folders(TOPICS), store.folders, AT_ONCE)
+        await gather_bounded([prefix for some in prefixes for prefix in some], look, AT_ONCE)
         return owner.cluster_id if owner is not None else "", reaches, problems
 
     told: tuple[str, Tiers, list[str]] = _run(url, read)
