@@ -29,8 +29,6 @@ from fleetlog.brokers.cli.client import (
 from fleetlog.brokers.cli.command_group import CommandGroup
 from fleetlog.brokers.cli.output import CliError, Output, bytes_text, count_text, iso, warn
 from fleetlog.brokers.cli.overview import TIERING_WAITS, topic_settings
-from fleetlog.brokers.metadata.loading import gather_bounded
-from fleetlog.brokers.metadata.repair import TierReach, Tiers
 from fleetlog.brokers.tiering.decisions import Listed
 from fleetlog.brokers.tiering.leader import DELETED_TOGETHER, BucketError, NoSuchObject, newest_manifest
 from fleetlog.brokers.tiering.manifest import (
@@ -45,6 +43,7 @@ from fleetlog.brokers.tiering.manifest import (
 )
 
 if TYPE_CHECKING:
+    from fleetlog.brokers.metadata.repair import Tiers
     from fleetlog.brokers.tiering.bucket import BucketOwner, ObjectBucket
 
 TOPICS = "topics/"
@@ -132,6 +131,8 @@ def _told(owner: str, parts: list[TieredPartition]) -> dict[str, Any]:
 def tier_reaches(url: str) -> tuple[str, Tiers, list[str]]:
     """The cluster id of a bucket's owner, what the newest manifest of each partition says, and those that cannot be
     read. Raises CliError."""
+    from fleetlog.brokers.metadata.loading import gather_bounded  # what the other commands do not need
+    from fleetlog.brokers.metadata.repair import TierReach
 
     async def read(store: ObjectBucket) -> tuple[str, Tiers, list[str]]:
         owner = await _owner(store)
