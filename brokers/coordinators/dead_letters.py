@@ -14,18 +14,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fleetlog._native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, Record, decode_records, encode_batch, scan
+from fleetlog.brokers.coordinators.asking import Coordinators
 from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.coordinators.shard_host import TRANSACTIONAL
 from fleetlog.brokers.coordinators.share_states import ATTEMPTS, RETRY_S, ShareStates, Within
 from fleetlog.brokers.coordinators.transactions.verification import admit
 from fleetlog.brokers.log import DiskError, LogOffline, OffsetOutOfRange, Origin, SliceGone
 from fleetlog.brokers.metadata.features import SHARE_VERSION
-from fleetlog.brokers.model import TRANSACTION_STATE_TOPIC, Clock, TopicPartition
+from fleetlog.brokers.model import Clock, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.shares.coordinator import ShareWrite, coordinator_key
+from fleetlog.brokers.shares.runs import Doom
 from fleetlog.brokers.shares.state import ShareKey
-from fleetlog.brokers.shares.window import Doom, Doomed
-from fleetlog.txn.commands import CommandFailed, Now, Result, Ticket
+from fleetlog.brokers.shares.window import Doomed
+from fleetlog.txn.commands import Now, Result, Ticket
 from fleetlog.txn.coordinator import End, Producer, TransactionShard
 from fleetlog.wire import messages
 from fleetlog.wire.compression import CodecError, decompress
@@ -199,6 +201,7 @@ class DeadLetters:
         self._replicas = replicas
         self._states = states
         self._create = create
+        self._coordinators = Coordinators(broker_id, metadata, peers, create)
         self._clock = clock
         self._written = written
 
@@ -441,16 +444,11 @@ class DeadLetters:
     async def _asked(
         self, name: str, command: Callable[[TransactionShard, Now, Ticket], Result], version: int, request: Any
     ) -> Any:
-        if TRANSACTION_STATE_TOPIC not in self._metadata.topics:
-            await self._create([TRANSACTION_STATE_TOPIC])
-        place = TopicPartition(TRANSACTION_STATE_TOPIC, self._transactions.partition_for(name))
-        state = self._metadata.partition(place)
-        if state is None or state.leader not in self._metadata.brokers:
-            return CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if state.leader != self._broker_id:
-            return await self._peers.call(state.leader, request.API_KEY, version, request, CALL_MS)
-        filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transactions.producer_ids.when_filled(lambda: None if filled.done() else filled.set_result(None))
-        async with asyncio.timeout(CALL_MS / 1000):
-            await filled
-        return await answer_of(self._transactions.submit_patiently(name, command))
+        async def here() -> Any:
+            filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._transactions.producer_ids.when_filled(lambda: None if filled.done() else filled.set_result(None))
+            async with asyncio.timeout(CALL_MS / 1000):
+                await filled
+            return await answer_of(self._transactions.submit_patiently(name, command))
+
+        return await self._coordinators.ask(self._transactions, name, here, lambda: request, version, CALL_MS)

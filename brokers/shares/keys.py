@@ -34,10 +34,11 @@ class KeyOrder:
         self.end = offset + 1
         self._keys[offset] = key
         if key is not None:
-            queue = self._queues.setdefault(key, deque())
-            queue.append(offset)
-            if queue[0] != offset:
+            queue = self._queues.get(key)
+            if queue is not None:
+                queue.append(offset)
                 return
+            self._queues[key] = deque((offset,))
         heapq.heappush(self._heads, offset)
 
     def begin(self, start: int) -> None:
@@ -97,6 +98,13 @@ class KeyOrder:
     def pop(self) -> int:
         """Take :meth:`next` out: it is given out."""
         return heapq.heappop(self._heads)
+
+    def pop_if(self, offset: int) -> bool:
+        """Take the record out that is given out, if :meth:`next` would be this one, which is free."""
+        if self._heads and self._heads[0] == offset and self._is_head(offset):
+            heapq.heappop(self._heads)
+            return True
+        return False
 
     def _is_head(self, offset: int) -> bool:
         if offset not in self._keys:

@@ -26,14 +26,14 @@ waits was never persisted.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, IntFlag
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
 from typing import NamedTuple
 
 from fleetlog.brokers.shares.acks import AckType, WrongAcknowledgement
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
+from fleetlog.brokers.shares.runs import Doom, Runs, WindowRun
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, POISONED, RecordState, ShareState, StateBatch
 from fleetlog.brokers.shares.times import CROWDED_MS, MAX_TIMES, NO_TIMES, KnownTimes, RecordTimes, in_runs, piece_at
 from fleetlog.wire.errors import ErrorCode
@@ -47,15 +47,7 @@ MAX_SUSPECTS = 64
 """The most records together that have been delivered often."""
 MAX_RUNS = 8_192
 """The most runs of a window: some 200 bytes of memory each, and 20 of its snapshot."""
-
-
-class Doom(Enum):
-    """Why a record becomes a dead letter."""
-
-    REJECTED = "rejected"
-    TOO_MANY_DELIVERIES = "too-many-deliveries"
-    AFTER_POISON = "after-poison"
-    """It is behind another dead letter of its key."""
+CROWD = 64  # beyond twice as many runs as there were, and these, neighbours that are alike are joined again
 
 
 class Noted(IntFlag):
@@ -119,73 +111,6 @@ class Doomed(NamedTuple):
 
 
 @dataclass(slots=True)
-class WindowRun:
-    """Offsets ``first`` to ``last`` (inclusive) with one history.
-
-    ``until_ms``: when the lock of its member ends; of an available one, until when it waits, 0 if it does not.
-    ``becomes``: the state that its member has acknowledged it to, which is not persisted yet; ``writing``: it is in
-    the write that is under way. ``dirty``: its state is so, and is not in a write yet. ``doom``: its end takes a dead
-    letter; its state is ARCHIVING if its member has it no more. ``delayed``: it waits for the times that its records
-    say.
-    """
-
-    first: int
-    last: int
-    state: RecordState = RecordState.AVAILABLE
-    count: int = 0
-    member: str | None = None
-    until_ms: int = 0
-    becomes: RecordState | None = None
-    writing: bool = False
-    dirty: bool = False
-    doom: Doom | None = None
-    delayed: bool = False
-
-    @property
-    def size(self) -> int:
-        """Its offsets."""
-        return self.last - self.first + 1
-
-    @property
-    def free(self) -> bool:
-        """Whether it can be given out now."""
-        return self.state is RecordState.AVAILABLE and not self.until_ms and not self.delayed
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is to be given out later."""
-        return self.delayed or (self.state is RecordState.AVAILABLE and self.until_ms > 0)
-
-    @property
-    def finished(self) -> bool:
-        """Whether its records have reached their end, as far as this leader knows."""
-        return self.state in ENDS
-
-    @property
-    def told(self) -> str:
-        """What it is waited for, in a word or two."""
-        if self.doom is not None:
-            return "dead letter"
-        if self.waits:
-            return "waits"
-        return "with a member" if self.state is RecordState.ACQUIRED else "free"
-
-    def alike(self, other: WindowRun) -> bool:
-        """Whether they differ in their offsets alone."""
-        return (
-            self.state is other.state
-            and self.count == other.count
-            and self.member == other.member
-            and self.until_ms == other.until_ms
-            and self.becomes is other.becomes
-            and self.writing == other.writing
-            and self.dirty == other.dirty
-            and self.doom is other.doom
-            and self.delayed == other.delayed
-        )
-
-
-@dataclass(slots=True)
 class _Giving:
     """One acquisition: whose, until when, what it got, and whether what it got last goes to the member alone."""
 
@@ -215,7 +140,8 @@ class Window:
         self.state_epoch = state.state_epoch
         self.start = state.start
         """Everything below is finished, and that is persisted."""
-        self._runs: list[WindowRun] = []
+        self._runs = Runs()
+        self._crowded = CROWD
         self._burying = False
         self._write_start: int | None = None
         """The start that the write under way persists; None if there is none under way."""
@@ -273,7 +199,8 @@ class Window:
     @property
     def locked(self) -> int:
         """Records that members have."""
-        return sum(run.size for run in self._runs if run.state is RecordState.ACQUIRED)
+        acquired = RecordState.ACQUIRED
+        return sum([run.last - run.first + 1 for run in self._runs if run.state is acquired])
 
     @property
     def waiting(self) -> int:
@@ -304,7 +231,7 @@ class Window:
         """The first record that waits for a time that is to be read again; None if there is none."""
         if self._again is None:
             return None
-        waits = (run for run in self._between(self._again, self._again_until) if run.delayed)
+        waits = (run for run in self._runs.between(self._again, self._again_until) if run.delayed)
         return next((max(run.first, self._again) for run in waits), None)
 
     @property
@@ -319,7 +246,9 @@ class Window:
 
     @property
     def _span_end(self) -> int:
-        """The window ends here at the latest: records that wait do not count."""
+        """The window ends here at the latest, where that may matter: records that wait do not count."""
+        if self.start + MAX_SPAN - self.end >= max(MAX_KEYED, self.limits.records):
+            return self.start + MAX_SPAN
         held, waiting = self.end, 0
         for run in self._runs:
             if held < self.end:
@@ -331,15 +260,14 @@ class Window:
     @property
     def may_acquire(self) -> bool:
         """Whether an acquisition could give anything, if the log has it."""
-        if self.locked >= self.limits.records:
-            return False
         if self._keys is not None:
             if self._predecessors_until_ms or self._persisted_start == NO_OFFSET:
                 return False  # a start that is persisted tells the next leader that there may be locks
             ready = self._keys.end < self.end or self._keys.next() is not None
         else:
             ready = any(run.free for run in self._runs)
-        return ready or self.room > 0 or self.read_again is not None
+        ready = ready or self.room > 0 or self.read_again is not None
+        return ready and self.locked < self.limits.records
 
     @property
     def holds_back(self) -> HeldBack | None:
@@ -356,7 +284,7 @@ class Window:
         longest = self._keys.longest() if self._keys is not None else None
         if longest is not None and longest[0] >= self.start:
             offset, key = longest
-            run = self._run_at(offset)
+            run = self._runs.at(offset)
         return HeldBack(offset, run.told, run.count % POISONED, run.member, key)
 
     @property
@@ -474,46 +402,64 @@ class Window:
             if offset < read[0]:  # it has become free since: it is read next time
                 passed.append(order.pop())
                 continue
-            if giving.got and self._together(self._run_at(offset)) is not None:
+            run = self._runs.at(offset)
+            alone = self._together(run) is not None
+            if giving.got and alone:
                 break
-            order.pop()
-            self._give(giving, self._cut(offset, offset))
-            left -= 1
+            last, most_to = order.pop(), min(run.last, read[1], offset + min(left, self._locks_left) - 1)
+            while not alone and last < most_to and order.pop_if(last + 1):
+                last += 1
+            self._give(giving, self._runs.cut(offset, last))
+            left -= last - offset + 1
         for offset in passed:
             order.freed(offset, offset)
-        if order.end < self.end and (run := self._run_at(order.end)).finished:
+        if order.end < self.end and (run := self._runs.at(order.end)).finished:
             order.begin(run.last + 1)
-        self._tidy()
+        if len(self._runs) > self._crowded:
+            self._tidy()
+        if giving.got:
+            self._soonest_ms = min(self._soonest_ms or giving.until_ms, giving.until_ms)
         return giving.got
 
     def _learn(self, order: KeyOrder, keys: Iterable[tuple[int, bytes | None]], last: int, giving: _Giving) -> None:
         """Take the next records into the window, as far as there is room; what lies between them is archived."""
+        fresh: WindowRun | None = None
         for offset, key in keys:
             if offset < order.end:
                 continue
-            self._archive_gap(order.end, offset - 1)
-            order.end = max(order.end, min(offset, self.end))
+            if offset > order.end:
+                self._archive_gap(order.end, offset - 1)
+                order.end = max(order.end, min(offset, self.end))
             if offset > self.end or (offset == self.end and self._room <= 0):
                 return
             if offset == self.end:
                 self._room -= 1
                 self.end += 1
-                newest = WindowRun(offset, offset, delayed=offset in giving.times)
-                if newest.delayed:
-                    self._remember(offset, giving.times[offset])
-                if self._runs and self._runs[-1].alike(newest):
-                    self._runs[-1].last = offset
+                if fresh is not None and fresh.last + 1 == offset and offset not in giving.times:
+                    fresh.last = offset
                 else:
-                    self._runs.append(newest)
-            if self._run_at(offset).finished:
+                    fresh = self._append(offset, giving.times.get(offset))
+            elif self._runs.at(offset).finished:
                 order.end = offset + 1
-            else:
-                order.learn(offset, key)
-                before = order.before(offset) if self.limits.poisons else None
-                if before is not None and self._run_at(before).doom is Doom.AFTER_POISON:
-                    self._poison([offset])
+                continue
+            order.learn(offset, key)
+            before = order.before(offset) if self.limits.poisons else None
+            if before is not None and self._runs.at(before).doom is Doom.AFTER_POISON:
+                self._poison([offset])
+                fresh = None
         self._archive_gap(order.end, last)
         order.end = max(order.end, min(last + 1, self.end))
+
+    def _append(self, offset: int, due_ms: int | None) -> WindowRun | None:
+        """A record after all others, which waits for a time, perhaps; its run, which may grow, if it does not."""
+        newest = WindowRun(offset, offset, delayed=due_ms is not None)
+        if due_ms is not None:
+            self._remember(offset, due_ms)
+        if self._runs and self._runs[-1].alike(newest):
+            self._runs[-1].last = offset
+        else:
+            self._runs.append(newest)
+        return self._runs[-1] if due_ms is None else None
 
     def _giving(self, member: str, read: tuple[int, int], now_ms: int, times: RecordTimes) -> _Giving:
         giving = _Giving(member, now_ms + self.limits.lock_ms)
@@ -538,12 +484,12 @@ class Window:
                 continue
             if offset >= self.end:
                 beyond[offset] = due_ms
-            elif (run := self._run_at(offset)).free and not run.count:
+            elif (run := self._runs.at(offset)).free and not run.count:
                 self._remember(offset, due_ms)
                 waiting.append(offset)
         for first, last in in_runs(waiting):
-            for run in list(self._between(first, last)):
-                self._cut(max(run.first, first), min(run.last, last)).delayed = True
+            for run in list(self._runs.between(first, last)):
+                self._runs.cut(max(run.first, first), min(run.last, last)).delayed = True
         giving.waiting, giving.times = list(in_runs(beyond)), beyond
         self.due(times.wall_ms)
 
@@ -551,7 +497,7 @@ class Window:
         """Learn anew when what waits of these offsets may be given out."""
         self._again, known = last + 1, dict(times.of)
         come: list[int] = []
-        for run in [run for run in self._between(first, last) if run.delayed]:
+        for run in [run for run in self._runs.between(first, last) if run.delayed]:
             for offset in range(max(run.first, first), min(run.last, last) + 1):
                 if times.waits(due_ms := known.get(offset, 0), self.limits.delay_max_ms):
                     self._remember(offset, due_ms)
@@ -577,13 +523,13 @@ class Window:
     def _come(self, offsets: Iterable[int], wall_ms: int) -> None:
         """The time of these has come; of a window with very many runs only where that makes no more of them."""
         for first, last in in_runs(offset for offset in offsets if self.start <= offset < self.end):
-            for run in [run for run in self._between(first, last) if run.delayed]:
+            for run in [run for run in self._runs.between(first, last) if run.delayed]:
                 begin, end = max(run.first, first), min(run.last, last)
                 if begin > run.first and end < run.last and len(self._runs) >= 2 * MAX_RUNS:
                     for offset in range(begin, end + 1):
                         self._remember(offset, wall_ms + CROWDED_MS)
                     continue
-                run = self._cut(begin, end)
+                run = self._runs.cut(begin, end)
                 run.delayed = False
                 self._is_back(run)
 
@@ -619,7 +565,7 @@ class Window:
                 self.end = at + size
                 self._room -= size
             else:
-                run = self._run_at(at)
+                run = self._runs.at(at)
                 if not run.free:
                     at = run.last + 1
                     continue
@@ -627,7 +573,7 @@ class Window:
                 size = min(last - at + 1, run.last - at + 1, most - taken, self._locks_left, together or run.size)
                 if size <= 0 or (together is not None and giving.got):
                     break
-                run = self._cut(at, at + size - 1)
+                run = self._runs.cut(at, at + size - 1)
             self._give(giving, run)
             taken += run.size
             at = run.last + 1
@@ -670,9 +616,9 @@ class Window:
                 self._runs.append(WindowRun(first, first + size - 1, RecordState.ARCHIVED, dirty=True))
                 self.end = first + size
                 return
-            run = self._run_at(first)
+            run = self._runs.at(first)
             if run.state is RecordState.AVAILABLE:
-                run = self._cut(first, min(last, run.last))
+                run = self._runs.cut(first, min(last, run.last))
                 run.until_ms = 0
                 self._end_run(run, RecordState.ARCHIVED)
             first = run.last + 1
@@ -685,18 +631,22 @@ class Window:
         All or nothing: raises WrongAcknowledgement if it does not have one of them. Offsets below the start are
         finished whatever is said of them.
         """
+        found: list[list[WindowRun]] = []
         for first, last, _ in pieces:
             if last >= self.end:
                 raise WrongAcknowledgement(ErrorCode.INVALID_RECORD_STATE, f"Nobody has offset {last} yet.")
-            for run in self._between(max(first, self.start), last):
+            found.append(list(self._runs.between(max(first, self.start), last)))
+            for run in found[-1]:
                 mine = run.state is RecordState.ACQUIRED and run.member == member
                 if not mine or run.becomes is not None or run.until_ms <= now_ms:
                     text = f"The member has no lock on offsets {run.first} to {run.last}."
                     raise WrongAcknowledgement(ErrorCode.INVALID_RECORD_STATE, text)
         noted = Noted.NOTHING
-        for first, last, kind in pieces:
-            for run in list(self._between(max(first, self.start), last)):
-                run = self._cut(max(run.first, first), min(run.last, last))
+        for (first, last, kind), inside in zip(pieces, found, strict=True):
+            if inside and (inside[0].first < first or inside[-1].last > last):  # they may have been cut since
+                some = list(self._runs.between(max(first, self.start), last))
+                inside = [self._runs.cut(max(run.first, first), min(run.last, last)) for run in some]
+            for run in inside:
                 if kind is AckType.RENEW:
                     run.until_ms = now_ms + self.limits.lock_ms
                 else:
@@ -782,7 +732,7 @@ class Window:
             self._keys.finished(run.first, run.last)
 
     def _is_free(self, offset: int) -> bool:
-        return self.start <= offset < self.end and self._run_at(offset).free
+        return self.start <= offset < self.end and self._runs.at(offset).free
 
     def bury(self, letters: bool) -> None:
         """Whether records become dead letters from now on, also those that a leader before could not bury.
@@ -814,9 +764,9 @@ class Window:
         if self._keys is not None:
             self._keys.begin(offset)
         changed = False
-        for run in list(self._between(self.start, offset - 1)):
+        for run in list(self._runs.between(self.start, offset - 1)):
             if not run.finished and run.becomes is None and run.doom is None:
-                run = self._cut(run.first, min(run.last, offset - 1))
+                run = self._runs.cut(run.first, min(run.last, offset - 1))
                 run.member, run.until_ms = None, 0
                 self._end_run(run, RecordState.ARCHIVED)
                 changed = True
@@ -844,8 +794,8 @@ class Window:
             return None
         buried: list[WindowRun] = []
         for first, last in pieces:
-            inside = [run for run in self._between(max(first, self.start), last) if run.doom is not None]
-            buried += [self._cut(max(run.first, first), min(run.last, last)) for run in inside]
+            inside = [run for run in self._runs.between(max(first, self.start), last) if run.doom is not None]
+            buried += [self._runs.cut(max(run.first, first), min(run.last, last)) for run in inside]
         if not buried:
             return None
         behind = self._behind(buried)
@@ -860,13 +810,13 @@ class Window:
         offsets = {offset for run in buried for offset in range(run.first, run.last + 1)}
         behind = {other for offset in offsets for other in self._keys.behind(offset)} - offsets
         free = (RecordState.AVAILABLE, None)
-        return sorted(o for o in behind if (self._run_at(o).state, self._run_at(o).doom) == free)
+        return sorted(o for o in behind if (self._runs.at(o).state, self._runs.at(o).doom) == free)
 
     def _poison(self, offsets: Iterable[int]) -> None:
         """These become dead letters, though nobody had them."""
         for first, last in in_runs(offsets):
-            for run in list(self._between(first, last)):
-                run = self._cut(max(run.first, first), min(run.last, last))
+            for run in list(self._runs.between(first, last)):
+                run = self._runs.cut(max(run.first, first), min(run.last, last))
                 run.state, run.count, run.doom = RecordState.ARCHIVING, POISONED, Doom.AFTER_POISON
                 run.until_ms, run.delayed, run.dirty = 0, False, True
 
@@ -875,12 +825,12 @@ class Window:
             run.writing, run.dirty = True, False
         complete, batches = 0, list[StateBatch]()
         for run in self._runs:
-            state = _next(run)
-            if run.doom is not None:
-                state = RecordState.ARCHIVED if burying and run.writing else RecordState.AVAILABLE
             if run.last < start:
                 continue
-            first = max(run.first, start)
+            state = run.state if run.becomes is None else run.becomes
+            if run.doom is not None:
+                state = RecordState.ARCHIVED if burying and run.writing else RecordState.AVAILABLE
+            first = run.first if run.first > start else start
             if state in ENDS:
                 complete += run.last - first + 1
             if run.writing and state is not RecordState.ACQUIRED:
@@ -944,56 +894,13 @@ class Window:
         if self._keys is not None:
             self._keys.begin(start)
 
-    # --- runs ---------------------------------------------------------------------------------------------------
-
-    def _index(self, offset: int) -> int:
-        return bisect_right(self._runs, offset, key=_first) - 1
-
-    def _run_at(self, offset: int) -> WindowRun:
-        return self._runs[self._index(offset)]
-
-    def _between(self, first: int, last: int) -> Iterator[WindowRun]:
-        """The runs that have some of these offsets."""
-        for index in range(max(0, self._index(first)), len(self._runs)):
-            run = self._runs[index]
-            if run.first > last:
-                return
-            if run.last >= first:
-                yield run
-
-    def _cut(self, first: int, last: int) -> WindowRun:
-        """The run of exactly these offsets, which are in one run."""
-        index = self._index(first)
-        run = self._runs[index]
-        if run.first < first:
-            self._runs.insert(index, _copy(run, run.first, first - 1))
-            run.first = first
-            index += 1
-        if run.last > last:
-            self._runs.insert(index + 1, _copy(run, last + 1, run.last))
-            run.last = last
-        return run
-
     def _tidy(self) -> None:
         """Join neighbours that are alike, and look anew when the next lock ends."""
-        joined: list[WindowRun] = []
-        for run in self._runs:
-            if joined and joined[-1].alike(run):
-                joined[-1].last = run.last
-            else:
-                joined.append(run)
-        self._runs = joined
-        ends = (run.until_ms for run in joined if run.until_ms and run.becomes is None)
+        self._runs.join()
+        self._crowded = 2 * len(self._runs) + CROWD
+        ends = (run.until_ms for run in self._runs if run.until_ms and run.becomes is None)
         self._soonest_ms = min(ends, default=None)
 
 
 def _next(run: WindowRun) -> RecordState:
     return run.state if run.becomes is None else run.becomes
-
-
-def _first(run: WindowRun) -> int:
-    return run.first
-
-
-def _copy(run: WindowRun, first: int, last: int) -> WindowRun:
-    return replace(run, first=first, last=last)

@@ -15,7 +15,8 @@ from fleetlog.brokers.acls.access import GROUP, Access
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.dead_letters import DeadLetters, letter
 from fleetlog.brokers.shares.coordinator import StateAnswer
-from fleetlog.brokers.shares.window import Doom, Doomed
+from fleetlog.brokers.shares.runs import Doom
+from fleetlog.brokers.shares.window import Doomed
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker
 from tests.support.share_members import KEY, TOPIC, Member, served

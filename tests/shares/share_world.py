@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer
+from fleetlog.brokers.shares.runs import Doom
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareKey
 from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import (
     MAX_SPAN,
-    Doom,
     Noted,
     ShareLimits,
     StateWrite,

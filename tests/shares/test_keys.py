@@ -65,3 +65,13 @@ def test_what_is_behind_and_before() -> None:
         order.learn(offset, key)
         assert order.before(offset) == {3: 0, 5: 3}.get(offset)
     assert [order.behind(offset) for offset in range(7)] == [[3, 5], [], [], [5], [], [], []]
+
+
+def test_the_next_one_is_taken_out_with_the_one_before_it() -> None:
+    records = Records(b"a", b"b", b"a", None)
+    assert records.order.pop() == 10
+    assert not records.order.pop_if(12), "it is behind another one of its key"
+    assert records.order.pop_if(11)
+    assert not records.order.pop_if(11), "it is out"
+    assert not records.order.pop_if(12)
+    assert records.order.pop() == 13

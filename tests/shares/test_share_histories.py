@@ -11,9 +11,10 @@ from fleetlog.brokers.shares import coordinator
 from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
 from fleetlog.brokers.shares.keys import KeyOrder
+from fleetlog.brokers.shares.runs import Runs, WindowRun
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
 from fleetlog.brokers.shares.times import KnownTimes
-from fleetlog.brokers.shares.window import ShareLimits, Window, WindowRun
+from fleetlog.brokers.shares.window import ShareLimits, Window
 from fleetlog.txn.commands import Result
 from tests.shares.share_world import Violation, run
 
@@ -87,8 +88,8 @@ def still_in_the_write(self: Window, giving: object, each: WindowRun) -> None:
     each.writing = writing
 
 
-def whole_run(self: Window, first: int, last: int) -> WindowRun:
-    return next(each for each in self.runs if each.first <= first <= each.last)
+def whole_run(self: Runs, first: int, last: int) -> WindowRun:
+    return self.at(first)
 
 
 def one_too_many(self: Window, first: int, last: int) -> None:
@@ -155,7 +156,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "an earlier leader is not fenced": (ShareShard, "read", unfenced),
     "gaps are finished after a restart": (Window, "__init__", skips_gaps),
     "a write persists what came after it began": (Window, "_give", still_in_the_write),
-    "neighbours are acknowledged, too": (Window, "_cut", whole_run),
+    "neighbours are acknowledged, too": (Runs, "cut", whole_run),
     "a gap is archived with the record after it": (Window, "_archive_gap", one_too_many),
     "a write that failed counts": (Window, "end_write", always_persisted),
     "locks do not end": (Window, "expire", lambda self, now_ms: False),

@@ -6,11 +6,11 @@ import pytest
 
 from fleetlog.brokers.shares import window as w
 from fleetlog.brokers.shares.acks import AckBatch, AckType, WrongAcknowledgement, checked
+from fleetlog.brokers.shares.runs import Doom
 from fleetlog.brokers.shares.state import RecordState, ShareState, StateBatch
 from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import (
     Acquired,
-    Doom,
     Doomed,
     Noted,
     ShareLimits,
