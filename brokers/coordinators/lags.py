@@ -64,7 +64,9 @@ ROWS_PER_TURN = 100
 ROWS_PER_ROUND = 50_000
 """Partitions of groups that are looked at in one round; the groups behind them come first in the next."""
 SHARE_ROWS_PER_ROUND = 1_000
-"""Share partitions of which the share coordinators are asked in one round."""
+"""Share partitions of which the share coordinators are asked in one round; those behind them come first in the next."""
+SHARE_REST_MS = 60_000
+"""How often the states of a share group without members are asked for."""
 
 
 class GroupLag(NamedTuple):
@@ -123,6 +125,8 @@ class LagWatch:
         self._peers = peers
         self._clock = clock
         self._shares = shares
+        self._asked: dict[str, tuple[int, bool]] = {}
+        """When the states of each share group were asked for, and whether it had no members then."""
         self._share_commits: dict[tuple[str, TopicPartition], _ShareCommit] = {}
         self._windows: dict[str, dict[TopicPartition, PartitionWindow]] = {}
         self._since: dict[Asked, int] = {}
@@ -188,19 +192,24 @@ class LagWatch:
     async def _of_shares(self) -> dict[str, Committed]:
         """Where share groups begin, in place of what others commit; those that are left out keep their last figures."""
         keys: dict[ShareKey, TopicPartition] = {}
-        for host in self._runtime.hosts():
-            refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
-            if host.state is not ShardState.ACTIVE or refused is not ErrorCode.NONE:
-                continue
-            for group in list(host.shard.shares.values()):
-                for topic_id, topic in group.states.items() if len(keys) < SHARE_ROWS_PER_ROUND else ():
-                    await self._turn()
-                    name = self._metadata.topic_names.get(uuid.UUID(bytes=topic_id))
-                    if name is None:
-                        continue
-                    for index in range(topic.partitions):
-                        keys[ShareKey(group.id, topic_id, index)] = TopicPartition(name, index)
-        answers = await self._shares.summaries(keys) if self._shares is not None and keys else {}
+        asked: list[ShareKey] = []
+        groups = self._share_groups()
+        for group in sorted(groups, key=lambda group: self._asked.get(group.id, (0, False))[0]):
+            mine: dict[ShareKey, TopicPartition] = {}
+            for topic_id, topic in list(group.states.items()):
+                await self._turn()
+                name = self._metadata.topic_names.get(uuid.UUID(bytes=topic_id))
+                if name is not None:
+                    places = (TopicPartition(name, index) for index in range(topic.partitions))
+                    mine.update((ShareKey(group.id, topic_id, tp.partition), tp) for tp in places)
+            keys |= mine
+            if len(asked) < SHARE_ROWS_PER_ROUND and self._may_have_moved(group):
+                asked += mine
+        self._asked = {group.id: self._asked[group.id] for group in groups if group.id in self._asked}
+        answers = await self._shares.summaries(asked) if self._shares is not None and asked else {}
+        for key, answer in answers.items():
+            if answer.error is not ErrorCode.NONE:
+                self._asked.pop(key.group_id, None)
         by_group: dict[str, Committed] = {}
         before, self._share_commits = self._share_commits, {}
         for key, tp in keys.items():
@@ -215,6 +224,24 @@ class LagWatch:
                 entry = hash(known), CommittedOffset(known.start, commit_timestamp_ms=known.at_ms)
                 by_group.setdefault(key.group_id, []).append((tp, entry))
         return by_group
+
+    def _share_groups(self) -> list[ShareGroup]:
+        """Those of the shards that this broker may speak for."""
+        hosts = [host for host in self._runtime.hosts() if host.state is ShardState.ACTIVE]
+        spoken = [host for host in hosts if host.partition.may_serve(Serve.COORDINATOR_STATE) is ErrorCode.NONE]
+        return [group for host in spoken for group in host.shard.shares.values()]
+
+    def _may_have_moved(self, group: ShareGroup) -> bool:
+        """Whether its states are to be asked for now: in each round while it has members, else once a minute, and when
+        something was done to them from outside. That is noted.
+        """
+        now_ms, changed = self._clock.mono_ms(), self._shares.changed if self._shares is not None else set[str]()
+        at_ms, rests = self._asked.get(group.id, (0, False))
+        if rests and not group.members and group.id not in changed and now_ms - at_ms < SHARE_REST_MS:
+            return False
+        changed.discard(group.id)
+        self._asked[group.id] = now_ms, not group.members
+        return True
 
     async def _committed(self) -> dict[str, Committed]:
         """What the groups have committed, as far as a round goes."""

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetlog.brokers.coordinators.asking import Coordinators
 from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.coordinators.share_states import ShareStates
 from fleetlog.brokers.groups.share import StateTopic
-from fleetlog.brokers.model import GROUP_METADATA_TOPIC, TopicPartition
+from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.brokers.replication.positions import NO_OFFSET, ask_positions, own_position
 from fleetlog.brokers.shares.coordinator import StateAnswer
@@ -64,6 +65,9 @@ class ShareOffsets:
         self._metadata = metadata
         self._replicas = replicas
         self._peers = peers
+        self._coordinators = Coordinators(broker_id, metadata, peers)
+        self.changed: set[str] = set()
+        """Groups whose states were changed, for who looks at them now and then, and takes out what it looks at."""
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -82,21 +86,23 @@ class ShareOffsets:
     async def subscribed(self, group_id: str, topic: str) -> bool:
         """Whether the group has the topic, as its coordinator knows it, so that its states go with the group."""
         info = self._metadata.topics.get(topic)
-        place = TopicPartition(GROUP_METADATA_TOPIC, self._groups.partition_for(group_id))
-        state = self._metadata.partition(place)
-        if info is None or state is None or state.leader not in self._metadata.brokers:
+        if info is None:
             return False
-        if state.leader == self._broker_id:
+
+        async def here() -> bool:
             _, shard = self._groups.shard_for(group_id)
             group = shard.shares.get(group_id) if shard is not None else None
             return group is not None and info.id.bytes in group.states
+
         request = messages.ShareGroupDescribeRequest(
             version=1, group_ids=[group_id], include_authorized_operations=False
         )
         try:
-            answer = await self._peers.call(state.leader, request.API_KEY, 1, request, ASK_MS)
+            answer = await self._coordinators.ask(self._groups, group_id, here, lambda: request, 1, ASK_MS)
         except PeerUnavailable:
             return False
+        if isinstance(answer, bool | CommandFailed):
+            return answer is True
         (told,) = answer.groups
         if told.error_code in (ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
             return True  # brokers need no right to describe groups
@@ -184,6 +190,7 @@ class ShareOffsets:
 
     def _end(self, group_id: str, gone: Collection[bytes]) -> Awaitable[Any]:
         """It is submitted at once, so also for a task that is cancelled while it waits for the answer."""
+        self.changed.add(group_id)
         return answer_of(
             self._groups.submit(
                 group_id, lambda shard, now, ticket: shard.end_share_change(group_id, gone, now, ticket)

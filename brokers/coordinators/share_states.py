@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetlog.brokers.coordinators.asking import Coordinators
 from fleetlog.brokers.coordinators.pending import answer_of
 from fleetlog.brokers.coordinators.transactions.verification import Errors, admit
 from fleetlog.brokers.model import SHARE_STATE_TOPIC, Clock
@@ -55,11 +56,8 @@ class ShareStates:
         clock: Clock,
     ) -> None:
         """``ask`` is that of the transactions' verifier."""
-        self._broker_id = broker_id
-        self._metadata = metadata
-        self._peers = peers
+        self._coordinators = Coordinators(broker_id, metadata, peers, create)
         self._runtime = runtime
-        self._create = create
         self._ask_transaction = ask
         self._clock = clock
 
@@ -155,23 +153,21 @@ class ShareStates:
         request: Callable[[], Any], here: Callable[[], Awaitable[StateAnswer]] | None = None,
     ) -> StateAnswer:  # fmt: skip
         name = coordinator_key(key)
-        if SHARE_STATE_TOPIC not in self._metadata.topics:
-            await self._create([SHARE_STATE_TOPIC])
-        state = self._metadata.partition(TopicPartition(SHARE_STATE_TOPIC, self._runtime.partition_for(name)))
-        if state is None or state.leader not in self._metadata.brokers:
-            return StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if state.leader == self._broker_id and here is not None:
-            return await here()
-        if state.leader == self._broker_id:
-            answer = await answer_of(self._runtime.submit(name, command, deadline_ms=CALL_MS))
-            return StateAnswer(answer.error) if isinstance(answer, CommandFailed) else answer
+
+        async def submit() -> StateAnswer | CommandFailed:
+            answer: StateAnswer | CommandFailed = await answer_of(
+                self._runtime.submit(name, command, deadline_ms=CALL_MS)
+            )
+            return answer
+
         try:
-            message = request()
-            response = await self._peers.call(state.leader, message.API_KEY, version, message, CALL_MS)
+            answer = await self._coordinators.ask(self._runtime, name, here or submit, request, version, CALL_MS)
         except PeerUnavailable as error:
             logger.info("the share coordinator of %s does not answer: %s", name[:200], error)
             return StateAnswer(ErrorCode.NETWORK_EXCEPTION)
-        return _told(response, key)
+        if isinstance(answer, CommandFailed):
+            return StateAnswer(answer.error)
+        return answer if isinstance(answer, StateAnswer) else _told(answer, key)
 
 
 def _request(kind: Any, topic: str, key: ShareKey, row: Any, version: int) -> Any:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import fleetlog.wire.messages as m
 from fleetlog.brokers.acls.access import GROUP, Access
+from fleetlog.brokers.coordinators.lags import LagWatch
 from fleetlog.brokers.coordinators.share_offsets import unfinished
 from fleetlog.brokers.groups.lag import LogPosition
+from fleetlog.brokers.shares.coordinator import StateAnswer
 from fleetlog.brokers.shares.state import ShareKey, ShareState
 from fleetlog.wire.errors import ErrorCode as E
+from tests.support.clocks import ManualClock
 from tests.support.coordinator_broker import Broker
 from tests.support.share_members import KEY, TOPIC, Member, beats, served
+from tests.support.stage import ME
 
 DESCRIBE, ALTER, DELETE, DELETE_GROUPS = 90, 91, 92, 42
 JOINS, LEAVES = 0, -1
@@ -241,5 +246,46 @@ def test_the_topic_id_is_told(tmp_path: Path) -> None:
         await read_some(broker)
         assert (await described(broker)).topics[0].topic_id == TOPIC
         assert states_of(broker) == {KEY}
+
+    served(tmp_path, story)
+
+
+def test_lag_asks_for_the_states_of_a_group_at_rest_once_a_minute_and_when_they_were_changed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    asked: list[set[ShareKey]] = []
+    error = E.COORDINATOR_LOAD_IN_PROGRESS
+
+    class Shares:
+        changed: ClassVar[set[str]] = set()
+
+        async def summaries(self, keys: Iterable[ShareKey]) -> dict[ShareKey, StateAnswer]:
+            asked.append(set(keys))
+            return {key: StateAnswer(error, ShareState(start=0, complete=0)) for key in asked[-1]}
+
+    async def story(broker: Broker) -> None:
+        nonlocal error
+        services, both = broker.services, {KEY, KEY._replace(partition=1)}
+        peers, shares = SimpleNamespace(), Shares()
+        watch = LagWatch(ME, 5_000, services.groups, broker.metadata, broker.replicas, peers, clock, shares)  # type: ignore[arg-type]
+
+        async def round_(after_ms: int = 5_000) -> set[ShareKey]:
+            clock.now_ms += after_ms
+            asked.clear()
+            await watch.round()
+            return asked[0] if asked else set()
+
+        assert await round_() == both
+        error = E.NONE
+        assert await round_() == both, "nobody had answered"
+        assert await round_() == set()
+        assert {tp.partition for tp in watch.groups["g"].partitions} == {0, 1}
+        shares.changed.add("g")
+        assert await round_() == both
+        assert await round_() == set()
+        assert await round_(60_000) == both
+        assert await beats(broker, JOINS) == 0
+        assert [await round_(), await round_()] == [both, both]
+        assert await beats(broker, LEAVES) == 0
+        assert [await round_(), await round_()] == [both, set()]
 
     served(tmp_path, story)
