@@ -89,7 +89,7 @@ class WindowRun:
         )
 
 
-class Runs(list[WindowRun]):
+class WindowRuns(list[WindowRun]):
     """In the order of their offsets, without gaps."""
 
     def at(self, offset: int) -> WindowRun:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from fleetlog.brokers.shares.acks import AckType, WrongAcknowledgement
 from fleetlog.brokers.shares.keys import MAX_KEYED, KeyOrder
-from fleetlog.brokers.shares.runs import Doom, Runs, WindowRun
+from fleetlog.brokers.shares.runs import Doom, WindowRun, WindowRuns
 from fleetlog.brokers.shares.state import ENDS, MAX_DELIVERIES, NO_OFFSET, POISONED, RecordState, ShareState, StateBatch
 from fleetlog.brokers.shares.times import CROWDED_MS, MAX_TIMES, NO_TIMES, KnownTimes, RecordTimes, in_runs, piece_at
 from fleetlog.wire.errors import ErrorCode
@@ -140,7 +140,7 @@ class Window:
         self.state_epoch = state.state_epoch
         self.start = state.start
         """Everything below is finished, and that is persisted."""
-        self._runs = Runs()
+        self._runs = WindowRuns()
         self._crowded = CROWD
         self._burying = False
         self._write_start: int | None = None
@@ -631,18 +631,18 @@ class Window:
         All or nothing: raises WrongAcknowledgement if it does not have one of them. Offsets below the start are
         finished whatever is said of them.
         """
-        found: list[list[WindowRun]] = []
+        runs_of: list[list[WindowRun]] = []
         for first, last, _ in pieces:
             if last >= self.end:
                 raise WrongAcknowledgement(ErrorCode.INVALID_RECORD_STATE, f"Nobody has offset {last} yet.")
-            found.append(list(self._runs.between(max(first, self.start), last)))
-            for run in found[-1]:
+            runs_of.append(list(self._runs.between(max(first, self.start), last)))
+            for run in runs_of[-1]:
                 mine = run.state is RecordState.ACQUIRED and run.member == member
                 if not mine or run.becomes is not None or run.until_ms <= now_ms:
                     text = f"The member has no lock on offsets {run.first} to {run.last}."
                     raise WrongAcknowledgement(ErrorCode.INVALID_RECORD_STATE, text)
         noted = Noted.NOTHING
-        for (first, last, kind), inside in zip(pieces, found, strict=True):
+        for (first, last, kind), inside in zip(pieces, runs_of, strict=True):
             if inside and (inside[0].first < first or inside[-1].last > last):  # they may have been cut since
                 some = list(self._runs.between(max(first, self.start), last))
                 inside = [self._runs.cut(max(run.first, first), min(run.last, last)) for run in some]

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlog.brokers.shares.runs import Runs, WindowRun
+from fleetlog.brokers.shares.runs import WindowRun, WindowRuns
 from fleetlog.brokers.shares.state import RecordState
 
 SIZE = 30
@@ -16,7 +16,7 @@ SIZE = 30
 @given(st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 5), st.sampled_from(RecordState)), max_size=12))
 def test_pieces_are_cut_out_and_neighbours_joined(pieces: list[tuple[int, int, RecordState]]) -> None:
     """As a list of the state of each offset is."""
-    runs, states = Runs([WindowRun(0, SIZE - 1)]), [RecordState.AVAILABLE] * SIZE
+    runs, states = WindowRuns([WindowRun(0, SIZE - 1)]), [RecordState.AVAILABLE] * SIZE
     for first, size, state in pieces:
         last = min(first + size, SIZE) - 1
         for run in list(runs.between(first, last)):

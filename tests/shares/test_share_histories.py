@@ -11,7 +11,7 @@ from fleetlog.brokers.shares import coordinator
 from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, StateAnswer
 from fleetlog.brokers.shares.keys import KeyOrder
-from fleetlog.brokers.shares.runs import Runs, WindowRun
+from fleetlog.brokers.shares.runs import WindowRun, WindowRuns
 from fleetlog.brokers.shares.state import NO_OFFSET, RecordState, ShareState, ShareUpdate, StateBatch
 from fleetlog.brokers.shares.times import KnownTimes
 from fleetlog.brokers.shares.window import ShareLimits, Window
@@ -88,7 +88,7 @@ def still_in_the_write(self: Window, giving: object, each: WindowRun) -> None:
     each.writing = writing
 
 
-def whole_run(self: Runs, first: int, last: int) -> WindowRun:
+def whole_run(self: WindowRuns, first: int, last: int) -> WindowRun:
     return self.at(first)
 
 
@@ -156,7 +156,7 @@ PLANTED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "an earlier leader is not fenced": (ShareShard, "read", unfenced),
     "gaps are finished after a restart": (Window, "__init__", skips_gaps),
     "a write persists what came after it began": (Window, "_give", still_in_the_write),
-    "neighbours are acknowledged, too": (Runs, "cut", whole_run),
+    "neighbours are acknowledged, too": (WindowRuns, "cut", whole_run),
     "a gap is archived with the record after it": (Window, "_archive_gap", one_too_many),
     "a write that failed counts": (Window, "end_write", always_persisted),
     "locks do not end": (Window, "expire", lambda self, now_ms: False),
