@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import click
@@ -18,6 +18,7 @@ from fleetlog.brokers.cli.overview import settings_told
 from fleetlog.brokers.setting_kinds import HIDDEN, secret, suggest
 
 DEFAULT: Final = 5
+OF_A_LISTENER: Final = "listener.name."
 SOURCES: Final = {2: "this broker, at run time", 3: "all brokers, at run time", 4: "properties", DEFAULT: "default"}
 """Kafka's ConfigSource, as far as settings of brokers have it."""
 OF_ONE: Final = frozenset({
@@ -119,6 +120,15 @@ def compare_settings(target: Target, out: Output, names: tuple[str, ...], everyt
         click.get_current_context().exit(3)
 
 
+def _refuse_unknown(client: AdminClient, names: Iterable[str]) -> None:
+    """Brokers keep any name, as Kafka's do for plugins of theirs. Raises CliError for one that none of them has."""
+    from fleetlog.brokers.config import BROKER_SETTINGS
+
+    odd = [name for name in names if name not in BROKER_SETTINGS and not name.startswith(OF_A_LISTENER)]
+    if odd:
+        settings_of_brokers(client, odd, None)  # another release may have more
+
+
 @cluster_config.command("set")
 @click.argument(
     "settings", nargs=-1, callback=pairs, metavar="[NAME=VALUE...]", shell_complete=complete_broker_settings
@@ -151,8 +161,11 @@ def set_settings(
     request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=dry_run)
     where = "all brokers" if broker_id is None else f"broker {broker_id}"
     with admin(target, where) as client:
+        _refuse_unknown(client, settings)
         for row in client.ask_any(request).responses:
             raise_for_code(where, row.error_code, row.error_message)
+        if broker_id is not None and all(row["broker_id"] != broker_id for row in client.describe_cluster()["brokers"]):
+            warn(f"broker {broker_id} is not there: what it is told counts once it is")
     shown = shown_settings(settings)
     done = [f"{key}={value}" for key, value in shown.items()] + [f"no {key} of run time" for key in unset]
     verb = "would have" if dry_run else "have now" if broker_id is None else "has now"

@@ -11,6 +11,10 @@ _WHERE = {
     "fish": "fleetlog completion fish > ~/.config/fish/completions/fleetlog.fish",
 }
 
+_TAKEN = "COMPREPLY+=($value)\n"
+_NO_SPACE = "            [[ $value == *= ]] && compopt -o nospace\n"
+"""Of bash: behind a setting's name its value is typed."""
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(sorted(_WHERE)))
@@ -27,4 +31,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     assert shell_class is not None, "click knows these shells"
     complete = shell_class(ctx.find_root().command, {}, "fleetlog", "_FLEETLOG_COMPLETE")
     click.echo(f"# {_WHERE[shell]}")
-    click.echo(complete.source())
+    click.echo(complete.source().replace(_TAKEN, _TAKEN + _NO_SPACE))

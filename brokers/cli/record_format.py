@@ -43,9 +43,13 @@ class Verb(NamedTuple):
 def parse_format(text: str) -> list[bytes | Verb]:
     """The parts of a format: bytes as they stand, and what is filled in. Raises ValueError that names what is wrong."""
     parts: list[bytes | Verb] = []
+    if not text:
+        raise ValueError("the format is empty: it has at least one part, such as %v")
     for match in _PART.finditer(text):
         verb, escape = match["verb"], match["escape"]
         if verb is not None and verb != "%":
+            if text.startswith("{", match.end()):
+                raise ValueError(f"the brace behind {match[0]} is not closed")
             parts.append(_checked(Verb(verb, match["detail"] or "")))
             continue
         if verb is not None:

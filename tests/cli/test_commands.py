@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -179,6 +182,23 @@ def test_shells_get_a_completion_script(shell: str) -> None:
     result = run("completion", shell)
     assert result.exit_code == 0
     assert "_FLEETLOG_COMPLETE" in result.output
+
+
+def test_bash_types_no_space_behind_the_name_of_a_setting(tmp_path: Path) -> None:
+    program = tmp_path / "fleetlog"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fleetlog.brokers.cli.main "$@"\n')
+    program.chmod(0o755)
+    script = f"""
+        compopt() {{ echo "compopt $*"; }}
+        {run("completion", "bash").stdout}
+        COMP_WORDS=(fleetlog topics alter t --set retention.m) COMP_CWORD=5
+        _fleetlog_completion {program}
+        COMP_WORDS=(fleetlog topics alter t --par) COMP_CWORD=4
+        _fleetlog_completion {program}
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["compopt", "-o", "nospace", "retention.ms=", "--partitions"], done.stderr
 
 
 def test_completion_completes() -> None:

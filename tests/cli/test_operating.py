@@ -111,6 +111,11 @@ def test_settings_of_brokers_are_shown_changed_and_compared(shell: Shell) -> Non
     eventually(lambda: [one["value"] for one in rows("log.retention.ms")] == [before], "it is as it was")
     assert "did you mean log.retention.ms?" in shell.fails("cluster", "config", "get", "log.retention.m")
     assert "broker.id" in shell.fails("cluster", "config", "set", "broker.id=7")
+    typo = shell.fails("cluster", "config", "set", "log.retentoin.ms=1")
+    assert "no broker has a setting log.retentoin.ms; did you mean log.retention.ms?" in typo
+    away = shell.run("cluster", "config", "set", "--broker", "9", "log.retention.ms=5000000")
+    assert "broker 9 is not there" in away.stderr
+    shell.run("cluster", "config", "set", "--broker", "9", "-u", "log.retention.ms")
     assert "broker 77" in shell.fails("cluster", "config", "get", "--broker", "77")
 
 
