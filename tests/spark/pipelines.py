@@ -7,15 +7,22 @@ is ``spark-pipelines`` with a Java, the Python that runs this, and this director
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.spark.processes import ROOT, SUBMIT, SparkProcess
 
 EXAMPLE = ROOT / "examples" / "pipeline"
+HELD = """from pyspark.sql.functions import udf
+    from pyspark.sql.types import BooleanType
+    import time
+    return orders.where(udf(lambda _: time.sleep(600) or True, BooleanType())("key"))"""
+"""Instead of the flow's ``return orders``: no row comes through. The type in words would be refused in a flow."""
 STARTS = 8
 """Of a run whose Python worker does not call back in the ten seconds that Spark gives it."""
 
@@ -26,7 +33,13 @@ class Pipeline:
     def __init__(self, bootstrap: str, source: str, target: str, directory: Path, python: str = sys.executable) -> None:
         self.flow = f"flow_{uuid.uuid4().hex[:8]}"
         self.checkpoints = directory / "storage" / "_checkpoints" / "orders_upper" / self.flow
-        self._python, self._directory, self._project, self._runs = python, directory, directory / "pipeline", 0
+        self._source, self._python, self._directory, self._project, self._runs = (
+            source,
+            python,
+            directory,
+            directory / "pipeline",
+            0,
+        )
         shutil.copytree(EXAMPLE, self._project, ignore=shutil.ignore_patterns("__pycache__"))
         for name, before, after in (
             ("spark-pipeline.yml", "/tmp/fleetlog-pipeline", str(directory / "storage")),
@@ -70,6 +83,36 @@ class Pipeline:
         again = self.run()
         assert again.exit_code == 0, again.log()[-4000:]
         assert f"batch {batch}: skipped, it was committed before" in again.log()
+
+    def run_again_after_a_kill_in_its_first_batch(self, starts: dict[str, int], meanwhile: Callable[[], None]) -> None:
+        """Kill a run whose first batch is planned and waits in a function, do something, and run it again to its end.
+
+        ``starts``: starting offsets of the source's partitions, with records for the first batch.
+        """
+        flow = "transformations/orders.py"
+        self.edit(flow, '"earliest"', repr(json.dumps({self._source: starts})))
+        self.edit(flow, "return orders", HELD)
+        first = self._killed_while_held()
+        assert (self.checkpoints / "0" / "offsets" / "0").exists(), first.log()[-4000:]
+        assert not list((self.checkpoints / "0" / "commits").glob("[0-9]*")), "it was held"
+        meanwhile()
+        self.edit(flow, HELD, "return orders")
+        again = self.run()
+        assert again.exit_code == 0, again.log()[-4000:]
+        assert "batch 0: committed" in again.log()
+
+    def _killed_while_held(self) -> SparkProcess:
+        """A run that was killed when it had planned its first batch, or ended before that."""
+        for _ in range(STARTS):
+            process = self._start(())
+            planned = self.checkpoints / "0" / "offsets" / "0"
+            try:
+                process.wait_for(planned)
+            finally:
+                process.kill()
+            if planned.exists() or not process.was_too_slow:
+                return process
+        raise AssertionError(f"too slow {STARTS} times, see {process.log_file}")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fleetlog.spark import spark_environment
 from tests.spark.matrix.sessions import signal_all, within
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
@@ -60,6 +61,11 @@ class SparkProcess:
                 return False
             time.sleep(0.02)
         raise AssertionError(f"neither came what was waited for, nor the end, see {self.log_file}")
+
+    def wait_for(self, file: Path) -> bool:
+        """Waits for a file, or for the end; whether there is the file. AssertionError when neither comes."""
+        eventually(lambda: file.exists() or self.exit_code is not None, f"{file}, see {self.log_file}", LIMIT_S)
+        return file.exists()
 
     @property
     def exit_code(self) -> int | None:

@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyspark
 import pytest
 
 from fleetlog.spark import exactly_once_batch, write_stream
 from fleetlog.spark.client.failures import FenceError
 from tests.spark.conftest import Cluster
-from tests.spark.processes import SUBMIT, SparkProcess
+from tests.spark.connected import Connected
 from tests.spark.sink.job import committed
-from tests.support.ports import free_port
 
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 ROWS, PARTITIONS = 600, 3
 FIRST_BATCHES = 30
 """Offsets of each: what is left when the second is committed and its server killed takes long enough."""
-
-
-class Connected:
-    """A server of Spark Connect, which is the driver of its clients' queries, and a client of it."""
-
-    def __init__(self, directory: Path, name: str, **given: Any) -> None:
-        port = free_port()
-        submit = str(Path(str(pyspark.__file__)).parent / "bin" / "spark-submit")
-        settings = {"binding.port": port, "binding.address": "127.0.0.1"}
-        conf = [word for name, value in settings.items() for word in ("--conf", f"spark.connect.grpc.{name}={value}")]
-        command = [submit, "--class", SERVER, *SUBMIT, *conf, "spark-internal"]
-        self.server = SparkProcess(command, directory / f"{name}-server.log")
-        self._command = [sys.executable, "-m", "tests.spark.sink.connect_client", f"sc://127.0.0.1:{port}"]
-        self._command.append(json.dumps(given))
-        self._client_log = directory / f"{name}-client.log"
-        self._started: SparkProcess | None = None
-
-    @property
-    def client(self) -> SparkProcess:
-        """Started when the server listens: one that is refused tries again after ever longer pauses."""
-        if self._started is None:
-            assert self.server.wait("Spark Connect server started at"), self.server.log()[-4000:]
-            self._started = SparkProcess(self._command, self._client_log)
-        return self._started
-
-    def kill(self) -> None:
-        """Both."""
-        for process in (self.server, self._started):
-            if process is not None:
-                process.kill()
 
 
 @pytest.fixture
@@ -62,7 +28,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., Connected]]:
     made: list[Connected] = []
 
     def start(name: str, **given: Any) -> Connected:
-        made.append(Connected(tmp_path, name, **given))
+        made.append(Connected(tmp_path, name, ["-m", "tests.spark.sink.connect_client"], **given))
         return made[-1]
 
     yield start

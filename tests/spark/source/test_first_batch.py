@@ -13,7 +13,10 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from tests.spark.conftest import Cluster, run_to_end, run_while
+from tests.spark.connected import Connected
+from tests.spark.pipelines import Pipeline
 from tests.spark.processes import SUBMIT, SparkProcess
+from tests.spark.sink.job import committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -147,6 +150,13 @@ def test_a_checkpoint_of_an_older_version(cluster: Cluster, read_stream: Read, t
     assert query.values == text(10, 20)
 
 
+def wait_until_held(directory: Path, process: SparkProcess) -> None:
+    """Until `first_batch_job`, whose file is in the directory, stays in its batch 0."""
+    note = directory / "values.held"
+    assert process.wait_for(note), process.log()[-4000:]
+    assert note.read_text() == "batch 0"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trigger", ["available now", "processing time"])
@@ -166,7 +176,7 @@ def test_a_driver_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path,
 
     held = started("held", hold=True)
     try:
-        assert held.wait("batch 0 is held"), held.log()[-4000:]
+        wait_until_held(tmp_path, held)
         assert list(held.temporary.glob("blockmgr-*")), "what a killed Spark leaves is there"
     finally:
         held.kill()
@@ -180,3 +190,50 @@ def test_a_driver_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path,
     finally:
         again.kill()
     assert (tmp_path / "values").read_text().split() == text(10, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trigger", ["available now", "processing time"])
+def test_a_connect_server_is_killed_in_the_first_batch_of_a_client(
+    cluster: Cluster, tmp_path: Path, trigger: str
+) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(0, 10))
+    given = {
+        "bootstrap": cluster.bootstrap, "topic": topic, "checkpoint": str(tmp_path / "checkpoint"),
+        "trigger": TRIGGERS[trigger], "file": str(tmp_path / "values"),
+    }  # fmt: skip
+    program = [str(Path(__file__).with_name("first_batch_job.py"))]
+    held = Connected(tmp_path, "held", program, hold=True, **given)
+    try:
+        wait_until_held(tmp_path, held.client)
+    finally:
+        held.kill()
+    assert (tmp_path / "checkpoint" / "offsets" / "0").exists()
+    assert not list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
+    cluster.send(topic, numbered(10, 15))
+    again = Connected(tmp_path, "again", program, hold=False, **given)
+    try:
+        again.client.wait()
+        assert again.client.exit_code == 0, again.client.log()[-4000:]
+    finally:
+        again.kill()
+    assert (tmp_path / "values").read_text().split() == text(10, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pipeline_is_killed_in_its_first_batch(cluster: Cluster, tmp_path: Path) -> None:
+    """It reads partition 0 from its end; partition 1 has the records of the first batch, which are held."""
+    source, target = cluster.topic(2), cluster.topic(1)
+    cluster.send(source, numbered(0, 10, key="k", partition=0))
+    cluster.send(source, numbered(10, 20, key="k", partition=1))
+    pipeline = Pipeline(cluster.bootstrap, source, target, tmp_path)
+
+    def more() -> None:
+        for number in range(2):
+            cluster.send(source, numbered(20 + 5 * number, 25 + 5 * number, key="k", partition=number))
+
+    pipeline.run_again_after_a_kill_in_its_first_batch({"0": -1, "1": -2}, more)
+    assert committed(cluster, target, 20) == [value.upper() for value in text(10, 30)]
