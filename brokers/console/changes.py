@@ -48,7 +48,15 @@ class PlannedChange(NamedTuple):
 
 
 def _needed(form: Form, name: str) -> str:
-    text = form.get(name, "").strip()
+    return _bounded(form.get(name, "").strip(), name)
+
+
+def _exact(form: Form, name: str) -> str:
+    """A name that a client chose: without the blanks around it, it is another client's."""
+    return _bounded(form.get(name, ""), name)
+
+
+def _bounded(text: str, name: str) -> str:
     if not text:
         raise PageError(400, f"{name.replace('_', ' ')} is missing")
     if len(text.encode()) > NAME_BYTES_MAX:
@@ -237,7 +245,7 @@ def _messages(topic: str) -> str:
 
 
 def _reset_group(form: Form) -> PlannedChange:
-    name, how = _needed(form, "group"), _needed(form, "how")
+    name, how = _exact(form, "group"), _needed(form, "how")
     if how not in RESETS:
         raise PageError(400, f"how must be one of {', '.join(RESETS)}")
     options: tuple[str, ...] = (f"--{how}",)
@@ -252,7 +260,7 @@ def _reset_group(form: Form) -> PlannedChange:
 
 
 def _delete_group(form: Form) -> PlannedChange:
-    name = _needed(form, "group")
+    name = _exact(form, "group")
     return PlannedChange(
         f"Delete the group {name}", CommandLine("groups", "delete", ("--yes",), (name,)), "/groups",
         CommandLine("groups", "describe", (), (name,)), "Its committed offsets are gone then.",
@@ -261,7 +269,7 @@ def _delete_group(form: Form) -> PlannedChange:
 
 
 def _alter_group(form: Form) -> PlannedChange:
-    name, setting = _needed(form, "group"), _needed(form, "setting")
+    name, setting = _exact(form, "group"), _needed(form, "setting")
     command = CommandLine("groups", "alter", _setting(form), (name,))
     return PlannedChange(
         f"Change {setting} of group {name}", command, _group(name), command.also("--dry-run"), shown=_altered
@@ -293,7 +301,7 @@ def _letters(topic: str) -> str:
 
 
 def _fence_transaction(form: Form) -> PlannedChange:
-    name = _needed(form, "id")
+    name = _exact(form, "id")
     return PlannedChange(
         f"Abort the transaction of {name}", CommandLine("transactions", "fence", ("--yes",), (name,)), "/transactions",
         CommandLine("transactions", "describe", (), (name,)),
@@ -302,7 +310,7 @@ def _fence_transaction(form: Form) -> PlannedChange:
 
 
 def _reset_sink(form: Form) -> PlannedChange:
-    name, query = _needed(form, "sink"), _needed(form, "query")
+    name, query = _exact(form, "sink"), _exact(form, "query")
     options = _option(form, "new_query", "query") + _option(form, "batch", "batch")
     return PlannedChange(
         f"Move the fence of sink {name}", CommandLine("sinks", "reset", options, (name, query)), "/transactions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import zlib
@@ -30,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
-from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, iso
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, escaped, iso
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console import charts, client_pages, group_pages, message_pages, pages, schema_pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
@@ -138,6 +139,11 @@ FLEETS: Final = "/fleets"
 _ADDRESS: Final = r'(?<= )(?:href|action|formaction|hx-get|data-tail)="(?=/(?!static/|/))(?!{whole})'
 _STATIC: Final = re.compile('(?<= )(?:href|src)="(?=/static/)')
 """Before an address of a page, or of a file. What a page quotes has no such quotes: they are escaped."""
+_EXACT: Final = re.compile(r'(<textarea\b.*?</textarea>|<[^>"]*(?:"[^"]*"[^>"]*)*>)', re.DOTALL)
+"""What is sent back or followed as it stands: fields, and the attributes of all elements."""
+_READ: Final = re.compile(r'(?:(?<= title=)|(?<=label=))"[^"]*"')
+"""Attributes that are for reading."""
+_OBEYED: Final = re.compile(r"[^\x20-\x7e\n\t]")
 HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
 """Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
@@ -237,6 +243,34 @@ class ConsoleSettings:
                 "fleetlog schemas asks with yours. With --schema-registry-as-user the console does so, too."
             )
         return ""
+
+
+def visible_page(html: str) -> str:
+    """The page with what a browser would obey, turn round or not show in its text as an escape of JSON's.
+
+    Names of groups, members, transactions and users are what clients choose. Fields and addresses stay exact.
+    """
+    if html.replace("\n", "").replace("\t", "").isprintable():
+        return html
+    pieces = _EXACT.split(html)
+    pieces[::2] = map(_visible, pieces[::2])
+    pieces[1::2] = map(_visible_tag, pieces[1::2])
+    return "".join(pieces)
+
+
+def _visible_tag(tag: str) -> str:
+    return tag if tag.startswith("<textarea") else _READ.sub(lambda text: _visible(text[0]), tag)
+
+
+def _visible(text: str) -> str:
+    return _OBEYED.sub(lambda at: at[0] if at[0].isprintable() else json.dumps(at[0])[1:-1], text)
+
+
+class _Twin(JSONResponse):
+    """JSON that shows in a browser what it would obey."""
+
+    def render(self, content: Any) -> bytes:
+        return escaped(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
 
 
 class LoginNeeded(Exception):
@@ -388,7 +422,7 @@ class Console:
         """The page in HTML, or its JSON twin."""
         if wants_json(request):
             token = {"form_token": self.sessions.form_token(session)} if session is not None else {}
-            response: Response = JSONResponse({**answer, **token}, status, headers={"Vary": "Accept"})
+            response: Response = _Twin({**answer, **token}, status, headers={"Vary": "Accept"})
         else:
             html = self._templates.get_template(template).render(
                 page=answer,
@@ -403,7 +437,7 @@ class Console:
             if self.below:
                 html = self._address.sub(lambda one: one[0] + self.below, html)
                 html = _STATIC.sub(lambda one: one[0] + self.settings.root, html)
-            response = HTMLResponse(html, status, headers={"Vary": "Accept"})
+            response = HTMLResponse(visible_page(html), status, headers={"Vary": "Accept"})
         if session is not None:
             self._remember(response, session)
         return response

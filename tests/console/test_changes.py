@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from fleetlog.brokers.console.changes import plan_change
+from fleetlog.brokers.console.masking import Masks
 from tests.cli.shell import Shell
 from tests.console.served import Visitor
 from tests.support.fleet import Fleet
@@ -120,6 +122,21 @@ def test_picked_topics_are_deleted_after_one_question(visitor: Visitor, shell: S
     token = {"form_token": visitor.token(visitor.page("/topics"))}
     for fields, status in (({}, 400), ({"topic:no-such": "yes"}, 404)):
         assert visitor.post("/change/delete-topics", token | fields, Accept="application/json").status == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("delete-group", {"group": " g\u00a0"}), ("reset-group", {"group": " g\u00a0", "how": "to-latest"}),
+        ("alter-group", {"group": " g\u00a0", "setting": "share.auto.offset.reset", "value": "earliest"}),
+        ("fence-transaction", {"id": " g\u00a0"}), ("reset-sink", {"sink": " g\u00a0", "query": "q "}),
+    ],
+)  # fmt: skip
+def test_a_name_with_blanks_around_it_is_no_other(kind: str, form: dict[str, str]) -> None:
+    planned = plan_change(kind, form, Masks())
+    assert planned.preview is not None
+    assert {planned.command.names[0], planned.preview.names[0]} == {" g\u00a0"}
+    assert planned.command.names[1:] == ((form["query"],) if "query" in form else ())
 
 
 def test_what_the_command_warns_of_stands_beside_the_question(visitor: Visitor, name: str) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import uuid
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from urllib.parse import quote
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
 ODD = "".join(one for one in map(chr, range(0x21, 0x11A)) if one != "/")[:249]
@@ -97,6 +101,78 @@ def test_what_is_no_request_is_answered(served: Served) -> None:
     answer = _answer(served, b"\x16\x03\x01\x00hello\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 Bad Request"), answer
     assert answer.endswith(b"this is no request of HTTP\n")
+
+
+UNSEEN = "\u202egnp.exe\x07\x1b[31m\u2028\u00a0end"
+"""Turns round what follows, rings, becomes red, and breaks the line."""
+SHOWN = r"\u202egnp.exe\u0007\u001b[31m\u2028\u00a0end"
+
+
+class _Read(HTMLParser):
+    """What a page shows, and the fields of its forms."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.links: set[str] = set()
+        self.fields: set[tuple[str, str]] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.texts += [given.get(name, "") for name in ("title", "aria-label")]
+        self.links.add(given.get("href", ""))
+        self.fields.add((given.get("name", ""), given.get("value", "")))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture
+def unseen(fleet: Fleet, topic: str) -> Iterator[str]:
+    """Ends the names of a group, its client, a transactional id, and is in records and headers."""
+    name = f"{topic}-{uuid.uuid4().hex[:8]}{UNSEEN}"
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": name, "client.id": name})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for value in (name, json.dumps({name: name}, ensure_ascii=False)):
+        producer.produce(topic, value, key=name, headers={name: name}, partition=0)
+    producer.commit_transaction(60)
+    Shell(fleet).run("topics", "alter", topic, "--set", f"message.format.version={UNSEEN}")
+    consumer = Consumer({
+        "bootstrap.servers": fleet.bootstrap, "group.id": name, "client.id": name, "auto.offset.reset": "earliest"
+    })  # fmt: skip
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(1), "it reads", 60)
+    consumer.commit(asynchronous=False)
+    yield name
+    consumer.close()
+
+
+def test_what_clients_chose_is_shown_and_not_obeyed(visitor: Visitor, unseen: str, topic: str) -> None:
+    group = f"/group?name={quote(unseen, '')}"
+    pages = {
+        path: _Read(visitor.page(path))
+        for path in (
+            "/", "/groups", group, "/transactions", "/connections", f"/topics/{topic}", f"/topics/{topic}/clients",
+            f"/topics/{topic}/messages?from=beginning", f"/topics/{topic}/record?partition=0&offset=1",
+            f"/topics/{topic}/setting?name=message.format.version", f"/find?q={quote(unseen, '')}",
+        )
+    }  # fmt: skip
+    for path, page in pages.items():
+        raw = [text for text in page.texts if not text.replace("\n", "").replace("\t", "").isprintable()]
+        assert not raw, (path, raw)
+    for path in ("/groups", group, f"/topics/{topic}", f"/topics/{topic}/messages?from=beginning"):
+        assert any(SHOWN in text for text in pages[path].texts), path
+    assert group in pages["/groups"].links
+    assert ("group", unseen) in pages[group].fields
+    twin = visitor.get(group, Accept="application/json")
+    assert twin.value["group"] == unseen
+    assert twin.text.isprintable()
+    fields = {"form_token": visitor.token(visitor.page("/topics")), "group": unseen}
+    asked = _Read(visitor.post("/change/delete-group", fields).text)
+    assert any(SHOWN in text for text in asked.texts)
+    assert ("group", unseen) in asked.fields
 
 
 def _answer(served: Served, sent: bytes) -> bytes:
