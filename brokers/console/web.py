@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetlog.brokers.cli.client import Target
 from fleetlog.brokers.cli.options import host_of
-from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, escaped, iso
+from fleetlog.brokers.cli.output import CliError, bytes_text, count_text, iso, json_escaped
 from fleetlog.brokers.cli.schema_values import SchemaRegistry
 from fleetlog.brokers.console import charts, client_pages, group_pages, message_pages, pages, schema_pages
 from fleetlog.brokers.console.asking import Asking, PageError, PageFunction
@@ -270,7 +270,7 @@ class _Twin(JSONResponse):
     """JSON that shows in a browser what it would obey."""
 
     def render(self, content: Any) -> bytes:
-        return escaped(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
+        return json_escaped(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
 
 
 class LoginNeeded(Exception):
