@@ -70,7 +70,7 @@ def test_every_command_says_in_one_line_that_no_broker_answers(path: tuple[str, 
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("fleetlog: ")
     assert address in line
-    assert "dev up" in line
+    assert "is this the fleet's address?" in line
 
 
 @pytest.mark.parametrize(
