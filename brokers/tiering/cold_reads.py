@@ -140,7 +140,9 @@ class ColdReads:
     def aborted(self, cold: Cold, log: Log, start: int, end: int) -> list[tuple[int, int]] | None:
         """Producers and first offsets of aborted transactions in [start, end); None while indexes are on their way.
 
-        A transaction's marker may be in a later segment, or in the log. Raises TierUnavailable, LogOffline.
+        A transaction's marker may be in a later segment, or in the log. Each comes once, from where its marker is:
+        librdkafka takes one that comes twice for two, and drops what the producer commits next. Raises TierUnavailable,
+        LogOffline.
         """
         aborted: list[tuple[int, int]] = []
         segments = cold.manifest.segments
@@ -151,14 +153,14 @@ class ColdReads:
             if index is None:
                 return None
             for entry in index.aborted:
+                if not segment.start <= entry.last_offset < segment.end:  # of a segment of which a part counts
+                    continue
                 if entry.last_offset >= start and entry.first_offset < end:
                     aborted.append((entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= end:
                     return aborted
-        for transaction in log.reader.aborted_transactions(start, end):
-            row = (transaction.producer_id, transaction.first_offset)
-            if row not in aborted:  # of a segment that is in both places
-                aborted.append(row)
+        for transaction in log.reader.aborted_transactions(max(start, cold.manifest.end), end):
+            aborted.append((transaction.producer_id, transaction.first_offset))
         return aborted
 
     async def named(self, cold: Cold, log: Log, wanted: AskedRange) -> Named:
@@ -335,8 +337,10 @@ def _search(source: Segment, timestamp: int, begin: int, inflate_limit: int) -> 
     return None
 
 
-def aborted_of(segment: Segment) -> list[TieredAborted]:
-    """A closed segment's transaction index, for the bucket. Raises DiskError."""
+def aborted_of(segment: Segment, start: int) -> list[TieredAborted]:
+    """A closed segment's transaction index from an offset on, for the bucket. Raises DiskError."""
     return [
-        TieredAborted(e.producer_id, e.first_offset, e.last_offset, e.last_stable_offset) for e in segment.txn_index
+        TieredAborted(e.producer_id, e.first_offset, e.last_offset, e.last_stable_offset)
+        for e in segment.txn_index
+        if e.last_offset >= start
     ]

@@ -166,7 +166,7 @@ class LedTier:
         if position is None:
             raise BucketError(f"{source.log.path} has no batch with offset {segment.start}")
         size = source.size - position
-        aborted = aborted_of(source)
+        aborted = aborted_of(source, segment.start)
         parts = SegmentParts(source.log.path, position, size, self._tiers.pace)
         await self._tiers.bucket.put_parts(log_name, iter(parts), size)
         index = encode_index(parts.chunks, aborted)

@@ -14,9 +14,10 @@ from fleetlog._native.batch import Record, crc32c, encode_batch, scan
 from fleetlog.brokers.log import ReadResult, RealDisk
 from fleetlog.brokers.tiering import cold_reads
 from fleetlog.brokers.tiering.bucket import ObjectBucket, Pace, SegmentParts
-from fleetlog.brokers.tiering.cold_reads import AskedRange, Cold, ColdReads, TierUnavailable
-from fleetlog.brokers.tiering.manifest import Manifest, TieredSegment, encode_index
+from fleetlog.brokers.tiering.cold_reads import AskedRange, Cold, ColdReads, TierUnavailable, aborted_of
+from fleetlog.brokers.tiering.manifest import Manifest, TieredAborted, TieredSegment, encode_index
 from tests.support.clocks import RealClock
+from tests.support.logs import append_txn, end_txn, open_log
 from tests.support.waiting import eventually_async
 
 PREFIX = "topics/t.0/0/"
@@ -228,3 +229,41 @@ def test_times(cached: Callable[..., None]) -> None:
         assert await cache.cold.at_time(cache.whole, 5_000, 0, 2**20) is None
 
     cached(work)
+
+
+def test_an_aborted_transaction_is_told_once_whatever_indexes_have_it(tmp_path: Path) -> None:
+    """A replica with other segments copied a part of one; the log has all of it; another lineage was cut off."""
+    log = open_log(tmp_path / "t-0")
+    for sequence, committed in ((0, False), (2, True), (4, False)):
+        append_txn(log, 1, 0, sequence, 2)
+        end_txn(log, 1, 0, commit=committed)
+    whole = aborted_of(log.segments.active, 0)
+    assert [entry[:3] for entry in whole] == [(1, 0, 2), (1, 6, 8)]
+    assert [entry[:3] for entry in aborted_of(log.segments.active, 3)] == [(1, 6, 8)]
+    cut_off = TieredAborted(1, 3, 6, 7)
+
+    async def work() -> None:
+        bucket = ObjectBucket(f"file://{tmp_path}/bucket")
+        segments = []
+        for start, end in ((0, 3), (3, 6)):
+            path = tmp_path / "chunk.log"
+            path.write_bytes(bytes(encode_batch([Record(start, 0, None, b"v")], base_offset=start)))
+            parts = SegmentParts(str(path), 0, path.stat().st_size, Pace(2**40))
+            segment = TieredSegment(uuid.UUID(int=start + 1), start, end, path.stat().st_size, 0, 0, 2, 0)
+            await bucket.put_parts(PREFIX + segment.log_name, iter(parts), segment.size)
+            index = encode_index(parts.chunks, (whole[0], cut_off))
+            await bucket.put_new(PREFIX + segment.index_name, index)
+            segments.append(segment._replace(index_size=len(index), index_crc=crc32c(index)))
+        reads = ColdReads(bucket, RealDisk(), f"{tmp_path}/cache", 10**6, RealClock())
+        reads.open()
+        cold = Cold(PREFIX, Manifest(uuid.UUID(int=0), 0, segments=tuple(segments)), lambda: None)
+        for start, end, told in ((0, 9, [(1, 0), (1, 6)]), (0, 6, [(1, 0)]), (3, 6, []), (4, 9, [(1, 6)])):
+            rows = await eventually_async(
+                lambda start=start, end=end: (answer := reads.aborted(cold, log, start, end)) is not None and [answer],
+                "indexes come", pause_s=0.001,
+            )  # fmt: skip
+            assert rows == [told], (start, end)
+        await reads.close()
+        bucket.close()
+
+    asyncio.run(work())
