@@ -23,8 +23,9 @@ from fleetlog.spark.client.logins import REFUSALS, Connections
 from fleetlog.spark.client.tls import with_context
 from fleetlog.spark.client.token_settings import CLIENT_ID, TOKEN_KEYWORDS
 from fleetlog.spark.client.tokens import TokenRefused, with_tokens
+from fleetlog.wire.api_keys import SIGN_SEGMENTS
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
+from fleetlog.wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest, SignSegmentsRequest
 from fleetlog.wire.types import TopicPartition
 
 METADATA_AGE_S = 5.0
@@ -95,6 +96,8 @@ class Client:
         self._leaders: dict[TopicPartition, Leader] = {}
         self._topic_ids: dict[str, str] = {}
         self._counts: dict[str, tuple[int, float]] = {}
+        self.bucket_rests_until = 0.0
+        """The monotonic time until which no bucket is asked, after one could not be reached from here."""
         self._servers = ",".join(settings["bootstrap_servers"])
         user = settings.get("sasl_plain_username") or settings.get(TOKEN_KEYWORDS[CLIENT_ID])
         self._as_user = f" of user {user}" if user else ""
@@ -222,6 +225,31 @@ class Client:
             return Fetched(code, bytes(part.records or b""), aborted)
 
         return self._retry(f"a fetch from {tp}", attempt)
+
+    def sign_segments(self, tp: TopicPartition, start: int, end: int, max_bytes: int) -> Any:
+        """What the partition's leader says of where a bucket has these offsets: its answer, also an error that stays.
+
+        None of brokers that have no such API. A bucket that fails is not waited for: a Fetch says so, or has the
+        records from a cache. Raises ClientError.
+        """
+        if not self.serves(SIGN_SEGMENTS):
+            return None
+
+        def attempt() -> Any:
+            ((node_id, _),) = self._by_leader({tp: 0}).items()
+            request = SignSegmentsRequest(
+                topic=tp.topic, partition_index=tp.partition, start_offset=start, end_offset=end, max_bytes=max_bytes
+            )
+            try:
+                answer = self._wait(self._manager.send(request, node_id=node_id))
+            except kafka.errors.IncompatibleBrokerVersion:  # the leader is older than the broker that was asked first
+                return None
+            code = ErrorCode(answer.error_code)
+            if code in _RETRIABLE and code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                raise _RetryableError(f"{tp}: {code.name}")
+            return answer
+
+        return self._retry(f"the bucket's part of {tp}", attempt)
 
     # -- for writers, which retry by themselves ------------------------------------------------------------------------
 

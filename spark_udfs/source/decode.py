@@ -54,19 +54,22 @@ def decode_rows(
     start: int,
     end: int,
     *,
-    aborted: Iterable[tuple[int, int]] = (),
+    aborted: Iterable[tuple[int, int]] | AbortedTransactions = (),
     committed: bool = True,
     headers: bool = False,
     tp: TopicPartition | None = None,
 ) -> Decoded:
     """Rows with ``start <= offset < end`` out of a run of v2 batches; a torn last batch is left for the next fetch.
 
+    ``aborted``: of one fetch answer; those that follow it through several runs, as they are after the run before.
     Raises CorruptBatch or CodecError (both ValueError) for damaged batches, checksums included, and ValueError for a
     timestamp that Spark can't hold, with ``tp`` and the offset.
     """
     wanted: list[tuple[int, BatchHeader]] = []  # the batches whose records count
     next_offset = start
-    aborts = AbortedTransactions(aborted if committed else ())
+    aborts = aborted
+    if not isinstance(aborts, AbortedTransactions):
+        aborts = AbortedTransactions(aborts if committed else ())
     for position, header in scan(records):
         if header.base_offset >= end:
             next_offset = end  # the records before it were compacted away

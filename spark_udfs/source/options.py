@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
+BROKERS, BUCKET = "brokers", "bucket"
 STRATEGIES = ("assign", "subscribe", "subscribePattern")
 INCLUDE_HEADERS = Option("includeHeaders", boolean, False)
 ISOLATION_LEVEL = Option("kafka.isolation.level", one_of("read_committed", "read_uncommitted"), "read_committed")
@@ -47,6 +48,7 @@ _TABLE = OptionTable(
     Option("maxTasks", whole_number(1)),
     INCLUDE_HEADERS,
     Option("failOnDataLoss", boolean, True),
+    Option("tieredRead", one_of(BROKERS, BUCKET), BROKERS),
     ISOLATION_LEVEL,
     _FETCH_BYTES,
     refused={
@@ -85,6 +87,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     isolation: int
     fetch_bytes: int
+    from_bucket: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -122,6 +125,7 @@ class ReadOptions:
             fail_on_data_loss=values["failOnDataLoss"],
             isolation=READ_COMMITTED if values["kafka.isolation.level"] == "read_committed" else READ_UNCOMMITTED,
             fetch_bytes=values["kafka.max.partition.fetch.bytes"],
+            from_bucket=values["tieredRead"] == BUCKET,
         )
 
 

@@ -42,6 +42,10 @@ def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     client = shared_client(options.settings)
     tp, position = item.tp, item.start
     schema = decode.row_arrow_schema(options.headers)
+    if options.from_bucket:
+        from fleetlog.spark.source.bucket_reads import read_from_bucket
+
+        position = yield from read_from_bucket(client, item, options, schema)
     pending = None
     progress_at = time.monotonic()
     while position < item.end:
