@@ -2,9 +2,10 @@
 
 Each version has a Python environment of its own (``environments``). There a driver reads a topic that grows and writes
 it by every way that the version has; it is killed with SIGKILL inside micro-batches, and runs again. In the end every
-target must have each record once, as it was: key, value, headers, time. A declarative pipeline is killed and run again
-where the version has them. With 4.0 docs/spark-versions.md is followed,
-too; with ``--page`` nothing else is done, in an environment with nothing but PySpark.
+target must have each record once, as it was: key, value, headers, time. Other queries, which begin at the end of a
+partition, are killed while their first batch is under way, and more comes before they run again. A declarative pipeline
+is killed and run again where the version has them, likewise in its first batch. With 4.0 docs/spark-versions.md is
+followed, too; with ``--page`` nothing else is done, in an environment with nothing but PySpark.
 
 The exit status is 0 when all passed, 1 when one did not, 3 when one could not be tried.
 """
@@ -64,7 +65,10 @@ def walked(python: Path, java: dict[str, str], wheels: Path | None, directory: P
 
 
 def killed_pipeline(bootstrap: str, directory: Path, python: Path) -> str:
-    """That a pipeline's run, killed after its first batch counted and run again, wrote each record once."""
+    """That a pipeline's run, killed after its first batch counted and run again, wrote each record once.
+
+    And one that was killed while its first batch was under way, which began at the end of the topic.
+    """
     source, target = (f"pipeline-{side}-{directory.name}" for side in ("source", "target"))
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (source, target)]).values():
@@ -78,7 +82,24 @@ def killed_pipeline(bootstrap: str, directory: Path, python: Path) -> str:
     pipeline.run_again_after_a_kill(0)
     found = Counter(message.value().decode() for message in committed_records(bootstrap, target))
     assert found == Counter(f"V{number}" for number in range(PIPELINE_RECORDS)), f"{found.total()} records"
-    return f"; a pipeline killed, {PIPELINE_RECORDS} records"
+    late = f"pipeline-late-{directory.name}"
+    admin.create_topics([NewTopic(late, PARTITIONS, 1)])[late].result(30)
+    first = Pipeline(bootstrap, source, late, directory / "late", str(python))
+    first.edit("transformations/orders.py", '.option("maxOffsetsPerTrigger", 1000)', "")
+
+    def more() -> None:
+        for number in range(PIPELINE_RECORDS):
+            producer.produce(source, key=f"k{number}", value=f"w{number}", partition=number % PARTITIONS)
+        assert producer.flush(60) == 0
+
+    old = Counter(
+        message.value().decode().upper() for message in committed_records(bootstrap, source) if message.partition()
+    )
+    starts = {str(number): -2 if number else -1 for number in range(PARTITIONS)}
+    first.run_again_after_a_kill_in_its_first_batch(starts, more)
+    rows = Counter(message.value().decode() for message in committed_records(bootstrap, late))
+    assert rows == old + Counter(f"W{number}" for number in range(PIPELINE_RECORDS)), f"{rows.total()} records"
+    return f"; pipelines killed, {PIPELINE_RECORDS} records"
 
 
 def judged(version: str, passes: Callable[[], str]) -> tuple[int, str]:

@@ -1,8 +1,9 @@
 """A driver, in the Python of an environment: ``python -m tests.spark.versions.driver '{"bootstrap": ..., ...}'``.
 
 It runs a query from one topic into others for each way that the package offers there, each started from a thread of its
-own, until it is killed; or with "once" to the end of what the topic has, and then the batch jobs. Standard output has a
-JSON line for each event.
+own, until it is killed; or with "once" to the end of what the topic has, and then the batch jobs, if there is a target
+for them. With "hold" no record comes through a query: its first batch is planned, and stays under way. Standard output
+has a JSON line for each event.
 """
 
 from __future__ import annotations
@@ -59,15 +60,25 @@ def rows(spark: Any, given: dict[str, Any]) -> Any:
     from fleetlog.spark import versions
 
     reader = spark.readStream.format(given["source"]).option("kafka.bootstrap.servers", given["bootstrap"])
-    reader = reader.option("subscribe", given["topic"]).option("startingOffsets", "earliest")
+    reader = reader.option("subscribe", given["topic"]).option("startingOffsets", given["starting"])
     reader = reader.option("includeHeaders", "true")
     if given["source"] == "kafka":
         reader = reader.option("kafka.isolation.level", "read_committed")
     if given["source"] == "kafka" or versions.VERSION >= versions.READ_LIMITS:
         reader = reader.option("maxOffsetsPerTrigger", LIMITED)
-    return reader.load().selectExpr(
+    records = reader.load()
+    if given["hold"]:
+        records = records.where(held()("key"))
+    return records.selectExpr(
         "key", "concat_ws(':', string(value), partition, offset) as value", "headers", "timestamp"
     )
+
+
+def held() -> Any:
+    """A function of a column that does not return before the driver is killed."""
+    from pyspark.sql.functions import udf
+
+    return udf(lambda _: time.sleep(600) or True, "boolean")
 
 
 def start(spark: Any, given: dict[str, Any], way: str) -> Any:
@@ -118,6 +129,8 @@ def started(spark: Any, given: dict[str, Any], way: str) -> Any:
         with ThreadPoolExecutor(1) as threads:  # a new one, which ends before the query: Spark knows no session there
             query = threads.submit(start, spark, given, way).result()
         while query.isActive and (given["once"] or query.lastProgress is None):
+            if given["hold"] and (Path(given["directory"]) / way / "offsets" / "0").exists():
+                break
             time.sleep(0.05)
         if not too_slow(query.exception()):
             return query
@@ -182,7 +195,7 @@ def main() -> None:
     for query in running.values():
         query.awaitTermination()
     found = {}
-    while given["source"] == "fleetlog" and not found:
+    while "job" in given["targets"] and not found:
         try:
             found = batch_jobs(spark, given)
         except Exception as problem:

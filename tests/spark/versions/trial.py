@@ -24,12 +24,18 @@ from tests.spark.versions.environments import ROOT
 
 RATE = 300
 """Records a second."""
+OLD, MEANWHILE = 40, 25
+"""Records of each partition before a query starts for the first time, and between its first two starts."""
 PARTITIONS = 3
 STUCK_S = 180.0
 """A driver whose log has no new line for so long at the trial's end stands still; another was only too slow."""
 TRIES = 4
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
 """Spark's own source for 3.5: the newest that Maven Central has, which runs on every 3.5."""
+
+
+Row = tuple[bytes, bytes, tuple[Any, ...], int]
+"""Key, value, headers, time."""
 
 
 class NoFault(Exception):
@@ -131,6 +137,11 @@ class Checkpoint:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     @property
+    def inside_first(self) -> bool:
+        """Whether the first batch is planned, and not committed."""
+        return self._last("offsets") == 0 and self._last("commits") == -1
+
+    @property
     def inside(self) -> int | None:
         """The batch that is under way, from the second on."""
         planned, committed = self._last("offsets"), self._last("commits")
@@ -160,6 +171,12 @@ def committed_records(bootstrap: str, topic: str) -> list[Message]:
     return found
 
 
+def read_form(message: Message) -> Row:
+    """A record of a source as the driver's queries write it."""
+    value = message.value() + f":{message.partition()}:{message.offset()}".encode()
+    return message.key(), value, tuple(message.headers()), message.timestamp()[1]
+
+
 class Trial:
     """One version of PySpark on one broker. ``deadline``: of its end, by the monotonic clock."""
 
@@ -172,17 +189,12 @@ class Trial:
         run = uuid.uuid4().hex[:8]
         self._topic = f"source-{run}"
         self._targets = {way: f"{way}-{run}" for way in [*self._ways, *(["job"] if self._formats else [])]}
+        self._first = {way: f"first-{way}-{run}" for way in self._ways}
 
     def run(self) -> str:
         """What was counted. Raises AssertionError, NoFault."""
         began = time.monotonic()
-        topics = [
-            NewTopic(name, PARTITIONS, 1, config={"retention.ms": "-1"})
-            for name in (self._topic, *self._targets.values())
-        ]
-        admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        for made in admin.create_topics(topics).values():
-            made.result(30)
+        self._create(self._topic, *self._targets.values())
         traffic = Traffic(self._bootstrap, self._topic)
         traffic.start()
         try:
@@ -197,14 +209,22 @@ class Trial:
             last.kill()
         ran = time.monotonic()
         self._check(sent, done)
-        times = f"{killed - began:.0f} s until it was killed, {ran - killed:.0f} s to the end"
+        self._first_batch()
+        times = f"{killed - began:.0f} s until it was killed, {ran - killed:.0f} s to the end, "
+        times += f"{time.monotonic() - ran:.0f} s for kills in first batches"
         return f"{self._spark}, {sent} records by {', '.join(self._targets)}, killed {replays} ({times})"
 
-    def _start(self, ways: list[str], *, once: bool) -> Driver:
+    def _create(self, *names: str) -> None:
+        topics = [NewTopic(name, PARTITIONS, 1, config={"retention.ms": "-1"}) for name in names]
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        for made in admin.create_topics(topics).values():
+            made.result(30)
+
+    def _start(self, ways: list[str], *, once: bool, **other: Any) -> Driver:
         given = {
             "bootstrap": self._bootstrap, "topic": self._topic, "targets": self._targets, "ways": ways, "once": once,
             "directory": str(self._directory), "source": "fleetlog" if self._formats else "kafka",
-            "packages": "" if self._formats else CONNECTOR,
+            "packages": "" if self._formats else CONNECTOR, "starting": "earliest", "hold": False, **other,
         }  # fmt: skip
         driver = Driver(self._python, given, self._directory / "driver.log", self._deadline)
         try:
@@ -215,6 +235,51 @@ class Trial:
             driver.kill()
             raise
         return driver
+
+    def _first_batch(self) -> None:
+        """Kill a driver while each way is inside its first batch, and run it again when more has come.
+
+        It reads partition 0 from ``latest``, the others from ``earliest``, so that its first batch has records, which
+        wait in a function: none is written before the kill. Raises AssertionError, NoFault.
+        """
+        topic = self._topic.replace("source", "first")
+        directory = self._directory / "first"
+        directory.mkdir()
+        self._create(topic, *self._first.values())
+        self._send(topic, OLD)
+        starts = {topic: {str(number): -2 if number else -1 for number in range(PARTITIONS)}}
+        told = {
+            "topic": topic, "targets": self._first, "directory": str(directory), "starting": json.dumps(starts)
+        }  # fmt: skip
+        checkpoints = [Checkpoint(directory / way) for way in self._ways]
+        driver = self._start(self._ways, once=False, hold=True, **told)
+        driver.kill()
+        assert all(checkpoint.inside_first for checkpoint in checkpoints), "a batch was committed that was held"
+        self._send(topic, MEANWHILE)
+        last = self._start(self._ways, once=True, **told)
+        try:
+            last.wait("done")
+        finally:
+            last.kill()
+        source = committed_records(self._bootstrap, topic)
+        wanted = Counter(read_form(message) for message in source if message.partition() or message.offset() >= OLD)
+        assert wanted.total() == PARTITIONS * (OLD + MEANWHILE) - OLD
+        for way, target in self._first.items():
+            self._compare(f"{way} from its first batch on", target, wanted)
+
+    def _send(self, topic: str, count: int) -> None:
+        producer = Producer({"bootstrap.servers": self._bootstrap})
+        for number in range(count * PARTITIONS):
+            producer.produce(topic, f"v{number}", f"k{number}", partition=number % PARTITIONS, headers=[("e", b"")])
+        assert producer.flush(60) == 0
+
+    def _compare(self, what: str, target: str, wanted: Counter[Row]) -> None:
+        rows = committed_records(self._bootstrap, target)
+        counted = Counter((m.key(), m.value(), tuple(m.headers() or ()), m.timestamp()[1]) for m in rows)
+        assert counted == wanted, (
+            f"{what}: {len(rows)} of {wanted.total()} records, missing {list((wanted - counted).items())[:3]}, "
+            f"too many {list((counted - wanted).items())[:3]}"
+        )
 
     def _kill_inside(self) -> str:
         """Kill a driver while each way is inside a micro-batch.
@@ -240,18 +305,10 @@ class Trial:
     def _check(self, sent: int, done: dict[str, Any]) -> None:
         source = committed_records(self._bootstrap, self._topic)
         assert len(source) == sent
-        wanted = Counter(
-            (m.key(), m.value() + f":{m.partition()}:{m.offset()}".encode(), tuple(m.headers()), m.timestamp()[1])
-            for m in source
-        )
+        wanted = Counter(map(read_form, source))
         for way, topic in self._targets.items():
-            found = committed_records(self._bootstrap, topic)
-            counted = Counter((m.key(), m.value(), tuple(m.headers() or ()), m.timestamp()[1]) for m in found)
             plain = Counter((key, value, (), time_ms) for key, value, _, time_ms in wanted) if way == "job" else wanted
-            assert counted == plain, (
-                f"{way}: {len(found)} of {sent} records, missing {list((plain - counted).items())[:3]}, "
-                f"too many {list((counted - plain).items())[:3]}"
-            )
+            self._compare(way, topic, plain)
         if self._formats:
             assert done["read"] == [sent, sent, sent], done
             assert 0 < done["narrow"] < sent, done
