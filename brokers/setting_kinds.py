@@ -19,7 +19,8 @@ _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?
 HIDDEN = "[hidden]"
 _SECRET = re.compile(
     r"jaas|sasl.*\.conf|pass(?!word\.encoder\.[cik])|pasw|pwd|secret|creden(?!tials\.client\.id$)|(^|\.)key$"
-    r"|keystore\.k|\.certificate|user\.info$|^(user_|username)|-----BEGIN|://[^/\s]*@",
+    r"|keystore\.k|\.certificate|user\.info$|^(user_|username)|-----BEGIN|://[^/\s]*@"
+    r"|authorization[\"']?\s*[:=]|\bbearer\s+[\w~+/.-]{20,}|\beyJ[\w-]{8,}\.",  # of HTTP, and tokens
     re.IGNORECASE,
 )
 _PATH = re.compile(r"(file://)?/[\w./+-]*")

@@ -223,7 +223,9 @@ def _masked(value: Any) -> Any:
 
 def _tells(text: str) -> bool:
     """Whether a text has a secret, not only the name of one: there is something behind a mark."""
-    return "-----BEGIN" in text or (re.search(r"[=:]", text) is not None and secret(text))
+    return "-----BEGIN" in text or (
+        re.search(r"[=:]|\bbearer |\beyJ", text, re.IGNORECASE) is not None and secret(text)
+    )
 
 
 def lines_without_secrets(text: str) -> str:

@@ -40,6 +40,19 @@ def test_no_line_of_a_key_is_left_in_a_log() -> None:
     assert [line for line in shown if line != debug.LINE_HIDDEN] == ["before", "after", "last"]
 
 
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        (f"Authorization: Bearer {PLANTED}", True), (f'{{"authorization": "Basic {PLANTED}"}}', True),
+        (f"sent Bearer {PLANTED * 2}", True), ("token eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln", True),
+        (f"https://user:{PLANTED}@registry/", True), (f"sasl.password={PLANTED}", True),
+        ("the bearer token has expired", False), ("authorization failed for User:a", False),
+    ],
+)  # fmt: skip
+def test_a_line_that_looks_like_a_secret_is_left_out(line: str, hidden: bool) -> None:
+    assert (lines_without_secrets(line) == debug.LINE_HIDDEN) == hidden
+
+
 def test_the_tail_of_a_log_begins_with_a_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a line has the password without the name of its setting."""
     log = tmp_path / "a.log"
