@@ -191,9 +191,17 @@ def _readers(run: Commands) -> list[Callable[..., Any]]:
         """Settings of the brokers and where they come from; without names those that are not at their defaults."""
         return run.value(["cluster", "config", "get"], names)
 
+    def list_schemas() -> Any:
+        """Subjects of the schema registry with their latest versions."""
+        return run.value(["schemas", "list"])
+
+    def show_schema(subject: str, version: str = "latest") -> Any:
+        """The schema of a subject's version: what records look like that are written by it."""
+        return run.value(["schemas", "show", f"--version={version}"], [subject])
+
     return [
         list_topics, describe_topic, analyze_topic, read_records, list_groups, group_lag, describe_group, doctor,
-        describe_cluster, broker_settings,
+        describe_cluster, broker_settings, list_schemas, show_schema,
     ]  # fmt: skip
 
 

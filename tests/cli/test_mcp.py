@@ -18,11 +18,12 @@ from fleetlog.brokers.cli.model_context import Commands
 from fleetlog.brokers.cli.output import CliError
 from tests.cli.shell import ROOT, Shell
 from tests.support.fleet import Fleet
+from tests.support.registry_process import RegistryProcess
 
 pytestmark = pytest.mark.zookeeper
 READERS = {
     "list_topics", "describe_topic", "analyze_topic", "read_records", "list_groups", "group_lag", "describe_group",
-    "doctor", "describe_cluster", "broker_settings",
+    "doctor", "describe_cluster", "broker_settings", "list_schemas", "show_schema",
 }  # fmt: skip
 WRITERS = {"create_topic", "change_topic", "write_record", "move_group"}
 Ask = Callable[..., Awaitable[Any]]
@@ -96,6 +97,24 @@ def test_tools_read_and_none_changes(fleet: Fleet) -> None:
 
     session(fleet, [], work)
     assert f"{topic}-2" not in {row["topic"] for row in shell.json("topics", "list")}
+
+
+def test_schemas_of_the_registry_are_shown(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, subject = RegistryProcess(fleet.bootstrap), f"mcp-{uuid.uuid4().hex[:8]}"
+    number = registry.ask("POST", f"/subjects/{subject}/versions", {"schema": '"long"'})["id"]
+    monkeypatch.setenv("FLEETLOG_REGISTRY", registry.url)
+
+    async def work(_: Client, ask: Ask) -> None:
+        assert subject in {row["subject"] for row in await ask("list_schemas")}
+        shown = await ask("show_schema", subject=subject)
+        assert (shown["schema"], shown["id"]) == ('"long"', number)
+        for name, version in (("absent", "latest"), (subject, "--help"), ("--help", "1")):
+            assert "refused" in await ask("show_schema", subject=name, version=version)
+
+    try:
+        session(fleet, [], work)
+    finally:
+        assert registry.close() == 0
 
 
 def test_changes_are_allowed_by_an_option_only(fleet: Fleet) -> None:
