@@ -122,11 +122,9 @@ def compare_settings(target: Target, out: Output, names: tuple[str, ...], everyt
 
 def _refuse_unknown(client: AdminClient, names: Iterable[str]) -> None:
     """Brokers keep any name, as Kafka's do for plugins of theirs. Raises CliError for one that none of them has."""
-    from fleetlog.brokers.config import BROKER_SETTINGS
-
-    odd = [name for name in names if name not in BROKER_SETTINGS and not name.startswith(OF_A_LISTENER)]
-    if odd:
-        settings_of_brokers(client, odd, None)  # another release may have more
+    usual = [name for name in names if not name.startswith(OF_A_LISTENER)]
+    if usual:
+        settings_of_brokers(client, usual, None)
 
 
 @cluster_config.command("set")
