@@ -415,7 +415,7 @@ class Window:
             order.freed(offset, offset)
         if order.end < self.end and (run := self._runs.at(order.end)).finished:
             order.begin(run.last + 1)
-        if len(self._runs) > self._crowded:
+        if len(self._runs) > min(self._crowded, MAX_RUNS - 1):
             self._tidy()
         if giving.got:
             self._soonest_ms = min(self._soonest_ms or giving.until_ms, giving.until_ms)
