@@ -32,6 +32,7 @@ OWN = {
     "compaction": "MB per CPU second of a pass, Cython against its pure twin; --kafka: beside Apache Kafka",
     "consumers": "groups of the consumer protocol: joins, leaves, and what steady members cost, beside Apache Kafka",
     "failover": "how long a partition has no leader after a broker's death",
+    "shares": "records per second of share groups, by key too, beside Apache Kafka; what a slow key delays",
     "spark": "rows per second of source and sink",
     "spark_steps": "CPU and requests of the format's Python for a micro-batch of ten rows, without Spark",
 }
