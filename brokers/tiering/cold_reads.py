@@ -159,9 +159,8 @@ class ColdReads:
                     aborted.append((entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= end:
                     return aborted
-        for transaction in log.reader.aborted_transactions(max(start, cold.manifest.end), end):
-            aborted.append((transaction.producer_id, transaction.first_offset))
-        return aborted
+        here = log.reader.aborted_transactions(max(start, cold.manifest.end), end)
+        return aborted + [(transaction.producer_id, transaction.first_offset) for transaction in here]
 
     async def named(self, cold: Cold, log: Log, wanted: AskedRange) -> Named:
         """Where the chunks with a range lie; one of them, however little room there is. Raises TierUnavailable,
