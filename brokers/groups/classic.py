@@ -180,6 +180,7 @@ def _add_member(group: Group, member_id: str, request: JoinRequest, turn: Turn, 
 
 
 def _update(member: GroupMember, request: JoinRequest) -> None:
+    member.heard = True
     member.protocols = request.protocols
     member.size = held_by(request)
     member.session_timeout_ms = request.session_timeout_ms

@@ -89,6 +89,8 @@ class GroupMember:
     gone: bool = False
     """Whether its connection closed before it was settled, without a request since."""
     size: int = 0
+    heard: bool = True
+    """Whether its protocols and times are those of its JoinGroup; else they are those of the log."""
 
     @classmethod
     def joining(cls, member_id: str, request: JoinRequest) -> GroupMember:
@@ -105,20 +107,16 @@ class GroupMember:
         )
 
     @classmethod
-    def restored(cls, record: MemberRecord, protocol: str | None) -> GroupMember:
-        """A member from the log, which has only the selected one of its protocols."""
-        protocols = (Protocol(protocol, record.subscription),) if protocol is not None else ()
-        return cls(
-            record.member_id,
-            record.instance_id,
-            record.client_id,
-            record.client_host,
-            protocols,
-            record.session_timeout_ms,
-            record.rebalance_timeout_ms,
-            record.assignment,
-            size=len(record.subscription),
-        )
+    def restored(cls, record: MemberRecord) -> GroupMember:
+        """A member from the log, which :meth:`follow` completes."""
+        return cls(record.member_id, record.instance_id, "", "", (), 0, 0, heard=False)
+
+    def follow(self, record: MemberRecord, protocol: str | None) -> None:
+        """Be as the log says, which has only the selected one of its protocols."""
+        self.protocols = (Protocol(protocol, record.subscription),) if protocol is not None else ()
+        self.client_id, self.client_host = record.client_id, record.client_host
+        self.session_timeout_ms, self.rebalance_timeout_ms = record.session_timeout_ms, record.rebalance_timeout_ms
+        self.size = len(record.subscription)
 
     def metadata(self, protocol: str | None) -> bytes:
         """The subscription for that protocol."""
@@ -291,7 +289,9 @@ class Group:
         members: dict[str, GroupMember] = {}
         for logged in record.members:
             member = self.members.get(logged.member_id) or self.staged.get(logged.member_id)
-            member = member or GroupMember.restored(logged, record.protocol)
+            member = member or GroupMember.restored(logged)
+            if not member.heard:
+                member.follow(logged, record.protocol)
             member.assignment = logged.assignment
             member.settled = True
             members[member.id] = member

@@ -101,6 +101,20 @@ def test_what_comes_late_does_not_tell_what_a_member_has() -> None:
     assert send(driver, Beat("g", "b", 2)).assignment is None
 
 
+def test_what_comes_late_is_not_answered_with_what_changes() -> None:
+    """Nobody gets its answer: what it takes away the member has still, though it goes on as if nothing had changed."""
+    driver = Driver()
+    send(driver, joining("a", link=1))
+    send(driver, Beat("g", "a", 1, owned=frozenset(), link=2, **FULL))  # told all; it takes them later
+    send(driver, joining("b"))
+    driver.advance(1_000)
+    late = send(driver, Beat("g", "a", 1, owned=frozenset(), link=1, **{**FULL, "topics": ("u",)}))
+    assert (late.epoch, late.assignment) == (1, t(0, 1, 2, 3))
+    told = send(driver, Beat("g", "a", 1, link=2))
+    assert (told.epoch, told.assignment) == (1, t(0, 1)), "it reads the topic that it named last"
+    assert send(driver, Beat("g", "b", 2)).assignment is None, "the first may have taken them"
+
+
 def test_members_that_join_at_once_do_not_ask_at_once_ever_after() -> None:
     driver, whole = Driver(), SETTINGS.heartbeat_interval_ms
     told = sorted(send(driver, joining(f"m{number}")).interval_ms for number in range(100))

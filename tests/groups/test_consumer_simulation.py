@@ -32,6 +32,17 @@ def test_histories(part: int) -> None:
     assert sum(world.beside for world in worlds) > 10, "as are heartbeats beside each other"
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        9090,  # the answer that took partitions away went to a connection that the member had given up
+        91847,  # a loaded coordinator had what members said of themselves from their first record, not from the last
+    ],
+)
+def test_found(seed: int) -> None:
+    run(seed)
+
+
 def taken_at_its_word(member: Member, beat: Beat) -> bool:
     """As Kafka: what a member does not name it does not have, even if it may not have heard yet that it is gone."""
     owned = beat.owned

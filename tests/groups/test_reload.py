@@ -6,9 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetlog.brokers.groups.members import GroupState
+from fleetlog.brokers.groups.requests import Protocol
 from tests.groups.histories import SETTINGS, crowd, perform, steps
 from tests.support.draw import examples
-from tests.support.group_driver import Driver
+from tests.support.group_driver import Client, Driver
 
 
 def check(driver: Driver) -> None:
@@ -28,6 +29,28 @@ def check(driver: Driver) -> None:
         assert set(waiting) <= set(driver.pending), "a member waits for an answer that is never taken"
 
 
+def check_loaded(driver: Driver) -> None:
+    """What a loaded coordinator says of members is what the last record of their group says."""
+    for group in driver.shard.groups.values():
+        for logged in group.durable.members if group.durable is not None else ():
+            member = group.members[logged.member_id]
+            assert member.metadata(group.protocol) == logged.subscription
+            assert (member.client_id, member.client_host) == (logged.client_id, logged.client_host)
+            assert member.session_timeout_ms == logged.session_timeout_ms
+            assert member.rebalance_timeout_ms == logged.rebalance_timeout_ms
+
+
+def test_a_loaded_member_is_as_the_last_record_says() -> None:
+    driver = Driver(SETTINGS)
+    client = Client(driver, "a", session_ms=60_000)
+    for subscription in (b"first", b"second"):
+        client.protocols = (Protocol("range", subscription),)
+        client.join()
+        driver.advance(10_000)
+        client.sync({client.member_id: b"all"})
+    check_loaded(driver.restart())
+
+
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, max_size=40))
 def test_a_reload_gives_the_same_state_and_all_are_answered(script: list[tuple[str, int]]) -> None:
@@ -36,7 +59,9 @@ def test_a_reload_gives_the_same_state_and_all_are_answered(script: list[tuple[s
     for what, number in script:
         driver = perform(driver, clients, what, number)
         check(driver)
-        assert driver.restart().durable() == driver.durable()
+        restarted = driver.restart()
+        assert restarted.durable() == driver.durable()
+        check_loaded(restarted)
     driver.fail_appends = None
     for producer_id in range(3):
         driver.marker(producer_id, 0, commit=False)

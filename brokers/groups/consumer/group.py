@@ -577,6 +577,9 @@ def step(
             member.value, member.target = replaced.value, replaced.target
             member.current = replaced.at._replace(epoch=JOINS, previous_epoch=JOINS)
             _bury(group, replaced, turn)
+    if _late(member, beat):  # nor does anybody get the answer
+        _time(group, member.id, member.at, member.at, member.value or UNKNOWN, turn, settings)
+        return member.at, member.at
     _listen(member, beat)
     before = member.value or UNKNOWN
     value = _updated(before, beat)
@@ -651,8 +654,6 @@ def _late(member: Member, beat: Beat) -> bool:
 
 def _listen(member: Member, beat: Beat) -> None:
     """Note what the member says it owns."""
-    if _late(member, beat):
-        return
     member.link = beat.link
     if beat.epoch == JOINS or beat.classic is not None:
         member.reported = member.seen = ()
@@ -678,8 +679,6 @@ def _updated(value: MemberValue, beat: Beat) -> MemberValue:
 
 def _gave_up(member: Member, beat: Beat) -> bool:
     """Whether the member certainly has none of the partitions that it must give up."""
-    if _late(member, beat):
-        return False
     if beat.epoch == JOINS or beat.classic is not None:
         return not _keeps(beat, member.at.pending)
     owned: Collection[Partition] | None = member.reported if beat.owned is None else beat.owned
@@ -706,7 +705,7 @@ def _next(
     wanted = set(target)
     kept = {partition: since for partition, since in at.assigned.items() if partition in wanted}
     lost = {partition: since for partition, since in at.assigned.items() if partition not in wanted}
-    if lost and (_late(member, beat) or _keeps(beat, lost)):
+    if lost and _keeps(beat, lost):
         return Current(at.epoch, at.previous_epoch, r.UNREVOKED, kept, lost)
     mine = {None, member.id, replaced.id if replaced is not None else None}
     state = r.STABLE
