@@ -37,7 +37,7 @@ from fleetlog.brokers.replication.serving import Serve
 from fleetlog.brokers.shares.acks import AckType
 from fleetlog.brokers.shares.coordinator import ShareShard, ShareWrite, StateAnswer, coordinator_key
 from fleetlog.brokers.shares.keys import MAX_KEYED
-from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey
+from fleetlog.brokers.shares.state import NO_OFFSET, ShareKey, ShareState
 from fleetlog.brokers.shares.times import RecordTimes
 from fleetlog.brokers.shares.window import Acquired, Noted, ShareLimits, Window
 from fleetlog.brokers.timers import Timer, Timers
@@ -160,26 +160,18 @@ class SharePartition:
         self.close_if_idle()
 
     async def _open(self) -> None:
-        answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        for _ in range(ATTEMPTS):
-            answer = await self.home.states.read(self.key, self.leader_epoch)
-            if self.error is not ErrorCode.NONE or not answer.error.retriable or answer.error in _FENCED:
-                break
-            if answer.error is ErrorCode.CONCURRENT_TRANSACTIONS:
-                await self.home.letters.settle(self.key)
-            await asyncio.sleep(RETRY_S)
-        if self.error is not ErrorCode.NONE:
+        states = self.home.states
+        known = await self._answer(partial(states.summary, self.key))
+        if known is None:
             return
-        if answer.error is not ErrorCode.NONE:
-            again = answer.error in _FENCED or answer.error.retriable
-            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER if again else ErrorCode.UNKNOWN_SERVER_ERROR)
+        if known.start == NO_OFFSET and not await self.home.subscribed(self.key.group_id, self.partition.tp.topic):
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # nobody would ever delete its state with its group
             return
-        state, fresh = answer.state, answer.state.start == NO_OFFSET
+        state = await self._answer(partial(states.read, self.key, self.leader_epoch))
+        if state is None:
+            return
+        fresh = state.start == NO_OFFSET
         try:
-            if fresh and not await self.home.subscribed(self.key.group_id, self.partition.tp.topic):
-                await self.home.states.delete(self.key)  # nobody would ever delete it with its group
-                self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-                return
             if fresh:
                 state = state._replace(start=await self._first_start())
             if self.home.get(self.key) is not self:
@@ -197,6 +189,21 @@ class SharePartition:
         self.flush()
         self.arm()
         self.wake()
+
+    async def _answer(self, ask: Callable[[], Awaitable[StateAnswer]]) -> ShareState | None:
+        """What the coordinator says, who is asked again for a while; None once this has closed."""
+        answer = StateAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        for _ in range(ATTEMPTS):
+            answer = await ask()
+            if self.error is not ErrorCode.NONE or not answer.error.retriable or answer.error in _FENCED:
+                break
+            if answer.error is ErrorCode.CONCURRENT_TRANSACTIONS:
+                await self.home.letters.settle(self.key)
+            await asyncio.sleep(RETRY_S)
+        if self.error is ErrorCode.NONE and answer.error is not ErrorCode.NONE:
+            again = answer.error in _FENCED or answer.error.retriable
+            self.close(ErrorCode.NOT_LEADER_OR_FOLLOWER if again else ErrorCode.UNKNOWN_SERVER_ERROR)
+        return answer.state if self.error is ErrorCode.NONE else None
 
     async def _first_start(self) -> int:
         log = self.partition.log

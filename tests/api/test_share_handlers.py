@@ -18,7 +18,7 @@ from fleetlog.brokers.api.base import ClientGone
 from fleetlog.brokers.coordinators import share_partitions
 from fleetlog.brokers.coordinators.share_partitions import iso_duration_ms
 from fleetlog.brokers.model import AUDIT_TOPIC, SHARE_STATE_TOPIC
-from fleetlog.brokers.shares.coordinator import StateAnswer
+from fleetlog.brokers.shares.coordinator import ShareWrite, StateAnswer
 from fleetlog.wire import compression
 from fleetlog.wire.errors import ErrorCode as E
 from tests.support.coordinator_broker import Broker
@@ -314,6 +314,29 @@ def test_what_is_deleted_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
         later.pop()()
         await asyncio.sleep(0.2)
         assert not any(shard.states for shard in broker.services.share_states.shards())
+
+    served(tmp_path, story)
+
+
+def test_who_begins_late_takes_no_state_from_a_later_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(broker: Broker) -> None:
+        broker.append("t", 2)
+        asked, goes_on = asyncio.Event(), asyncio.Event()
+        home = broker.services.share_partitions
+
+        async def subscribed(group_id: str, topic: str) -> bool:
+            asked.set()
+            await goes_on.wait()
+            return False
+
+        monkeypatch.setattr(home, "subscribed", subscribed)
+        waiting = asyncio.create_task(Member(broker).rows(0, wait_ms=2_000))
+        await asyncio.wait_for(asked.wait(), 10)
+        assert (await home.states.read(KEY, 7)).error is E.NONE
+        assert (await home.states.write(ShareWrite(KEY, 0, 7, 2, 0, ()))).error is E.NONE
+        goes_on.set()
+        assert (await waiting)[0].error_code == E.NOT_LEADER_OR_FOLLOWER
+        assert (await home.states.summary(KEY)).state.start == 2
 
     served(tmp_path, story)
 

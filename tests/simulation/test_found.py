@@ -18,6 +18,7 @@ from tests.simulation.world import World
         pytest.param(904640, id="a dead letter's transaction is open when its leader goes"),
         pytest.param(922614, id="a dead letter comes from a broker whose clock is ahead"),
         pytest.param(961665, id="a clock is set back by an hour while records wait for their time"),
+        pytest.param(985108, id="a share partition that nobody had subscribed to when it began has a later leader"),
     ],
 )
 def test_it_is_good_now(seed: int) -> None:
