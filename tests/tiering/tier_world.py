@@ -26,7 +26,7 @@ from fleetlog.brokers.tiering.leader import (
     prefix_of,
     remove_partition,
 )
-from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, decode_manifest, generation_of
+from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, decode_manifest, generation_of, manifest_name
 
 TOPIC = uuid.UUID(int=7)
 PREFIX = prefix_of("orders", TOPIC, 0)
@@ -82,6 +82,8 @@ class SimulatedBucket:
     def remove(self, names: list[str]) -> None:
         newest = self.newest()
         named = {PREFIX + name for name in newest.names()} if newest is not None else set()
+        if newest is not None and PREFIX + manifest_name(newest.generation) in names:
+            named = set()  # of a deleted topic: the manifest goes with it
         for name in names:
             if name in named and name in self.held:
                 raise Violation(f"{name} is deleted, and the newest manifest names it")
@@ -245,11 +247,21 @@ class World:
             choose((0, 0, 20_000, -1)), choose((-1, -1, 8)),
         )  # fmt: skip
         self.trouble = choose((0.0, 0.1, 0.35))
+        self.switches = choose((0.96, 0.97, 0.975))
+        """Up to which of what happens is switched all the time: nothing, copies, the tier itself too."""
+        self.ahead_ms = choose((0, 0, 100_000))
+        """How far ahead some clients' clocks are."""
         self.numbers = 0
         self.floor = 0
         """Records before that offset may be gone."""
         self.deleted = 0
         """Records before that offset were deleted, and a client was told so."""
+        self.begun = 0
+        """Where clients were told that the log begins."""
+        self.was_to_end = False
+        """Then a former leader's copy may be counted when the tier is wanted again: the log begins earlier."""
+        self.lost = False
+        """Whether committed records were lost, and no manifest knows: then one waits for the end (docs/tiering.md)."""
         self.epoch = 0
         self.leaders = [Led(self, 0, 0)]
 
@@ -264,7 +276,7 @@ class World:
 
     def append(self) -> None:
         for _ in range(self.random.randint(1, 6)):
-            record = Record(self.epoch, self.numbers, self.now_ms)
+            record = Record(self.epoch, self.numbers, self.now_ms + self.random.choice((0, 0, self.ahead_ms)))
             self.numbers += 1
             for replica in self.replicas:
                 replica.append(len(self.truth), record)
@@ -281,6 +293,8 @@ class World:
             end = self.random.randint(max(0, len(self.truth) - 15), len(self.truth))
             del self.truth[end:]
             self.deleted = min(self.deleted, end)
+            self.begun = min(self.begun, end)
+            self.lost = True
             for replica in self.replicas:
                 replica.cut(end)
                 if replica.start > end:
@@ -305,6 +319,9 @@ class World:
         led, replica = self.leader, self.leader.replica
         if not self.limits.ends:
             self.limits = self.limits._replace(ends=True)
+            self.was_to_end = True
+            return
+        if self.lost and not led.tier.ended:
             return
         bases = [base for base in replica.bases if replica.start < base <= self.floor]
         if bases:
@@ -382,6 +399,7 @@ class World:
         manifest, replica = self.leader.tier.manifest, self.leader.replica
         if manifest is None:
             return
+        self.lost = False
         start = first_offset(manifest, replica.start, self.leader.tier.deleted_before)
         if self.limits.ends:  # a log begins where a client said so, at least
             start = max(replica.start, manifest.log_start)
@@ -389,6 +407,10 @@ class World:
             self.deleted = max(self.deleted, self.leader.tier.deleted_before)
         if start < self.deleted:
             raise Violation(f"the log begins at {start}, and a client was told that it begins at {self.deleted}")
+        begins = first_offset(manifest, replica.start, -1)
+        if begins < self.begun and not self.was_to_end:
+            raise Violation(f"the log begins at {begins}, after it began at {self.begun}")
+        self.begun = begins
         if start > self.floor:
             raise Violation(f"the log begins at {start}, and only what is before {self.floor} may be gone")
         contents: dict[str, list[Any]] = {}
@@ -413,6 +435,10 @@ class World:
         """Without trouble everything that is due gets done, and nothing is left over."""
         self.trouble = 0.0
         if self.limits.ends:
+            self.now_ms += LATE_MS + LEASE_MS
+            self.pass_time()
+            self.leader.work = None
+            self.complete(self.leader.tier.step)
             self.switch()
         self.renew()
         self.limits = self.limits._replace(copies=True, lag_ms=0)
@@ -487,6 +513,8 @@ def run(seed: int, steps: int = 250) -> World:
         for _ in range(steps):
             world.note_floor()
             what = world.random.random()
+            if world.random.random() < 0.06:
+                what = world.random.uniform(0.95999, world.switches) if world.switches > 0.96 else what
             if what < 0.6:
                 world.advance(world.random.choice((*world.leaders, world.leader)))
             elif what < 0.78:
