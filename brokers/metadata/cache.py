@@ -43,7 +43,7 @@ from fleetlog.brokers.metadata.znodes import BadZnode, Change, FeaturesChanged, 
 from fleetlog.brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
 from fleetlog.brokers.setting_kinds import attribute
 from fleetlog.coordination.registration import broker_path, incarnation_path
-from fleetlog.coordination.store import NoNode, Store
+from fleetlog.coordination.store import NoNode, SessionEvent, SessionState, Store
 from fleetlog.coordination.tree import BROKER_IDS
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class MetadataCache:
         self.static = config
         self.image = MetadataImage()
         self._sequence = -1
+        self._reconnected = False
         self._deletions: dict[uuid.UUID, None] = {}
         self._listeners: list[Listener] = []
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -297,11 +298,15 @@ class MetadataCache:
 
         Raises BadZnode, also if foreign brokers use the tree.
         """
+        self._store.on_session(self._session_changed)
         await self.watcher.start()
 
     async def stop(self) -> None:
         """Stop following; the content stays."""
         await self.watcher.stop()
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        self._reconnected |= event.state is SessionState.CONNECTED
 
     async def _read(self, whole: bool) -> None:
         sequences = await list_changes(self._store, self.watcher.watch)
@@ -312,8 +317,10 @@ class MetadataCache:
             self.cluster_id = await self._read_cluster_id()
         newest = sequences[-1] if sequences else -1
         whole = whole or self.guard.behind is not None
-        if whole or newest < self._sequence or controller_id != self.controller_id:
+        if whole or self._reconnected or newest < self._sequence or controller_id != self.controller_id:
+            self._reconnected = True  # a session may outlive that its ensemble is restored from a copy
             await self.guard.check()
+            self._reconnected = False
         epoch = self.features_epoch
         delta, reloaded = await self._read_changes(sequences, whole)
         others_changed = self.features_epoch != epoch

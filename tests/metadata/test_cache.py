@@ -19,7 +19,7 @@ from fleetlog.coordination.tree import adopt
 from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import running_timers
 from tests.support.nodes import SESSION_MS, Nodes
-from tests.support.stores import expire, on_loop
+from tests.support.stores import Proxy, Stores, expire, on_loop
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
@@ -170,6 +170,33 @@ async def test_a_new_session_loses_no_change(connect: str) -> None:
         assert watcher.metadata.controller_id == 1
         await boss.controller.create_topics([NewTopic("u")])
         assert await watcher.metadata.wait_until(lambda: "u" in watcher.metadata.topics, 15_000)
+
+
+@on_loop
+async def test_a_connection_that_comes_back_to_another_history_is_refused(connect: str) -> None:
+    """ZooKeeper was restored from a copy, and others have made more changes since."""
+    address, _, path = connect.partition("/")
+    async with Nodes(connect) as nodes, Proxy(int(address.rpartition(":")[2])) as proxy, Stores() as stores:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("t")])
+        store = await stores.open(f"{proxy.address}/{path}")
+        metadata = MetadataCache(store, BrokerConfig(broker_id=2, zookeeper_connect="unused"), running_timers())
+        await metadata.start()
+        assert "t" in metadata.topics
+        seen = metadata.guard.marks.change
+        proxy.accepting = False
+        proxy.cut()
+        by = boss.real
+        row, _ = await by.get(znodes.change_path(seen))
+        await by.delete(znodes.change_path(seen))
+        await by.create(znodes.change_path(seen), row)
+        await boss.controller.create_topics([NewTopic("u")])
+        proxy.accepting = True
+        await eventually_async(lambda: metadata.guard.behind is not None, "the other history is noticed", 30)
+        assert metadata.guard.behind == f"its change {seen} is not the one that was seen"
+        assert "u" not in metadata.topics
+        await metadata.stop()
 
 
 @on_loop
