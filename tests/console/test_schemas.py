@@ -152,7 +152,7 @@ def test_a_header_leads_to_the_schema_and_what_is_masked_stays_so(registry: Fake
     gone = stored._replace(headers=(("__value_schema_id", b"\1" + bytes(16)),))
     assert "has no schema" in record_row("t", gone, "auto", "auto", schemas)["value"]["problem"]
     seen = SearchedRecord("t", stored, schemas, Counter())
-    assert seen.json_of_value["id"] == 7
+    assert seen.inner("value")["id"] == 7
     asked = types.SimpleNamespace(
         registry=SchemaRegistry(registry.url), name="t", masks=read_masks("t value.id"), text=lambda *_: "",
         choice=lambda name, choices: choices[0],

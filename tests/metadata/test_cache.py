@@ -14,7 +14,7 @@ from fleetlog.brokers.metadata.cache import MetadataCache, MetadataChange
 from fleetlog.brokers.metadata.image import MetadataImage
 from fleetlog.brokers.metadata.loading import LoadedMetadata
 from fleetlog.brokers.metadata.znodes import BadZnode
-from fleetlog.coordination.store import NoNode, Stat, Store, StoreError
+from fleetlog.coordination.store import Create, Delete, NoNode, Stat, Store, StoreError
 from fleetlog.coordination.tree import adopt
 from fleetlog.coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import running_timers
@@ -187,10 +187,9 @@ async def test_a_connection_that_comes_back_to_another_history_is_refused(connec
         seen = metadata.guard.marks.change
         proxy.accepting = False
         proxy.cut()
-        by = boss.real
-        row, _ = await by.get(znodes.change_path(seen))
-        await by.delete(znodes.change_path(seen))
-        await by.create(znodes.change_path(seen), row)
+        path = znodes.change_path(seen)
+        row, _ = await boss.real.get(path)
+        await boss.real.multi([Delete(path), Create(path, row)])
         await boss.controller.create_topics([NewTopic("u")])
         proxy.accepting = True
         await eventually_async(lambda: metadata.guard.behind is not None, "the other history is noticed", 30)
