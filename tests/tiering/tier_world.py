@@ -26,7 +26,7 @@ from fleetlog.brokers.tiering.leader import (
     prefix_of,
     remove_partition,
 )
-from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, decode_manifest, generation_of, manifest_name
+from fleetlog.brokers.tiering.manifest import Manifest, ManifestEpoch, decode_manifest, generation_of
 
 TOPIC = uuid.UUID(int=7)
 PREFIX = prefix_of("orders", TOPIC, 0)
@@ -82,8 +82,8 @@ class SimulatedBucket:
     def remove(self, names: list[str]) -> None:
         newest = self.newest()
         named = {PREFIX + name for name in newest.names()} if newest is not None else set()
-        if newest is not None and PREFIX + manifest_name(newest.generation) in names:
-            named = set()  # of a deleted topic: the manifest goes with it
+        if newest is not None and self.world.removes and newest.broker_id >= 0:
+            named = set()  # what a leader says that does not know of the deletion goes, too
         for name in names:
             if name in named and name in self.held:
                 raise Violation(f"{name} is deleted, and the newest manifest names it")
@@ -249,6 +249,8 @@ class World:
         self.trouble = choose((0.0, 0.1, 0.35))
         self.switches = choose((0.96, 0.97, 0.975))
         """Up to which of what happens is switched all the time: nothing, copies, the tier itself too."""
+        self.sweeps = choose((0.1, 0.4))
+        """How much of a leader's work is to look for orphans."""
         self.ahead_ms = choose((0, 0, 100_000))
         """How far ahead some clients' clocks are."""
         self.numbers = 0
@@ -260,6 +262,8 @@ class World:
         """Where clients were told that the log begins."""
         self.was_to_end = False
         """Then a former leader's copy may be counted when the tier is wanted again: the log begins earlier."""
+        self.removes = False
+        """Whether the topic is deleted."""
         self.lost = False
         """Whether committed records were lost, and no manifest knows: then one waits for the end (docs/tiering.md)."""
         self.epoch = 0
@@ -342,7 +346,7 @@ class World:
                 if isinstance(led, Removal):
                     led.work = self.remove(last=False)
                 else:
-                    sweeps = self.random.random() < 0.15
+                    sweeps = self.random.random() < self.sweeps
                     led.work = led.tier.sweep() if sweeps else led.tier.step()
                 led.call = led.work.send(None)
             else:
@@ -479,6 +483,7 @@ class World:
         for _ in range(self.random.randint(0, 60)):
             self.random.choice((self.append, partial(self.advance, self.leader), partial(self.advance, self.leader)))()
         self.leader.depose()
+        self.removes = True
         removal = Removal()
         for _ in range(self.random.randint(0, 60)):
             self.advance(self.random.choice((*self.leaders, removal, removal)))
@@ -487,9 +492,8 @@ class World:
         self.trouble = 0.0
         self.now_ms += LATE_MS + LEASE_MS + GRACE_MS
         self.pass_time()
-        self.complete(self.remove)
-        self.now_ms += GRACE_MS  # a listing that was late is not any more
-        self.complete(self.remove)
+        while self.complete(self.remove):
+            self.now_ms += GRACE_MS  # a listing that was late is not any more
         if self.bucket.held:
             raise Violation(f"of a deleted topic is left over: {sorted(self.bucket.held)}")
 
