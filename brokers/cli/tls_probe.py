@@ -17,6 +17,8 @@ _UNTRUSTED_CODES: Final = frozenset({2, 18, 19, 20, 21, 26})
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _OTHER_NAME_CODES: Final = frozenset({62, 64})
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL"})
+_CUT_OFF: Final = "UNEXPECTED_EOF_WHILE_READING"
+"""Python 3.11.2 has no class for it."""
 _ALERT: Final = b"\x15"
 
 
@@ -54,7 +56,7 @@ def _explained(error: ssl.SSLError, address: tuple[str, int]) -> str:
     where, reason = address_text(*address), error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {where} {_rejected(error, address[0])}"
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or reason == _CUT_OFF:
         return _ended(address)
     if reason in _NOT_TLS:
         return f"{where} does not speak TLS: connect to a listener with TLS, or set security.protocol=PLAINTEXT"
