@@ -179,6 +179,8 @@ class Client:
             return self.sock.recv(1) == b""
         except ConnectionError:
             return True
+        except ssl.SSLError as error:  # Python 3.11.2 takes an end without TLS's own for an error
+            return error.reason == "UNEXPECTED_EOF_WHILE_READING"
 
     def close(self) -> None:
         self.sock.close()
