@@ -150,7 +150,7 @@ def test_a_group_that_stops_and_one_that_stalls(lagged: Fleet, topic: str) -> No
     consumer.close()
     said = Shell(lagged).lines("groups", "lag", stalls)
     assert "STALL" in said[1]
-    assert summed(scraped(lagged), "fleetlog_group_state", group=stops) == 2
+    eventually(lambda: summed(scraped(lagged), "fleetlog_group_state", group=stops) == 2, "made while somebody scrapes")
 
 
 def test_dashboards_find_their_series(lagged: Fleet, topic: str) -> None:
