@@ -17,8 +17,6 @@ _UNTRUSTED_CODES: Final = frozenset({2, 18, 19, 20, 21, 26})
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _OTHER_NAME_CODES: Final = frozenset({62, 64})
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL"})
-_CUT_OFF: Final = "UNEXPECTED_EOF_WHILE_READING"
-"""Python 3.11.2 has no class for it."""
 _ALERT: Final = b"\x15"
 
 
@@ -53,10 +51,12 @@ def without_tls(first: bytes, address: tuple[str, int]) -> TlsRefused | None:
 
 
 def _explained(error: ssl.SSLError, address: tuple[str, int]) -> str:
+    from fleetlog.brokers.tls.machine import is_cut_off  # with it comes more than a handshake that succeeds needs
+
     where, reason = address_text(*address), error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {where} {_rejected(error, address[0])}"
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or reason == _CUT_OFF:
+    if is_cut_off(error) or isinstance(error, ssl.SSLZeroReturnError):
         return _ended(address)
     if reason in _NOT_TLS:
         return f"{where} does not speak TLS: connect to a listener with TLS, or set security.protocol=PLAINTEXT"

@@ -84,7 +84,7 @@ _PROBLEMS: Final = {
 }
 
 
-def _is_cut_off(error: ssl.SSLError) -> bool:
+def is_cut_off(error: ssl.SSLError) -> bool:
     """Whether the connection ended without an alert that says so. Python 3.11.2 has no class for it."""
     return isinstance(error, ssl.SSLEOFError | ssl.SSLSyscallError) or error.reason == "UNEXPECTED_EOF_WHILE_READING"
 
@@ -226,7 +226,7 @@ class TlsEngine:
                 raise self._failed(TlsFailure(TlsProblem.TOO_LONG, text)) from None
             return False
         except ssl.SSLError as error:
-            if _is_cut_off(error) or isinstance(error, ssl.SSLZeroReturnError):
+            if is_cut_off(error) or isinstance(error, ssl.SSLZeroReturnError):
                 text = "the connection ended within the handshake"
                 raise self._failed(TlsFailure(TlsProblem.CUT_OFF, text)) from None
             raise self._failed(_failure(error)) from None
@@ -271,7 +271,7 @@ class TlsEngine:
             except ssl.SSLZeroReturnError:
                 self._end(cut_off=False)
             except ssl.SSLError as error:
-                if _is_cut_off(error):
+                if is_cut_off(error):
                     self._end(cut_off=True)
                 elif filled:
                     self._failed(_failure(error))

@@ -25,6 +25,7 @@ from fleetlog.brokers.model import Endpoint
 from fleetlog.brokers.server.listener import Server
 from fleetlog.brokers.timers import Timers
 from fleetlog.brokers.tls.listeners import TlsListener
+from fleetlog.brokers.tls.machine import is_cut_off
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually
 
@@ -179,8 +180,8 @@ class Client:
             return self.sock.recv(1) == b""
         except ConnectionError:
             return True
-        except ssl.SSLError as error:  # Python 3.11.2 takes an end without TLS's own for an error
-            return error.reason == "UNEXPECTED_EOF_WHILE_READING"
+        except ssl.SSLError as error:
+            return is_cut_off(error)
 
     def close(self) -> None:
         self.sock.close()
