@@ -318,9 +318,12 @@ class MetadataCache:
         newest = sequences[-1] if sequences else -1
         whole = whole or self.guard.behind is not None
         if whole or self._reconnected or newest < self._sequence or controller_id != self.controller_id:
-            self._reconnected = True  # a session may outlive that its ensemble is restored from a copy
-            await self.guard.check()
-            self._reconnected = False
+            self._reconnected = False  # a session may outlive that its ensemble is restored from a copy
+            try:
+                await self.guard.check()
+            except BaseException:
+                self._reconnected = True
+                raise
         epoch = self.features_epoch
         delta, reloaded = await self._read_changes(sequences, whole)
         others_changed = self.features_epoch != epoch
