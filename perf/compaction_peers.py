@@ -125,17 +125,7 @@ def measure_pass(cluster: Cluster, most_bytes: int, timeout_s: float = TIMEOUT_S
 
 def alter(cluster: Cluster, policy: str) -> None:
     """Change the topic's ``cleanup.policy``."""
-    from confluent_kafka.admin import (  # type: ignore[attr-defined]
-        AlterConfigOpType,
-        ConfigEntry,
-        ConfigResource,
-        ResourceType,
-    )
-
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
-    for future in cluster.admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+    cluster.alter("TOPIC", TOPIC, {"cleanup.policy": policy})
 
 
 def _memory_kib(cluster: Cluster) -> int:

@@ -94,7 +94,7 @@ class Crew:
 
     def __init__(self, cluster: Cluster, topic: str, members: int, settings: Mapping[str, str]) -> None:
         self.group, self._selector = f"shares-{next(_numbers)}", selectors.DefaultSelector()
-        alter(cluster, self.group, {"share.auto.offset.reset": "earliest", **settings})
+        cluster.alter("GROUP", self.group, {"share.auto.offset.reset": "earliest", **settings})
         self._coordinator = Link(coordinator(cluster, self.group))
         names = [base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=") for _ in range(members)]
         topic_id, leaders = self._join(topic, names), cluster.leaders(topic)
@@ -144,20 +144,6 @@ class Crew:
         self._selector.close()
         for link in (self._coordinator, *(member.link for member in self.members)):
             link.sock.close()
-
-
-def alter(cluster: Cluster, group: str, settings: Mapping[str, str]) -> None:
-    """Set a group's settings."""
-    from confluent_kafka.admin import (  # type: ignore[attr-defined,unused-ignore]
-        AlterConfigOpType,
-        ConfigEntry,
-        ConfigResource,
-    )
-
-    entries = [ConfigEntry(*row, incremental_operation=AlterConfigOpType.SET) for row in settings.items()]
-    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
-    for future in cluster.admin.incremental_alter_configs([resource]).values():
-        future.result(LIMIT_S)
 
 
 def permit(cluster: Cluster) -> None:

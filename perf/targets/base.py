@@ -166,6 +166,20 @@ class Cluster:
             time.sleep(0.05)
         self._wait_leading(name, deadline)
 
+    def alter(self, kind: str, name: str, settings: Mapping[str, str]) -> None:
+        """Set settings of a ``TOPIC`` or a ``GROUP``, and leave the others."""
+        from confluent_kafka.admin import (  # type: ignore[attr-defined,unused-ignore]
+            AlterConfigOpType,
+            ConfigEntry,
+            ConfigResource,
+            ResourceType,
+        )
+
+        entries = [ConfigEntry(*row, incremental_operation=AlterConfigOpType.SET) for row in settings.items()]
+        resource = ConfigResource(ResourceType[kind], name, incremental_configs=entries)
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result(60)
+
     def _wait_leading(self, topic: str, deadline: float) -> None:
         """Metadata names a new leader a moment before it leads: ask each for records until it says no error."""
         by_leader: dict[Address, list[int]] = {}
