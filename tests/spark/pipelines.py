@@ -33,13 +33,8 @@ class Pipeline:
     def __init__(self, bootstrap: str, source: str, target: str, directory: Path, python: str = sys.executable) -> None:
         self.flow = f"flow_{uuid.uuid4().hex[:8]}"
         self.checkpoints = directory / "storage" / "_checkpoints" / "orders_upper" / self.flow
-        self._source, self._python, self._directory, self._project, self._runs = (
-            source,
-            python,
-            directory,
-            directory / "pipeline",
-            0,
-        )
+        self._source, self._python, self._runs = source, python, 0
+        self._directory, self._project = directory, directory / "pipeline"
         shutil.copytree(EXAMPLE, self._project, ignore=shutil.ignore_patterns("__pycache__"))
         for name, before, after in (
             ("spark-pipeline.yml", "/tmp/fleetlog-pipeline", str(directory / "storage")),

@@ -9,7 +9,7 @@ import pytest
 
 from fleetlog.brokers.tiering import decisions, leader
 from fleetlog.brokers.tiering.decisions import Listed, LocalLog, LocalSegment, TierLimits
-from fleetlog.brokers.tiering.leader import BucketError, BucketPort, NameTaken, NoSuchObject
+from fleetlog.brokers.tiering.leader import BucketError, BucketPort, NameTaken, NoSuchObject, disowned
 from fleetlog.brokers.tiering.manifest import MANIFESTS, Manifest, decode_manifest, generation_of, manifest_name
 from tests.tiering.tier_world import SimulatedBucket, Violation, World, run
 
@@ -136,9 +136,6 @@ def though_a_copy_may_count(manifest: Manifest, local: LocalLog, limits: TierLim
 
 def without_a_word(manifest: Manifest, local: LocalLog, limits: TierLimits, log_start: int, now_ms: int) -> Manifest:
     return decisions.retained(manifest, local, limits._replace(copies=True), log_start, now_ms)
-
-
-disowned = leader.disowned
 
 
 def names_what_goes(manifest: Manifest, now_ms: int) -> Manifest:

@@ -517,8 +517,8 @@ def run(seed: int, steps: int = 250) -> World:
         for _ in range(steps):
             world.note_floor()
             what = world.random.random()
-            if world.random.random() < 0.06:
-                what = world.random.uniform(0.95999, world.switches) if world.switches > 0.96 else what
+            if world.random.random() < 0.06 and world.switches > 0.96:
+                what = world.random.uniform(0.96, world.switches)
             if what < 0.6:
                 world.advance(world.random.choice((*world.leaders, world.leader)))
             elif what < 0.78:
