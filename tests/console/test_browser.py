@@ -20,11 +20,12 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
 from tests.cli.shell import Shell
+from tests.console.addresses import addresses
 from tests.console.browser import DESK, PHONE, Browser
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
 from tests.support.needs import needs
-from tests.support.schema_registry import FakeRegistry
+from tests.support.registry_process import RegistryProcess
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     needs("chromium", "chromedriver"),
 ]
+SUBJECT = "orders-value"
 
 
 def _is_gone(element: WebElement) -> bool:
@@ -51,7 +53,8 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
     shell.run("produce", topic, stdin="".join(f'{{"order": {n}, "note": "<b>bold</b>"}}\n' for n in range(40)))
     shell.run("consume", topic, "-g", "billing", "-n", "25")
     shell.run("quotas", "set", "--user", "alice", "producer_byte_rate=1000000")
-    registry = FakeRegistry()
+    registry = RegistryProcess(own_fleet.bootstrap)
+    assert registry.ask("POST", f"/subjects/{SUBJECT}/versions", {"schema": '"long"'})["id"] > 0
     console = Served(own_fleet.bootstrap, "--schema-registry", registry.url)
     try:
         _every_page(browser, console.url, topic)
@@ -68,8 +71,8 @@ def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, brow
         own_fleet.brokers[2].start()
         eventually(lambda: "Healthy" in browser.text(), "healthy again")
     finally:
-        registry.close()
-        assert console.close() == 0
+        ended = console.close(), registry.close()
+        assert ended == (0, 0)
 
 
 def test_charts_have_the_value_under_the_pointer_and_one_range(fleet: Fleet, browser: Browser) -> None:
@@ -107,26 +110,27 @@ def test_charts_have_the_value_under_the_pointer_and_one_range(fleet: Fleet, bro
 
 
 def _every_page(browser: Browser, url: str, topic: str) -> None:
-    pages = {
-        "partitions": "followers in sync",
-        "": "Brokers", "topics": topic, f"topics/{topic}": "retention.ms", f"topics/{topic}/messages": '"order": 39',
-        "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
-        "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
-        "find?q=bill": "billing", "brokers/1": "Connections by software",
-        "doctor": "all brokers share one failure domain",
-        f"topics/{topic}/analysis": "records of a batch",
-        f"topics/{topic}/setting?name=retention.ms": "Default",
-        "brokers/1/setting?name=log.retention.ms": "May be",
-        f"topics/{topic}/record?partition=0&offset=0": "keep the record's time",
-        "topics/no-such": "there is no such topic",
+    words = {
+        "/partitions": "followers in sync", "/": "Brokers", "/topics": topic, "/topics/{name}": "retention.ms",
+        "/topics/{name}/messages": '"order": 39', "/groups": "billing", "/group": "Lag in records",
+        "/transactions": "No transaction is open", "/security": "producer_byte_rate",
+        "/controller": "Timeline of elections", "/connections": "kafka-python", "/find": "orders-",
+        "/brokers/{name}": "Connections by software", "/doctor": "all brokers share one failure domain",
+        "/topics/{name}/analysis": "records of a batch", "/topics/{name}/setting": "Default",
+        "/brokers/{name}/setting": "May be", "/topics/{name}/record": "keep the record's time",
+        "/schemas": SUBJECT, "/schema": SUBJECT, "/topics/{name}/clients": "billing",
     }  # fmt: skip
-    for path, words in pages.items():
+    pages = {address: words.get(route, "") for route, address in addresses(topic, "billing", SUBJECT).items()}
+    pages["topics/no-such"] = "there is no such topic"
+    for path, shown in pages.items():
         name = path.replace("/", "-").replace("?", "-").replace(topic, "topic") or "fleet"
         for size, dark in ((DESK, False), (PHONE, True)):
             browser.resize(size)
             browser.dark(dark)
             browser.driver.get(url + path)
-            eventually(lambda: words in browser.text(), f"{words!r} at {path}")  # noqa: B023
+            eventually(lambda: shown in browser.text(), f"{shown!r} at {path}")  # noqa: B023
+            alerts = [one.text for one in browser.driver.find_elements(By.CSS_SELECTOR, "[role=alert]")]
+            assert bool(alerts) == path.endswith("no-such"), f"{path}: {alerts}"
             assert browser.width() <= size[0], f"{path} is wider than {size[0]}"
             browser.picture(f"{name}-{'phone' if size == PHONE else 'desk'}")
     assert [one for one in browser.complaints() if "404" not in one] == []
