@@ -52,7 +52,8 @@ SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "largest": 1.0}
 def trim_topic(
     *, target: Target, out: Output, wanted: list[PartitionsOf], point: Point, dry_run: bool, yes: bool
 ) -> None:
-    """Delete the records of a topic before a position, as DeleteRecords does. A time after the last record is the end.
+    """Delete the records of a topic before a position, as DeleteRecords does. A time after the last record is the end;
+    an offset after it is refused.
 
     \b
       fleetlog topics trim orders --before -7d --dry-run
@@ -61,7 +62,13 @@ def trim_topic(
     topic = wanted[0].topic
     with admin(target, f"topic {topic}") as client:
         begins, ends = first_and_end(client, named_partitions(client, wanted))
-        goals = {tp: min(goal, ends[tp]) for tp, goal in offsets_at(client, point, begins, ends).items()}
+        goals = offsets_at(client, point, begins, ends)
+        short = [tp for tp, goal in sorted(goals.items()) if goal > ends[tp]]
+        if short:
+            raise CliError(
+                f"partition {short[0].partition} of {topic} ends at {ends[short[0]]}, before {point.value}: nothing was"
+                " deleted; `--before end` deletes all of its records"
+            )
         shrinking = {tp: goal for tp, goal in goals.items() if goal > begins[tp]}
         count = sum(goal - begins[tp] for tp, goal in shrinking.items())
         if shrinking and not dry_run:

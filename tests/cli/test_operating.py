@@ -142,6 +142,9 @@ def test_a_topic_is_trimmed_and_a_group_is_moved(own: Fleet, shell: Shell, topic
     assert [(row["first_offset"], row["new_first_offset"], row["offsets"]) for row in rows] == [(0, 6, 6), (0, 6, 6)]
     assert "--yes" in shell.fails("topics", "trim", topic, "--before", "end-4")
     assert len(shell.lines("consume", topic, "--to", "end")) == 20
+    beyond = shell.fails("topics", "trim", topic, "--before", "11", "--yes")
+    assert f"partition 0 of {topic} ends at 10, before 11: nothing was deleted" in beyond
+    assert len(shell.lines("consume", topic, "--to", "end")) == 20, "a number too large does not empty the topic"
     shell.run("topics", "trim", f"{topic}:1", "--before", "3", "--yes")
     shell.run("topics", "trim", topic, "--before", "-930m", "--yes")
     assert sorted(map(int, shell.lines("consume", topic, "--to", "end"))) == list(range(6, 20))
