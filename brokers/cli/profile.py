@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -57,11 +58,25 @@ def create_profile(*, name: str, file: Path | None, used: bool, as_json: bool, *
         from fleetlog.brokers.cli.command_config import read_command_config
 
         security = read_command_config(file)
-    parse_bootstrap(addresses["bootstrap"])
-    profiles.by_name[name] = Profile(security=security, **addresses)
+    made = Profile(security=security, **addresses)
+    _check_addresses(made)
+    profiles.by_name[name] = made
     profiles.in_use = name if used else profiles.in_use
     write_profiles(profiles)
     Output(as_json).done(f"profile {name} is in {profiles_file()}", {"profile": name, "in_use": used})
+
+
+def _check_addresses(one: Profile) -> None:
+    """Raises click.BadParameter for what is no address."""
+    parse_bootstrap(one.bootstrap)
+    for option, url in (("--console", one.console), ("--registry", one.registry)):
+        try:
+            parts = urlsplit(url)
+            is_one = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number, half of an IPv6 address
+            is_one = False
+        if url and not is_one:
+            raise click.BadParameter(f"{url!r} is not like http://host:8081", param_hint=option)
 
 
 @profile.command("use")
@@ -120,7 +135,7 @@ def edit_profile(name: str | None) -> None:
 
     try:
         changed = parse_profile(json.loads(text))
-        parse_bootstrap(changed.bootstrap)
+        _check_addresses(changed)
         client_security(changed.security)
     except (ValueError, ConfigError, click.BadParameter) as error:
         raise CliError(f"nothing was changed: {error}") from None

@@ -89,6 +89,7 @@ def test_a_profile_from_its_creation_to_its_deletion(fleet: Fleet, shell: Profil
         (":", "nothing was changed"),
         ("bootstrap", "bootstrap"),
         ("SASL_PLAINTEXT", "security.protocol"),
+        ("http:", "is not like http://host:8081"),
     ):
         shell.environment |= {"FROM": broken, "TO": "x"}
         assert reason in shell.fails("profile", "edit", "prod")
@@ -121,4 +122,17 @@ def test_a_name_that_no_command_can_give_makes_no_profile(tmp_path: Path, monkey
     for name in ("", "a\nb"):
         refused = CliRunner().invoke(profile, ["create", "--", name])
         assert (refused.exit_code, "a name is not empty" in refused.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_is_none_makes_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for option in ("--registry", "--console"):
+        for address in ("ftp://q", "registry:8081", "http://", "http://r:x", "http://[::1"):
+            refused = CliRunner().invoke(profile, ["create", "p", option, address])
+            assert (refused.exit_code, option in refused.output, "is not like http" in refused.output) == (
+                2,
+                True,
+                True,
+            )
     assert list(tmp_path.iterdir()) == []
