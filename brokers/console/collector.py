@@ -197,7 +197,7 @@ def figures_of(brokers: Mapping[int, Differences], complete: bool) -> Figures:
         _consumed(every),
         p99(_summed(every, "Produce")), p99(_summed(every, "Fetch")),
         added("under_replicated"), added("disk_used"), added("disk_total"), added("connections"),
-        sum(one.now.labelled.get(_COORDINATORS, {}).get("open_transactions", 0.0) for one in every),
+        sum(one.now.labelled.get(_COORDINATORS, {}).get("transactions_open", 0.0) for one in every),
         max(one.now.plain.get(b"fleetlog_oldest_transaction_seconds", NAN) for one in every),
     ]  # fmt: skip
     figures.update(_topics(every))

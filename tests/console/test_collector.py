@@ -26,6 +26,8 @@ fleetlog_disk_usable_bytes{{directory="/a"}} 400
 fleetlog_disk_usable_bytes{{directory="/b"}} 500
 fleetlog_topic_produced_bytes_total{{topic="orders"}} {bytes}
 fleetlog_topic_log_bytes{{topic="orders"}} 70
+fleetlog_coordinators{{what="open_transactions"}} 7
+fleetlog_coordinators{{what="transactions_open"}} 2
 fleetlog_group_members{{group="a \\"b\\"\\n\\\\"}} 2
 fleetlog_group_lag_records{{group="a \\"b\\"\\n\\\\",topic="orders"}} 3
 fleetlog_group_lag_records{{group="a \\"b\\"\\n\\\\",topic="other"}} 4
@@ -54,6 +56,7 @@ def test_a_step_has_rates_sums_and_quantiles() -> None:
     fleet = named(figures, "fleet", "")
     assert (fleet["bytes_in"], fleet["connections"], fleet["under_replicated"]) == (60.0, 10.0, 2.0)
     assert (fleet["disk_used"], fleet["disk_total"]) == (2_200.0, 4_000.0)
+    assert fleet["open_transactions"] == 4.0, "those of transactions' coordinators; groups count offsets that wait"
     assert fleet["produce_p99_s"] == pytest.approx(0.198)
     broker = named(figures, "broker", "1")
     assert (broker["bytes_in"], broker["disk_used"]) == (50.0, 1_100.0)

@@ -66,6 +66,23 @@ def test_a_group_has_its_lag_and_its_rebalances(fleet: Fleet, topic: str) -> Non
         shell.run("groups", "delete", group, "--yes")
 
 
+def test_open_transactions_are_drawn_as_they_are_listed(fleet: Fleet, topic: str) -> None:
+    console = Served(fleet.bootstrap)
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    try:
+        producer.produce(topic, b"not committed yet")
+        assert producer.flush(30) == 0
+        visitor = Visitor(console)
+        page = drawn(visitor, "/transactions?range=15m", lambda page: figures(page, "Open transactions"), lambda: None)
+        assert topic in {row["transactional_id"] for row in page["open"]}
+        assert max(figures(page, "Open transactions")) >= 1
+    finally:
+        producer.abort_transaction()
+        assert console.close() == 0
+
+
 def test_a_console_that_is_killed_goes_on_with_its_figures_and_tells_what_is_damaged(
     fleet: Fleet, tmp_path: Path
 ) -> None:
