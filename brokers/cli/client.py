@@ -74,6 +74,8 @@ HINTS = {
     ErrorCode.OFFSET_OUT_OF_RANGE: "the partition does not hold that offset; see `fleetlog topics describe`",
     ErrorCode.MESSAGE_TOO_LARGE: "a record is larger than the topic's max.message.bytes",
     ErrorCode.INVALID_GROUP_ID: "a group's name must not be empty",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "this login has no such right on the cluster; `fleetlog acls add --cluster`"
+    " gives it",
     ErrorCode.TOPIC_DELETION_DISABLED: "the brokers have delete.topic.enable=false",
 }
 

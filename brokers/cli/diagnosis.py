@@ -143,7 +143,7 @@ def verdict(facts: FleetFacts) -> FleetHealth:
     brokers, partitions = len(facts.overview.brokers), len(facts.overview.partitions)
     answer = "the broker answers" if brokers == 1 else f"all {brokers} brokers answer"
     if not partitions:
-        return FleetHealth("good", [f"{answer}, there is no partition yet"])
+        return FleetHealth("good", [f"{answer}, there is no partition, or none that this login may describe"])
     synced = "the partition has its" if partitions == 1 else f"all {partitions} partitions have their"
     return FleetHealth("good", [f"{answer}, {synced} replicas in sync"])
 

@@ -401,13 +401,15 @@ def settings_told(
 
 
 def read_incarnations(client: AdminClient, overview: Overview) -> None:
-    """Ask each broker for its incarnation; a Kafka broker has none."""
+    """Ask each broker for its incarnation: a Kafka broker has none, and a login without rights is told none."""
     from fleetlog.wire import messages  # as much as all else together, and most commands ask nothing of ours
 
     ends = messages.ReplicaEndsRequest
     requests = {broker.id: ends(version=0, topics=[]) for broker in overview.live_brokers()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
-        overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation
+        overview.brokers[broker_id].incarnation = (
+            None if answer is None or answer.incarnation < 0 else answer.incarnation
+        )
 
 
 def read_domains(client: AdminClient, overview: Overview) -> None:

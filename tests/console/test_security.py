@@ -127,6 +127,10 @@ def test_a_user_without_the_right_is_told_which(console: Served) -> None:
     alice = Visitor(console)
     assert log_in(alice, USER, PASSWORD).status == 303
     assert "CLUSTER_AUTHORIZATION_FAILED" in alice.json("/security")["users"]["error"]
+    refused = alice.get("/connections", Accept="application/json")
+    assert (refused.status, "`fleetlog acls add --cluster` gives it" in refused.value["error"]) == (403, True)
+    assert [one["incarnation"] for one in alice.json("/")["brokers"]] == [None], "not told is no number"
+    assert "you may need the right to describe the cluster" in alice.page("/")
     for confirm in ({}, {"confirm": "yes"}):
         got = posted(alice, "set-password", user="mallory", **confirm)
         assert (got.status, "CLUSTER_AUTHORIZATION_FAILED" in got.value["error"]) == (403, True)
