@@ -113,6 +113,10 @@ def test_who_changes_its_own_password_stays_logged_in(guarded: Fleet, console: S
     assert posted(dora, "set-password", **changed, password=other, again=other).status == 200
     eventually(lambda: _logs_in(guarded, "dora", other, "SCRAM-SHA-256"), "the new one is good")
     assert posted(dora, "set-password", user="dora").value["preview"], "a command logs in anew"
+    given = {name: value for name, value in acl.items() if name != "op:All"}
+    for kind, form in (("remove-user", {"user": "dora", "confirm": "yes"}), ("remove-acl", given)):
+        assert posted(admin, kind, **form).status == 200
+    assert "dora" not in str(admin.json("/security")), "other tests find the fleet as it was"
 
 
 def test_no_user_has_an_odd_name_or_too_few_iterations(admin: Visitor) -> None:
