@@ -1,9 +1,7 @@
 """Dropping duplicates from the batches of a topic with ``fleetlog.dedup=source``: what a leader appends of a batch, and
 what follows for the partition's accepted positions from batches that are in its log.
 
-A batch with duplicates is rewritten as the cleaner rewrites one: same base offset, last offset and sequences, fewer
-records, none if need be. So the answer's offsets, the producer's sequences, followers and consumers see nothing new.
-ADR 0021.
+A batch with duplicates is rewritten (:mod:`brokers.log.rewrite`). ADR 0021.
 """
 
 from __future__ import annotations
@@ -18,23 +16,15 @@ from fleetlog._native.compact import (
     PagePositions,
     Position,
     gather_positions,
-    leave_out,
     page_positions,
     read_positions,
 )
 from fleetlog._native.errors import CorruptBatch
 from fleetlog.brokers.log.disk.files import Buffer
 from fleetlog.brokers.log.positions import BelowFloor, NoRoom, PositionSets
-from fleetlog.brokers.log.validation import (
-    CODEC_MASK,
-    MAX_EXPLAINED_RECORDS,
-    Rejected,
-    build_batch,
-    pack_quickly,
-    records_of,
-)
+from fleetlog.brokers.log.rewrite import without_records
+from fleetlog.brokers.log.validation import MAX_EXPLAINED_RECORDS, Rejected, records_of
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.types import NO_TIMESTAMP
 
 SOURCE_HEADER = b"fleetlog.source"
 """Name of the header with ``source:position:ordinal``."""
@@ -183,36 +173,17 @@ def _rewritten(
     duplicates: set[int],
     stamped: bool,
 ) -> Kept:
-    out = bytearray()
-    after: list[BatchHeader] = []
-    starts: list[int] = []
+    gone: list[set[int]] = []
     fresh: list[tuple[int, list[PagePositions]]] = []
     before = 0
-    for at, header, payload, mine in zip(places, headers, payloads, found, strict=True):
-        gone = {index for index in range(len(mine)) if before + index in duplicates}
+    for header, mine in zip(headers, found, strict=True):
+        indexes = {index for index in range(len(mine)) if before + index in duplicates}
         before += len(mine)
-        starts.append(len(out))
-        if gone:
-            batch = _without(payload, header, gone, stamped)
-            after.append(parse_header(batch))
-            out += batch
-        else:
-            after.append(header)
-            out += memoryview(buffer)[at : at + header.size]
-        new = page_positions(one for index, one in enumerate(mine) if index not in gone)
+        gone.append(indexes)
+        new = page_positions(one for index, one in enumerate(mine) if index not in indexes)
         fresh.append((header.base_offset, new))
-    return Kept(out, after, starts, fresh, len(duplicates))
-
-
-def _without(payload: Buffer, header: BatchHeader, gone: set[int], stamped: bool) -> bytearray:
-    if len(gone) == header.record_count:
-        attributes = header.attributes & ~CODEC_MASK
-        return build_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
-    kept = leave_out(payload, header, gone)
-    assert kept.payload is not None
-    largest = header.max_timestamp if stamped else kept.max_timestamp
-    after = header._replace(record_count=kept.record_count, max_timestamp=largest)
-    return build_batch(after, pack_quickly(header.codec, kept.payload))
+    out = without_records(buffer, places, headers, payloads, gone, stamped=stamped)
+    return Kept(out.buffer, out.headers, out.places, fresh, len(duplicates))
 
 
 def _without_position(missing: Sequence[int], header: BatchHeader, explain: int) -> Rejected:
