@@ -150,12 +150,12 @@ def content(log: Log, start: int | None = None, end: int | None = None, max_byte
     return b"".join(parts)
 
 
-def records(log: Log, start: int | None = None, end: int | None = None) -> list[Record]:
+def records(log: Log, start: int | None = None, end: int | None = None, *, markers: bool = False) -> list[Record]:
     data = content(log, start, end)
     return [
         record
         for at, header in scan(data)
-        if not header.is_control
+        if markers or not header.is_control
         for record in batch_records(data, at, header, 1 << 30)
     ]
 
@@ -171,8 +171,9 @@ def latest(log: Log) -> tuple[int, int, int] | None:
 
 
 def assert_every_time_is_found(log: Log) -> None:
-    """A search by time finds what a walk through all records finds, and each segment knows its largest time."""
-    rows = records(log)
+    """A search by time finds what a walk through all records finds, markers too, and each segment knows its largest
+    time."""
+    rows = records(log, markers=True)
     for timestamp in sorted({row.timestamp for row in rows}):
         want = next((row.offset, row.timestamp) for row in rows if row.timestamp >= timestamp)
         assert by_time(log, timestamp)[:2] == want
