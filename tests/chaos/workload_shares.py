@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,8 +112,8 @@ class _Member:
         self._consumer = ShareConsumer({**confluent_login(bootstrap), **MEMBER})
         self._consumer.set_acknowledgement_commit_callback(self._told)
         self._consumer.subscribe([JOBS])
-        self._open: dict[tuple[str, int], dict[str, Any]] = {}
-        """By record: the last that was said of it."""
+        self._open: dict[tuple[str, int], deque[dict[str, Any]]] = defaultdict(deque)
+        """By record: what was said of it and not answered yet. It may be given again before that is told here."""
 
     def poll(self, seconds: float) -> tuple[dict[str, Any], dict[str, Records], list[Any]]:
         """What it is given: the name of that, the records, and as messages."""
@@ -137,7 +137,7 @@ class _Member:
         self._recorder.then(name, "invoke", o=ends)
         for message in messages:
             key = f"{message.topic()}/{message.partition()}"
-            self._open[key, message.offset()] = name
+            self._open[key, message.offset()].append(name)
             self._consumer.acknowledge(message, types[ends[key][message.offset()]])
         if how == "sync":
             self._consumer.commit_sync(CALL_S)
@@ -149,8 +149,9 @@ class _Member:
         for part, some in offsets.items():
             key = f"{part.topic}/{part.partition}"
             for offset in sorted(some):
-                name = self._open.pop((key, offset), None)
-                if name is not None:
+                names = self._open[key, offset]
+                if names:
+                    name = names.popleft()
                     by_name.setdefault(name["n"], (name, {}))[1].setdefault(key, []).append(offset)
         for name, told in by_name.values():
             if error is None:
