@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tests.chaos.history import FOREVER, RC, RU, Answer, Commit, Poll, Position, Records
 from tests.chaos.logs import Logs
@@ -170,15 +170,39 @@ def committed_offsets(logs: Logs, report: Report) -> None:
     answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
     for answer in logs.history.committed:
         answers[answer.group, answer.key].append(answer)
+    assigned: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for proc, events in logs.history.consumers.items():
+        for event in events:
+            if isinstance(event, Position):
+                for key in event.at:
+                    assigned[event.group or "", key][proc].append(event.t)
     for name, asked in answers.items():
-        steps: list[Step] = [(a.t0, 1, a.offset, a.proc) for a in asked]
-        steps += [(a.t1, 0, a.offset, "an answer") for a in asked]
-        steps += [(c.t1, 0, c.offset, c.proc) for c in commits[name] if c.outcome == "ok" and c.t1 < FOREVER]
-        for offset, proc, floor, by in _floors(steps):
-            if offset < floor:
-                kind = "committed-offset-back" if by == "an answer" else "stale-committed-offset"
-                report.bad(kind, f"{name[0]} {name[1]}: {proc} is told {offset}, after {floor} by {by}")
+        _back(name, asked, commits[name], assigned[name], report)
         _sources(name, asked, commits[name], report)
+
+
+def _back(
+    name: tuple[str, str], asked: list[Answer], commits: list[Commit], assigned: Mapping[str, list[int]], report: Report
+) -> None:
+    """No answer is below what was told before the question. A member that is assigned the partition after that may go
+    on where it was, as :func:`group_starts` has it, and commit so: then that is the floor."""
+    floor, by, since, reset = -1, "", -1, -1
+    steps: list[tuple[int, int, Answer | Commit]] = [(a.t0, 0, a) for a in asked] + [(a.t1, 2, a) for a in asked]
+    for commit in commits:
+        if commit.outcome == "ok" and commit.t1 < FOREVER:
+            steps += [(commit.t0, 1, commit), (commit.t1, 2, commit)]
+    for time, what, one in sorted(steps, key=lambda step: step[:2]):
+        if what == 0 and one.offset < floor:
+            kind = "committed-offset-back" if by == "an answer" else "stale-committed-offset"
+            report.bad(kind, f"{name[0]} {name[1]}: {one.proc} is told {one.offset}, after {floor} by {by}")
+        elif (
+            what == 1
+            and one.offset < floor
+            and any(since < at <= time for at in assigned.get(one.proc.removeprefix("commit ").rsplit("#", 1)[0], ()))
+        ):
+            floor, by, since, reset = one.offset, one.proc, time, time
+        elif what == 2 and one.offset > floor and one.t0 >= reset:
+            floor, by, since = one.offset, "an answer" if isinstance(one, Answer) else one.proc, time
 
 
 def _sources(name: tuple[str, str], asked: list[Answer], commits: list[Commit], report: Report) -> None:

@@ -596,6 +596,39 @@ def an_older_offset_is_answered(tale: Tale) -> None:
     tale.committed(3)
 
 
+@story()
+def a_member_that_is_assigned_commits_where_it_was(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    tale.commit(3, proc="m1")
+    tale.commit(5)
+    tale.committed(5)
+    tale.position({"t/0": None}, proc="m1")
+    tale.commit(4, proc="m1")
+    tale.committed(4)
+    tale.commit(6)
+    tale.committed(6)
+
+
+@story("stale-committed-offset")
+def a_member_commits_where_it_was_and_the_answer_is_older(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    tale.commit(3)
+    tale.commit(5)
+    tale.position({"t/0": None}, proc="m1")
+    tale.commit(4, proc="m1")
+    tale.committed(4)
+    tale.committed(3)
+
+
+@story("stale-committed-offset")
+def a_member_that_was_not_assigned_anew_commits_where_it_was(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    tale.position({"t/0": None}, proc="m1")
+    tale.commit(5)
+    tale.commit(4, proc="m1")
+    tale.committed(4)
+
+
 @story("committed-offset-back")
 def committed_offsets_go_back(tale: Tale) -> None:
     tale.commit(3)
