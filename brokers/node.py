@@ -29,6 +29,7 @@ from fleetlog.brokers.controller.controller import Controller, hand_over
 from fleetlog.brokers.coordinators.dead_letters import DeadLetters
 from fleetlog.brokers.coordinators.lags import LagWatch, serve_lags
 from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+from fleetlog.brokers.coordinators.schema_letters import SchemaLetters
 from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
 from fleetlog.brokers.coordinators.share_partitions import SharePartitions, drop_topic_states
 from fleetlog.brokers.coordinators.share_states import ShareStates
@@ -316,6 +317,9 @@ class Node:
             )
             self._audit_writer = writer
         self._follow_schemas(self.services, logs)
+        self.services.schema_letters = SchemaLetters(
+            config.broker_id, metadata, peers, transactions, replicas, clock, self._metrics.dead_letters
+        )
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))

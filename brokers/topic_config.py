@@ -95,8 +95,8 @@ class TopicConfig:
         LONG, 1_800_000, "How long accepted positions are known at least, in ms.", low=1000, live=True
     )  # fmt: skip
     fleetlog_schema_invalid: str = setting(
-        STRING, "refuse", "What becomes of records that fail the check of their schema: they are refused.",
-        pattern="refuse|tag|dlq:.+", live=True,
+        STRING, "refuse", "What becomes of records that fail the check of their schema: they are refused, or are dead "
+        "letters of a topic (dlq:TOPIC).", pattern="refuse|tag|dlq:[A-Za-z0-9._-]{1,249}", live=True,
     )  # fmt: skip
     fleetlog_schema_validation: str = setting(
         STRING, "none", "What values are checked for before they are taken: the id of a schema of the topic's subject; "
@@ -241,12 +241,22 @@ class TopicConfig:
         """Whether values or keys must."""
         return self.checks_values or self.confluent_key_schema_validation
 
+    @property
+    def letter_topic(self) -> str:
+        """Whose dead letters records become that fail the check; empty: they are refused."""
+        return self.fleetlog_schema_invalid.removeprefix("dlq:") if self.fleetlog_schema_invalid != "refuse" else ""
+
     def _check_schemas(self) -> None:
         """Raises ConfigError for what this version cannot do."""
-        if self.fleetlog_schema_invalid != "refuse":
+        if self.fleetlog_schema_invalid == "tag":
             raise ConfigError(
-                "fleetlog.schema.invalid", self.fleetlog_schema_invalid, "is not possible in this version: 'refuse' is "
-                "the only way, there is no dead-letter topic and no tag",
+                "fleetlog.schema.invalid", "tag", "is not possible in this version: they are refused ('refuse'), or "
+                "are dead letters of a topic ('dlq:TOPIC')",
+            )  # fmt: skip
+        if self.letter_topic and self.fleetlog_dedup != "none":
+            raise ConfigError(
+                "fleetlog.schema.invalid", self.fleetlog_schema_invalid, "is not possible with fleetlog.dedup: a "
+                "repeat of a dead letter would be one more",
             )  # fmt: skip
 
     @property

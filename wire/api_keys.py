@@ -97,6 +97,7 @@ ACCEPTED_POSITIONS: Final = 12015
 DESCRIBE_LOG_LINES: Final = 12016
 DESCRIBE_SHARE_WINDOWS: Final = 12020
 SIGN_SEGMENTS: Final = 12021
+WRITE_LETTERS: Final = 12022
 
 TABLE: Final = (
     (PRODUCE, "Produce", 0, 13, 3, False, True),
@@ -189,5 +190,6 @@ TABLE: Final = (
     (DESCRIBE_LOG_LINES, "DescribeLogLines", 0, 0, 0, False, False),
     (DESCRIBE_SHARE_WINDOWS, "DescribeShareWindows", 0, 0, 0, False, False),
     (SIGN_SEGMENTS, "SignSegments", 0, 0, 0, False, False),
+    (WRITE_LETTERS, "WriteLetters", 0, 0, 0, True, False),
 )
 """The fields of ``wire.apis.Api``."""

@@ -1009,3 +1009,12 @@ class SignSegmentsRequest(Protocol):
     start_offset: int
     end_offset: int
     max_bytes: int
+
+
+class WriteLettersRequest(Protocol):
+    topic_name: str
+    partition_index: int
+    transactional_id: str | None
+    producer_id: int
+    producer_epoch: int
+    records: bytes

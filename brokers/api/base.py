@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fleetlog.brokers.controller.controller import Controller
     from fleetlog.brokers.coordinators.lags import LagWatch
     from fleetlog.brokers.coordinators.runtime import CoordinatorRuntime
+    from fleetlog.brokers.coordinators.schema_letters import SchemaLetters
     from fleetlog.brokers.coordinators.share_offsets import ShareOffsets
     from fleetlog.brokers.coordinators.share_partitions import SharePartitions
     from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -320,6 +321,7 @@ class Services:
     share_partitions: SharePartitions | None = None
     """The share partitions that are led here."""
     share_offsets: ShareOffsets | None = None
+    schema_letters: SchemaLetters | None = None
     tiers: Tiers | None = None
     """What is in the bucket, where one is configured."""
     share_sessions: ShareSessions = field(default_factory=ShareSessions)

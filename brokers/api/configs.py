@@ -29,7 +29,6 @@ from fleetlog.brokers.acls.access import (
     DESCRIBE_CONFIGS_TOPIC,
     GROUP,
     TOPIC,
-    WRITE_TOPIC,
 )
 from fleetlog.brokers.acls.image import CLUSTER_NAME, AclOperation
 from fleetlog.brokers.api.base import WRITE_SECONDS, Context, Done, Paced, in_slices, in_task
@@ -58,13 +57,13 @@ from fleetlog.brokers.api.config_values import (
     group_entries,
     topic_entries,
 )
+from fleetlog.brokers.api.letter_topics import check_group_letters, check_schema_letters
 from fleetlog.brokers.api.logger_levels import alter_levels, logger_entries
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.audit.settings import refused_alteration
 from fleetlog.brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from fleetlog.brokers.controller.requests import Refused, check_name
-from fleetlog.brokers.coordinators.dead_letters import LETTER_TOPIC
 from fleetlog.brokers.metadata import znodes
 from fleetlog.brokers.metadata.cache import MetadataCache
 from fleetlog.brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
@@ -427,12 +426,13 @@ async def _alter_one(
             wanted = without_idle_mark(wanted, base)
             check_topic(present, wanted, base)
             check_schema_settings(name, present, wanted, base, metadata)
+            check_schema_letters(name, present, wanted, base, context)
             check_tiering_settings(name, present, wanted, base, metadata.features)
         if resource is Resource.BROKER:
             check_broker_settings(present, wanted, partial(metadata.broker_with, entity, wanted))
         if resource is Resource.GROUP:
             check_group_settings(present, wanted, metadata.effective, metadata.features)
-            _check_letter_topic(present, wanted, context)
+            check_group_letters(present, wanted, context)
         if resource is Resource.TOPIC and name in INTERNAL_TOPICS and not metadata.static.internal_topics_alter_enable:
             check_internal_topic(name, present, wanted)
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:
@@ -458,20 +458,6 @@ async def _alter_one(
         if inert:
             entity = f"{resource.name.lower()} {name or 'defaults'}"
             logger.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
-
-
-def _check_letter_topic(present: Mapping[str, str], wanted: Mapping[str, str], context: Context) -> None:
-    """Who names a group's topic of dead letters could otherwise have written to it by rejecting. Raises Refused."""
-    topic = wanted.get(LETTER_TOPIC, "")
-    if not topic or topic == present.get(LETTER_TOPIC, ""):
-        return
-    if topic.startswith("__"):
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{LETTER_TOPIC}: DLQ topic name must not start with '__'")
-    if (code := context.refusal(*WRITE_TOPIC, topic)) is not ErrorCode.NONE:
-        raise Refused(code, f"{LETTER_TOPIC}: to name topic {topic} takes the right to write to it.")
-    metadata = context.services.metadata
-    if topic in metadata.topics and metadata.topic_config(topic).fleetlog_dedup != "none":
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{LETTER_TOPIC}: topic {topic} drops repeats (fleetlog.dedup)")
 
 
 def _certificates(name: str, context: Context) -> DynamicTls:

@@ -6,7 +6,7 @@ have for a partition in one call, and answers each connection. Figures: ADR 0012
 Each partition succeeds or fails by itself. A transactional batch whose transaction is not known on the partition yet is
 verified with the transaction coordinator first (KIP-890), holding the log's guard; a producer of protocol 2 (version 12
 and up) adds the partition to its transaction by the same question. In the same way a batch waits whose payloads another
-process checks (``brokers.log.door``).
+process checks, or whose bad records get dead letters first (``brokers.log.door``).
 
 A request to many partitions is executed some dozens of them at a time, with everything else of the loop in between.
 Batches with a codec come one at a time, and when the turn of the loop has unpacked enough they wait for another
@@ -45,7 +45,7 @@ from fleetlog.brokers.api.rows import Cost, Row
 from fleetlog.brokers.api.unpacking import ATTRIBUTES_AT, CODEC_MASK, is_compressed
 from fleetlog.brokers.audit.events import EventType
 from fleetlog.brokers.log import Appended, AppendInfo, Origin, Terms
-from fleetlog.brokers.log.door import Judgement, Judging
+from fleetlog.brokers.log.door import BadRecords, Judgement, Judging
 from fleetlog.brokers.log.producers.rejected import Place
 from fleetlog.brokers.metrics.topics import TopicFigures
 from fleetlog.brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
@@ -317,19 +317,38 @@ class ProduceExecution:
         self.unverified = {}
 
     async def _append_judged(self, partition: Partition, batch: bytes, terms: Terms) -> Appended:
-        """Append a batch, once the process that checks payloads has been asked if it must be."""
-        schemas, worked, asked = partition.log.settings.schemas, terms.work, 0
+        """Append a batch, once the process that checks payloads was asked, and dead letters are written, if need be."""
+        schemas, worked, times = partition.log.settings.schemas, terms.work, 0
         terms.judging = judging = Judging()
         while not (appended := partition.append_batches([bytearray(batch)], self.acks, terms))[0]:
-            question = judging.question
+            times += 1
+            if judging.letters is not None:
+                await self._bury(partition, judging, terms, judging.letters, times)
+                continue
             assert schemas is not None, "the topic has a door"
             assert schemas.judge is not None, "else nothing is to be asked"
-            assert question is not None, "else its transaction would have been verified"
-            asked += 1
-            judging.verdict = await schemas.judge(question) if asked <= ASKED_MAX else Judgement(why=CHANGING)
+            assert judging.question is not None, "else its transaction would have been verified"
+            judging.verdict = await schemas.judge(judging.question) if times <= ASKED_MAX else Judgement(why=CHANGING)
         if terms.work != worked:
             self.context.services.unpacking.spend(terms.work - worked)
         return appended
+
+    async def _bury(self, partition: Partition, judging: Judging, terms: Terms, bad: BadRecords, times: int) -> None:
+        """Have the dead letters of bad records written, or say why not."""
+        letters, name, header = self.context.services.schema_letters, self.run.transactional_id, bad.header
+        asked = None
+        if name is not None:
+            asked = question(VERIFIED, self.context.api_version, name, (header.producer_id, header.producer_epoch), ())
+        judging.letters = None
+        if times > ASKED_MAX:
+            judging.unburied = ErrorCode.NOT_ENOUGH_REPLICAS, CHANGING
+            return
+        assert letters is not None, "it was built"
+        error, message = await letters.bury(partition, bad, asked, (terms.guards or {}).get(header.producer_id))
+        if error is _NONE:
+            judging.buried |= bad.whys.keys()
+        else:
+            judging.unburied = error, message or error.name
 
     async def _admit(
         self, guards: dict[int, dict[int, Any]], refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]]

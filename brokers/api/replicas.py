@@ -1,4 +1,5 @@
-"""What brokers ask each other about replicas and leadership: ReplicaEnds, AcceptedPositions, ControlledShutdown.
+"""What brokers ask each other as leaders, replicas and the controller: ReplicaEnds, AcceptedPositions, WriteLetters,
+ControlledShutdown.
 
 Internal: not advertised, and answered only on the listener that brokers use among themselves.
 """
@@ -12,13 +13,19 @@ from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
+from fleetlog.brokers.coordinators.schema_letters import Within
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.accepted import ToldPart, own_accepted
 from fleetlog.coordination.store import StoreError
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
-from fleetlog.wire.requests import AcceptedPositionsRequest, ControlledShutdownRequest, ReplicaEndsRequest
+from fleetlog.wire.requests import (
+    AcceptedPositionsRequest,
+    ControlledShutdownRequest,
+    ReplicaEndsRequest,
+    WriteLettersRequest,
+)
 
 CONTROLLED_SHUTDOWN_MS = 10_000
 READ_MS = 1_000
@@ -108,6 +115,23 @@ def handle_accepted_positions(request: AcceptedPositionsRequest, context: Contex
                 return Done(kind(version=0, size=size, checksum=checksum, positions=part))
             error = told
     return Done(kind(version=0, error_code=int(error)))
+
+
+@Row(api_keys.WRITE_LETTERS, (CLUSTER_ACTION_CLUSTER,), brokers_from=0)
+@in_task
+async def handle_write_letters(request: WriteLettersRequest, context: Context) -> Done:
+    """WriteLetters v0 (ours): dead letters of what a checked topic does not take, for a partition led here."""
+    kind = messages.WriteLettersResponse
+    if _from_outside(context):
+        return Done(kind(version=0, error_code=int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
+    letters = context.services.schema_letters
+    assert letters is not None, "it was built"
+    within = None
+    if request.transactional_id is not None:
+        within = Within(request.transactional_id, request.producer_id, request.producer_epoch)
+    tp = TopicPartition(request.topic_name, request.partition_index)
+    error, message = await letters.take(tp, within, bytes(request.records))
+    return Done(kind(version=0, error_code=int(error), error_message=message))
 
 
 @Row(

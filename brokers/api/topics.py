@@ -25,17 +25,20 @@ from fleetlog.brokers.acls.image import AclOperation
 from fleetlog.brokers.api.base import Context, Done, in_task
 from fleetlog.brokers.api.changes import codes_of, named
 from fleetlog.brokers.api.config_values import ConfigEntry, topic_entries
+from fleetlog.brokers.api.letter_topics import check_schema_letters
 from fleetlog.brokers.api.rows import Recorded, Row
 from fleetlog.brokers.audit.events import Change, Changes
 from fleetlog.brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     NewPartitions,
     NewTopic,
+    Refused,
     TopicOutcome,
     new_partitions,
     too_many,
 )
 from fleetlog.brokers.model import AUDIT_TOPIC, INTERNAL_TOPICS, id_text
+from fleetlog.brokers.topic_config import SCHEMA_SETTINGS
 from fleetlog.wire import api_keys, messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.requests import CreatePartitionsRequest, CreateTopicsRequest, CreateTopicsTopics, DeleteTopicsRequest
@@ -119,16 +122,19 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
         outcomes: Iterable[TopicOutcome] = too_many((topic.name for topic in allowed), asked)
     else:
         charge = MutationCharge(context, free=request.validate_only, strict_from=CREATE_STRICT)
-        new = []
+        new, refused = [], []
         for topic in allowed:
             await context.yield_now()
-            if charge.takes(topic.name, _partition_count(topic, context)):
-                new.append(_new_topic(topic))
-        outcomes = charge.settled(
-            await controller.create_topics(
-                new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
-            )
+            made = _new_topic(topic)
+            problem = _refused_letters(made, context)
+            if problem is not None:
+                refused.append(problem)
+            elif charge.takes(topic.name, _partition_count(topic, context)):
+                new.append(made)
+        done = await controller.create_topics(
+            new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
         )
+        outcomes = [*charge.settled(done), *refused]
     rows = NamedRows(messages.CreateTopicsResponse, context.api_version)
     echoed: _Echoed = {}
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
@@ -152,6 +158,18 @@ def _kept_for_brokers(request: CreateTopicsRequest, context: Context) -> frozens
 def _partition_count(topic: CreateTopicsTopics, context: Context) -> int:
     count = len(topic.assignments) or topic.num_partitions
     return count if count > 0 else context.services.metadata.effective.num_partitions
+
+
+def _refused_letters(new: NewTopic, context: Context) -> TopicOutcome | None:
+    """Why what the topic is to do with dead letters is not possible; asked where it is made."""
+    if SCHEMA_SETTINGS.isdisjoint(new.configs) or not context.services.controller.is_active:
+        return None
+    wanted = {name: value for name, value in new.configs.items() if value is not None}
+    try:
+        check_schema_letters(new.name, {}, wanted, context.services.metadata.effective.topic_defaults(), context)
+    except Refused as refused:
+        return TopicOutcome(new.name, refused.error, refused.message)
+    return None
 
 
 def _partitions_of(topic: str, context: Context) -> int:

@@ -68,8 +68,8 @@ def letter_of(record: Any) -> Letter:
         else:
             own.append((name, value))
     origin = None
-    if said.get("topic") and said.get("partition", "").isdigit() and said.get("offset", "").isdigit():
-        origin = RecordPlace(said["topic"], int(said["partition"]), int(said["offset"]))
+    if said.get("topic") and said.get("partition", "").isdigit() and said.get("offset", "0").isdigit():
+        origin = RecordPlace(said["topic"], int(said["partition"]), int(said.get("offset", -1)))
     copied = record.key is not None or record.value is not None or bool(own)
     return Letter(
         record.partition, record.offset, record.timestamp, origin, said.get("group", ""),
@@ -108,7 +108,7 @@ def _read(client: Any, places: Mapping[Any, int]) -> Iterator[list[Letter]]:
 
 @click.group(cls=CommandGroup)
 def dlq() -> None:
-    """Dead letters of share groups: list, show, replay, purge."""
+    """Dead letters of share groups and of checks of schemas: list, show, replay, purge."""
 
 
 @dlq.command("list")
@@ -175,6 +175,8 @@ def _original(client: Any, one: Letter) -> tuple[str, Any]:
     """Whether the record is still there, and what it had."""
     if one.origin is None:
         return "unknown", None
+    if one.origin.offset < 0:
+        return "not taken", None
     try:
         stored = stored_record(client, one.origin)
     except CliError:

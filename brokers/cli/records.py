@@ -22,14 +22,14 @@ READ_BYTES = 1
 
 
 class RecordPlace(NamedTuple):
-    """Where a record stands."""
+    """Where a record stands; an offset of -1: nowhere, as it was not taken."""
 
     topic: str
     partition: int
     offset: int
 
     def __str__(self) -> str:
-        return f"{self.topic}:{self.partition}:{self.offset}"
+        return f"{self.topic}:{self.partition}" + (f":{self.offset}" if self.offset >= 0 else "")
 
 
 def place_argument(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:

@@ -39,6 +39,7 @@ from fleetlog.brokers.log.producers.markers import NO_MARKERS, Marker
 from fleetlog.brokers.log.producers.rejected import BatchOrder
 from fleetlog.brokers.log.producers.snapshots import snapshot_path
 from fleetlog.brokers.log.producers.state import Duplicate, Refusal, admitted_of
+from fleetlog.brokers.log.rewrite import Thinned, without_records
 from fleetlog.brokers.log.segment import MAX_POSITION, Segment
 from fleetlog.brokers.log.state import AppendInfo, LogState, guarded
 from fleetlog.brokers.log.validation import (
@@ -417,6 +418,7 @@ class Appender:
                 return self.refused(outcome.error, outcome.message)
         places = [position for position, _, _ in checked.batches]
         kept: Kept | None = None
+        whole = True
         if payloads is not None:
             sifted = self._sifted(buffer, places, headers, payloads, now_ms, terms)
             if isinstance(sifted, Rejected):
@@ -424,7 +426,9 @@ class Appender:
             if isinstance(sifted, Elsewhere):
                 return None
             if sifted is not None:
-                kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
+                buffer, headers, places = sifted.buffer, sifted.headers, sifted.places
+                kept = sifted if isinstance(sifted, Kept) else None
+                whole = kept is not None and not kept.dropped
         for position, header in zip(places, headers, strict=True):
             stamp(buffer, position, header.base_offset, leader_epoch, -1 if header.is_control else append_time)
         placed = [admitted_of(header) for header in headers]
@@ -435,7 +439,7 @@ class Appender:
             accept(log.producers.positions, kept, now_ms)
         if failed is not None:
             return failed
-        if len(placed) == 1 and append_time < 0 and (kept is None or not kept.dropped):
+        if len(placed) == 1 and append_time < 0 and whole:
             return placed[0]
         records_in = sum(header.record_count for header in headers)
         return self._info(placed[0].first_offset, records_in, len(buffer), append_time)
@@ -448,19 +452,21 @@ class Appender:
         payloads: list[Buffer],
         now_ms: int,
         terms: Terms,
-    ) -> Kept | Rejected | Elsewhere | None:
+    ) -> Kept | Thinned | Rejected | Elsewhere | None:
         """What the topic's door, and the positions that it has accepted, say of the records; None: all stay."""
         log = self._log
         door, sets = log.door, log.producers.positions
         try:
-            refused = None if door is None else door.check(payloads, headers, terms.explain, terms.judging)
+            said = None if door is None else door.check(payloads, headers, terms.explain, terms.judging)
             if door is not None and door.reads_payloads:
                 terms.unpack_more(0, 2 * sum(map(len, payloads)))
-            if isinstance(refused, Rejected) and not refused.record_errors:  # those that are named count elsewhere
+            if isinstance(said, Rejected) and not said.record_errors:  # those that are named count elsewhere
                 terms.explained(headers[0].record_count)
-            if refused is not None or sets is None:
-                return refused
             stamped = log._config.message_timestamp_type == "LogAppendTime"
+            if isinstance(said, list):
+                return without_records(buffer, places, headers, payloads, said, stamped=stamped)
+            if said is not None or sets is None:
+                return said
             return keep_new(sets, buffer, places, headers, payloads, now_ms, stamped=stamped, explain=terms.explain)
         except CorruptBatch as wrong:
             return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))

@@ -12,7 +12,8 @@ client and librdkafka take for "not appended, try again", and after which an ide
 Payloads of Avro are checked by programs that are compiled from schemas when a record comes with their id, and kept as
 long as there is room (:mod:`brokers.schema_programs`). Those of JSON Schema and Protobuf are checked by a process
 beside the broker (``KnownSchemas.judge``): an append stops before such a batch, as before one whose transaction is to
-be verified, and goes on with the verdict.
+be verified, and goes on with the verdict. With ``fleetlog.schema.invalid=dlq:TOPIC`` it stops until the dead letters of
+what fails are in their topic, and goes on without these records (:mod:`brokers.log.rewrite`).
 
 Framing: Confluent's serializers (magic byte 0 and an id, magic byte 1 and a GUID, also in a header).
 """
@@ -23,7 +24,7 @@ import logging
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -61,6 +62,8 @@ OUTSIDE_MAX: Final = 1_000
 """Schemas of a want that another process checks by and that are known at a time."""
 MIXED_MAX: Final = 10_000
 """Records of a batch, where a want has schemas of both kinds: which are of Avro is asked of each."""
+LETTERS_MAX: Final = 1_000
+"""Records of a batch that may become dead letters; with more it is refused."""
 _TOLD_MS: Final = 10_000
 NOT_YET: Final = ErrorCode.NOT_ENOUGH_REPLICAS
 HEADERS: Final = (b"__value_schema_id", b"__key_schema_id")
@@ -145,12 +148,28 @@ class Judgement(NamedTuple):
     why: str = ""
 
 
+class BadRecords(NamedTuple):
+    """Records of a batch (``payload``, decompressed) that are to be dead letters of a topic: why, by their index."""
+
+    topic: str
+    payload: bytes
+    header: BatchHeader
+    whys: Mapping[int, str]
+
+
 @dataclass(slots=True)
 class Judging:
-    """What is to be asked before a batch can be appended, and what was answered to it."""
+    """What is to be asked before a batch can be appended, and what was answered to it.
+
+    ``letters``: what is to be written first; ``buried`` are the records that have their letters; ``unburied`` says why
+    others cannot have them.
+    """
 
     question: PayloadQuestion | None = None
     verdict: Judgement | None = None
+    letters: BadRecords | None = None
+    buried: frozenset[int] = frozenset()
+    unburied: tuple[ErrorCode, str] | None = None
 
 
 @dataclass(slots=True)
@@ -162,7 +181,7 @@ class CheckerCounts:
 
 
 class Elsewhere:
-    """The batch waits for a verdict."""
+    """The batch waits for a verdict, or for its dead letters."""
 
 
 ELSEWHERE: Final = Elsewhere()
@@ -440,7 +459,7 @@ def _alike(before: Sequence[Side], now: Sequence[Side]) -> bool:
 class Door:
     """The check of a topic's records; without settings that ask for one there is none."""
 
-    __slots__ = ("_counts", "_known", "_sides", "_topic", "reads_payloads")
+    __slots__ = ("_counts", "_known", "_letter_topic", "_sides", "_topic", "reads_payloads")
 
     def __init__(self, topic: str, config: TopicConfig, known: KnownSchemas) -> None:
         self._topic = topic
@@ -448,6 +467,7 @@ class Door:
         self._counts = known.counts.setdefault(topic, DoorCounts())
         self.reads_payloads = config.checks_payloads
         """Whether it looks at more than ids."""
+        self._letter_topic = config.letter_topic
         values, keys = config.confluent_value_subject_name_strategy, config.confluent_key_subject_name_strategy
         self._sides: list[_Side] = []
         if config.checks_values:
@@ -517,36 +537,78 @@ class Door:
 
     def check(
         self, payloads: Sequence[Buffer], headers: Sequence[BatchHeader], explain: int, judging: Judging | None = None
-    ) -> Rejected | Elsewhere | None:
+    ) -> Rejected | Elsewhere | list[Set[int]] | None:
         """Why the batches are not taken; ``payloads`` are their records, decompressed. Raises CorruptBatch.
 
         In batches of up to ``explain`` records the bad ones are named. ELSEWHERE: what ``judging`` asks then must be
-        answered first; without it, that there is something to be asked.
+        answered first; without it, that there is something to be asked. A list: they are taken without the records of
+        these indexes, by batch.
         """
+        gone: list[Set[int]] = []
         for payload, header in zip(payloads, headers, strict=True):
-            most = header.record_count if header.record_count <= explain else 1
-            if header.record_count > MIXED_MAX and self._mixed():
-                why = f"a batch of more than {MIXED_MAX} records cannot be checked by schemas of several kinds"
-                return Rejected(ErrorCode.INVALID_RECORD, why)
-            strange, compiled = self._strange(payload, header, most), 0
-            while strange and compiled <= COMPILED_AT_ONCE and (made := self._compiled(strange)) is not None:
-                compiled += max(made, COMPILED_AT_ONCE // 100)
-                strange = self._strange(payload, header, most)
-            if strange:
-                return self._refused(strange, header, explain)
-            if self._known.any_outside and (asked := self._asked(payload, header)):
-                judged = self._judged(PayloadQuestion(b"", header, asked, most), payload, judging, explain)
-                if judged is not None:
-                    return judged
-        return None
+            bad = self._bad(payload, header, explain, judging)
+            if isinstance(bad, (Rejected, Elsewhere)):
+                return bad
+            if bad and not self._letter_topic:
+                return self._told(bad, header, explain)
+            if bad and (waits := self._without_letters(bad, payload, header, explain, judging)) is not None:
+                return waits
+            gone.append(bad.keys())
+        return gone if any(gone) else None
+
+    def _bad(
+        self, payload: Buffer, header: BatchHeader, explain: int, judging: Judging | None
+    ) -> Rejected | Elsewhere | Mapping[int, str]:
+        """Why records of a batch fail, by index: of all that are to be told, or buried."""
+        count = header.record_count
+        most = min(count, LETTERS_MAX + 1) if self._letter_topic else count if count <= explain else 1
+        if count > MIXED_MAX and self._mixed():
+            why = f"a batch of more than {MIXED_MAX} records cannot be checked by schemas of several kinds"
+            return Rejected(ErrorCode.INVALID_RECORD, why)
+        strange, compiled = self._strange(payload, header, most), 0
+        while strange and compiled <= COMPILED_AT_ONCE and (made := self._compiled(strange)) is not None:
+            compiled += max(made, COMPILED_AT_ONCE // 100)
+            strange = self._strange(payload, header, most)
+        bad = self._whys(strange) if strange else {}
+        if isinstance(bad, Rejected) or (bad and not self._letter_topic):
+            return bad
+        if self._known.any_outside and (asked := self._asked(payload, header)):
+            judged = self._judged(PayloadQuestion(b"", header, asked, most), payload, judging)
+            if not isinstance(judged, dict):
+                return judged
+            bad = judged | bad
+        return bad
+
+    def _without_letters(
+        self, bad: Mapping[int, str], payload: Buffer, header: BatchHeader, explain: int, judging: Judging | None
+    ) -> Rejected | Elsewhere | None:
+        """What becomes of a batch some of whose bad records have no dead letters (yet); None if all have."""
+        if len(bad) > LETTERS_MAX:
+            first = min(bad)
+            why = f"more than {LETTERS_MAX} records of the batch fail, and so many become no dead letters; record"
+            self._note(len(bad), bad[first])
+            return Rejected(ErrorCode.INVALID_RECORD, f"{why} {first}: {bad[first]}")
+        if judging is None:
+            return ELSEWHERE
+        left = {index: why for index, why in sorted(bad.items()) if index not in judging.buried}
+        if not left:
+            return None
+        if judging.unburied is not None:
+            error, detail = judging.unburied
+            detail = f"dead letter in topic {self._letter_topic}: {detail}"
+            if error is not ErrorCode.INVALID_RECORD:
+                return Rejected(error, detail)
+            return self._told({index: f"{why}; no {detail}" for index, why in left.items()}, header, explain)
+        judging.letters = BadRecords(self._letter_topic, bytes(payload), header, left)
+        return ELSEWHERE
 
     def _mixed(self) -> bool:
         checks = [self._known.checks(side.want) for side in self._sides if side.want.texts]
         return any(one.outside and one.codes for one in checks)
 
     def _judged(
-        self, question: PayloadQuestion, payload: Buffer, judging: Judging | None, explain: int
-    ) -> Rejected | Elsewhere | None:
+        self, question: PayloadQuestion, payload: Buffer, judging: Judging | None
+    ) -> Rejected | Elsewhere | dict[int, str]:
         """What another process says of the records, if it was asked just that."""
         if judging is None:
             return ELSEWHERE
@@ -557,16 +619,15 @@ class Door:
         if verdict.why:
             self._counts.waiting_batches += 1
             return Rejected(NOT_YET, verdict.why)
-        if not verdict.faults:
-            return None
         why: dict[int, str] = {}
         for fault in verdict.faults:
             what = "key" if fault.of_keys else "value"
             place = f"the {what}'s field {fault.path}:" if fault.path else f"the {what}"
             why.setdefault(fault.record, f"{place} {fault.reason} ({_text(fault.number)})")
-        return self._told(why, question.header, explain)
+        return why
 
-    def _refused(self, strange: Sequence[tuple[_Side, Unfit]], header: BatchHeader, explain: int) -> Rejected:
+    def _whys(self, strange: Sequence[tuple[_Side, Unfit]]) -> Rejected | dict[int, str]:
+        """Why these records fail, by index; the refusal for now if that is not certain of all."""
         why: dict[int, str] = {}
         numbers = {(side.want, row.number) for side, row in strange if row.code == UNKNOWN and row.number}
         unsure = [one for one in numbers if not self._settled(*one)]
@@ -578,7 +639,7 @@ class Door:
             )
         for side, row in strange:
             why.setdefault(row.record, self._why(side, row))
-        return self._told(why, header, explain)
+        return why
 
     def _told(self, why: Mapping[int, str], header: BatchHeader, explain: int) -> Rejected:
         """The refusal of a batch for these records."""

@@ -37,7 +37,12 @@ logger = logging.getLogger(__name__)
 GROUP_VERSION: Final = "group.version"
 """Level 1: groups of the consumer protocol (KIP-848) are served, whose records older coordinators skip."""
 SCHEMA_VERSION: Final = "fleetlog.schema.version"
-"""Level 1: topics may ask for the ids of schemas, which older leaders do not look at; 2: and for payloads of them."""
+"""Level 1: topics may ask for the ids of schemas, which older leaders do not look at; 2: and for payloads of them.
+
+Level 3: what fails may become dead letters, in the producer's transaction: older brokers would take such a letter for
+the producer's own batch.
+"""
+SCHEMA_LETTERS_LEVEL: Final = 3
 SHARE_VERSION: Final = "share.version"
 """Level 1: share groups (KIP-932) are served, of whose records and states older brokers know nothing.
 
@@ -53,7 +58,7 @@ Level 2: flags from before wait (``fleetlog.tiering.waits``).
 TIERING_WAITS_LEVEL: Final = 2
 TIERING_WAITS: Final = "fleetlog.tiering.waits"
 SUPPORTED: Final[Mapping[str, tuple[int, int]]] = {
-    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 2), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 2),
+    GROUP_VERSION: (0, 1), SCHEMA_VERSION: (0, 3), SHARE_VERSION: (0, 2), TIERING_VERSION: (0, 2),
     "transaction.version": (0, 2),
 }  # fmt: skip
 """What this release supports: the lowest and the highest level."""

@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 
-NEWEST = {"transaction.version": 2, "group.version": 1, "fleetlog.schema.version": 2}
+NEWEST = {"transaction.version": 2, "group.version": 1, "fleetlog.schema.version": 3}
 
 
 TIERLESS = "83a85b9a"

@@ -49,7 +49,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
     assert ask(3, {}).supported_features == []
     assert [(f.name, f.min_version, f.max_version) for f in ask(4, {}).supported_features] == [
         ("group.version", 0, 1),
-        ("fleetlog.schema.version", 0, 2),
+        ("fleetlog.schema.version", 0, 3),
         ("share.version", 0, 2),
         ("fleetlog.tiering.version", 0, 2),
         ("transaction.version", 0, 2),

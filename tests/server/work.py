@@ -165,6 +165,7 @@ WORK: dict[int, Entry] = {
     12016: _entry(limit=2**31 - 1),
     12020: _entry(),
     12021: _entry(max_bytes=2**31 - 1),
+    12022: _entry(),
 }
 """An API without an entry fails the test: think about what its requests may cost, and say it here."""
 

@@ -165,7 +165,7 @@ def test_features_are_finalized_by_clients_and_by_the_command_line(fleet: Fleet)
     assert "possible" in shell.run("features", "upgrade", "--dry-run").stdout
     assert shell.json("features", "upgrade") == {
         "features": {
-            "fleetlog.schema.version": 2, "fleetlog.tiering.version": 2, "group.version": 1, "share.version": 2,
+            "fleetlog.schema.version": 3, "fleetlog.tiering.version": 2, "group.version": 1, "share.version": 2,
             "transaction.version": 2,
         },
         "finalized": True,

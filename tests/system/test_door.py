@@ -104,7 +104,7 @@ def test_without_schemas_a_check_is_refused(cluster: Cluster) -> None:
     assert "there is no topic _schemas" in refused.stderr
     cluster.create("_schemas", cleanup_policy="compact")
     refused = shell.run("topics", "alter", "early", "--set", "fleetlog.schema.invalid=tag", code=1)
-    assert "there is no dead-letter topic" in refused.stderr
+    assert "dlq:TOPIC" in refused.stderr
     shell.run("topics", "alter", "early", "--set", "confluent.value.schema.validation=true")
 
 
@@ -163,6 +163,105 @@ def test_payloads_are_checked_beside_the_leader_whoever_that_is(cluster: Cluster
     assert read(cluster, "json", 0) == good
     leader.start()
     eventually(lambda: len(cluster.running) == PARTITIONS, "it is back")
+
+
+# ---- dead letters of what is not taken
+
+
+def letters(cluster: Cluster, topic: str, isolation: str = "read_committed") -> list[tuple[bytes | None, str]]:
+    """Values of the dead letters, each with where it was to go."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {"bootstrap.servers": cluster.alive, "group.id": "r", "enable.partition.eof": True,
+         "isolation.level": isolation}
+    )  # fmt: skip
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    rows: list[tuple[bytes | None, str]] = []
+    while (message := consumer.poll(PATIENCE_S)) is not None and message.error() is None:
+        told = {name: (value or b"").decode() for name, value in message.headers() or ()}
+        assert told["fleetlog.dlq.reason"] == "schema"
+        rows.append((message.value(), f"{told['__dlq.errors.topic']}:{told['__dlq.errors.partition']}"))
+    consumer.close()
+    return rows
+
+
+def test_what_is_not_taken_becomes_dead_letters(cluster: Cluster) -> None:
+    """Of an idempotent producer, whose other records are there once and in order, while both leaders are killed."""
+    shell = Shell(cluster.fleet)
+    register(cluster, "buried-value", 500)
+    settings = ("--config", "fleetlog.schema.validation=id", "--config", "fleetlog.schema.invalid=dlq:dlq.buried")
+    refused = shell.run("topics", "create", "buried", "--partitions", "1", *settings, code=1)
+    assert "topic dlq.buried cannot have dead letters: there is no such topic" in refused.stderr
+    cluster.create("dlq.buried", 1, errors_deadletterqueue_group_enable=True, min_insync_replicas=2)
+    shell.run(
+        "topics",
+        "create",
+        "buried",
+        "--partitions",
+        "1",
+        "--replication-factor",
+        "3",
+        "--config",
+        "min.insync.replicas=2",
+        *settings,
+    )
+    sender = Sender(cluster, "buried")
+    good = [framed(500, b"%d" % number) for number in range(120)]
+    bad = [b"plain %d" % number for number in range(12)]
+    for number, value in enumerate(good):
+        sender.send(value)
+        if number % 10 == 7:
+            sender.send(bad[number // 10])
+        if number in (40, 80):
+            sender.finish()
+            leader = cluster.leader("dlq.buried" if number == 40 else "buried")
+            leader.kill()
+            sender.send(good[0] + b"again")
+            sender.finish()
+            leader.start()
+            for topic in ("buried", "dlq.buried"):
+                eventually(lambda topic=topic: len(cluster.state(topic).isrs), f"{topic} is in sync", good=(3).__eq__)
+    sender.finish()
+    assert not sender.errors
+    taken = read(cluster, "buried", 0)
+    assert [value for value in taken if value != good[0] + b"again"] == good
+    rows = letters(cluster, "dlq.buried")
+    assert sorted(set(rows)) == sorted((value, "buried:0") for value in bad)
+    assert len(rows) == len(bad), "no letter was written while a leader was killed"
+    listed = json.loads(shell.run("dlq", "list", "dlq.buried", "--json").stdout)
+    assert [(row["record"], row["reason"], row["copied"]) for row in listed] == [("buried:0", "schema", True)] * 12
+    shell.run("topics", "alter", "buried", "--set", "fleetlog.schema.validation=none")
+    shell.run("dlq", "replay", "dlq.buried", "--execute")
+    assert sorted(read(cluster, "buried", 0)[len(taken) :]) == sorted(bad)
+
+
+def test_dead_letters_belong_to_the_transaction_of_their_producer(cluster: Cluster) -> None:
+    from confluent_kafka import Producer
+
+    register(cluster, "owed-value", 510)
+    cluster.create("dlq.owed", 1, errors_deadletterqueue_group_enable=True, min_insync_replicas=2)
+    cluster.create("owed", 1, fleetlog_schema_validation="id", fleetlog_schema_invalid="dlq:dlq.owed")
+    producer = Producer({"bootstrap.servers": cluster.alive, "transactional.id": "owes", "linger.ms": 0})
+    producer.init_transactions(PATIENCE_S)
+    errors: list[Any] = []
+    for turn in range(6):
+        producer.begin_transaction()
+        for number in range(3):
+            for value in (framed(510, b"%d.%d" % (turn, number)), b"bad %d.%d" % (turn, number)):
+                producer.produce("owed", value, on_delivery=lambda error, _: errors.append(error))
+        producer.produce("dlq.owed", b"own", headers={"fleetlog.dlq.reason": "schema", "__dlq.errors.topic": "own",
+                         "__dlq.errors.partition": "0"}, on_delivery=lambda error, _: errors.append(error))  # fmt: skip
+        producer.flush(PATIENCE_S)
+        if turn % 2:
+            producer.abort_transaction(PATIENCE_S)
+        else:
+            producer.commit_transaction(PATIENCE_S)
+    assert set(errors) == {None}
+    rows = [value for value, origin in letters(cluster, "dlq.owed") if origin == "owed:0"]
+    assert rows == [b"bad %d.%d" % (turn, number) for turn in (0, 2, 4) for number in range(3)]
+    everything = letters(cluster, "dlq.owed", "read_uncommitted")
+    assert len(everything) == 6 * 4, "what was aborted is there, too"
 
 
 def test_a_level_is_finalized_before_it_is_used_and_is_given_back_before_that(cluster: Cluster) -> None:

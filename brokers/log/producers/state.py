@@ -134,6 +134,12 @@ class ProducerState:
         """Whether the transaction coordinator must confirm a transactional batch of this producer first."""
         return not self.has_open_transaction(producer_id, producer_epoch)
 
+    def may_write(self, producer_id: int, producer_epoch: int, guard: object | None) -> bool:
+        """Whether the producer's transaction is ongoing here, or was verified with this guard and nothing since."""
+        if self.has_open_transaction(producer_id, producer_epoch):
+            return True
+        return isinstance(guard, VerificationGuard) and _is_verified(self.verifications.get(producer_id), guard)
+
     def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> VerificationGuard | None:
         """A guard to hold while the coordinator is asked; None if the transaction is already ongoing here.
 
@@ -390,7 +396,10 @@ class ProducerState:
 
 
 def _continued(known: ProducerEntry, batches: Sequence[Admitted], now_ms: int) -> ProducerEntry:
-    """A producer after batches with records of its own; the first transactional one begins a transaction."""
+    """A producer after batches with records of its own; the first transactional one begins a transaction.
+
+    What brokers write in its transaction has no sequence, and tells nothing of the next one.
+    """
     producer_id, epoch, coordinator_epoch, timestamp, remembered, txn_first_offset, _ = known
     last = batches[-1]
     begins = txn_first_offset < 0 and last.attributes & TRANSACTIONAL
@@ -401,8 +410,9 @@ def _continued(known: ProducerEntry, batches: Sequence[Admitted], now_ms: int) -
             epoch, remembered = its_epoch, ()
         if txn_first_offset < 0 and attributes & TRANSACTIONAL:
             txn_first_offset = first_offset
-        meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
-        remembered = (*remembered[-(REMEMBERED_BATCHES - 1) :], meta)
+        if last_sequence != NO_SEQUENCE:
+            meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
+            remembered = (*remembered[-(REMEMBERED_BATCHES - 1) :], meta)
     return _new(ProducerEntry, (producer_id, epoch, coordinator_epoch, timestamp, remembered, txn_first_offset, now_ms))
 
 
