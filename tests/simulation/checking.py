@@ -1,11 +1,13 @@
 """A topic that asks for payloads of schemas: one writes schemas, others use those that exist, will, or never do.
 
-Schemas with even ids are JSON Schemas, for which brokers ask another process (``judging``), the others Avro's.
+Schemas with even ids are JSON Schemas, for which brokers ask another process (``judging``), the others Avro's. In some
+runs what is not taken becomes a dead letter.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING
 
 from fleetlog._native.batch import Record, encode_batch
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CHECKED, SCHEMAS = TopicPartition("checked", 0), TopicPartition("_schemas", 0)
+LETTERS = TopicPartition("dlq.checked", 0)
+LETTERS_SETTINGS = {"errors.deadletterqueue.group.enable": "true", "min.insync.replicas": "2"}
 SETTINGS = {"fleetlog.schema.validation": "full", "min.insync.replicas": "2", "segment.bytes": "1500"}
 SCHEMAS_SETTINGS = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
 NEVER = 120
@@ -58,9 +62,12 @@ class Registrar(Producer):
 class CheckedWriter(Producer):
     """Sends batches of one record, with ids of all kinds, and looks at what it is told."""
 
-    def __init__(self, world: World, name: str, registrar: Registrar) -> None:
+    def __init__(self, world: World, name: str, registrar: Registrar, *, buries: bool) -> None:
         super().__init__(world, name)
         self._registrar = registrar
+        self._buries = buries
+        self.taken: dict[str, bool] = {}
+        """What was answered as taken where dead letters are written, and whether it certainly is of its schema."""
 
     async def write(self) -> None:
         """Until the run closes."""
@@ -86,6 +93,7 @@ class CheckedWriter(Producer):
         row = Record(-1, self.world.wall_ms(), None, value.encode(), ())
         data = encode_batch([row], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
         oracle.sending(CHECKED, [value])
+        began_s = self.loop.time()
         for _ in range(self.rng.choice((1, 5, 40))):
             sent_s = self.loop.time()
             answer = await self.produce(CHECKED, produce_body(None, -1, 800, CHECKED, data))
@@ -93,6 +101,10 @@ class CheckedWriter(Producer):
             if error in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 assert answer is not None
                 oracle.checked["schemas taken"] += 1
+                if self._buries:
+                    since_s = registrar.registered.get(number, began_s)
+                    self.taken[value] = fits and kind < 0.9 and began_s - since_s > SURE_S
+                    return True
                 oracle.acknowledged(CHECKED, [value], answer.base_offset)
                 return True
             if error == ErrorCode.INVALID_RECORD:
@@ -109,15 +121,31 @@ class CheckedWriter(Producer):
         return False
 
 
-def clients(world: World) -> tuple[Registrar, list[CheckedWriter]]:
-    """One that registers and two that write."""
-    registrar = Registrar(world, "schemas")
-    return registrar, [CheckedWriter(world, name, registrar) for name in ("ca", "cb")]
+class Checking:
+    """One that registers and two that write; ``topics`` are what they need, by partition, with settings."""
+
+    def __init__(self, world: World) -> None:
+        buries = random.Random(f"{world.seed}/letters").random() < 0.5
+        self.registrar = Registrar(world, "schemas")
+        self.writers = [CheckedWriter(world, name, self.registrar, buries=buries) for name in ("ca", "cb")]
+        self.topics = {SCHEMAS: SCHEMAS_SETTINGS, CHECKED: SETTINGS}
+        if buries:
+            world.oracle.letters_of[LETTERS] = CHECKED
+            buried = SETTINGS | {"fleetlog.schema.invalid": f"dlq:{LETTERS.topic}"}
+            self.topics = {SCHEMAS: SCHEMAS_SETTINGS, LETTERS: LETTERS_SETTINGS, CHECKED: buried}
 
 
-def check(world: World, registrar: Registrar, shown: list[str]) -> None:
+def check(world: World, clients: Checking, taken: list[str], letters: list[str]) -> None:
     """What readers see at the end."""
-    for value in shown:
+    registrar, seen, buried = clients.registrar, set(taken), set(letters)
+    for writer in clients.writers:
+        for value, sure in writer.taken.items():
+            world.oracle.checked["letters"] += value in buried
+            if value not in seen and value not in buried:
+                world.oracle.violate(f"{value!r} was taken, and is neither there nor among the dead letters")
+            if sure and value not in seen:
+                world.oracle.violate(f"{value!r} is of its schema, and is among the dead letters alone")
+    for value in taken:
         framed = value[:4] == "\0\0\0\0" and ord(value[4]) in registrar.begun
         if not framed or not (ord(value[5]) == 2 * len(value[6:]) if ord(value[4]) % 2 else is_json_text(value[5:])):
             world.oracle.violate(f"{value!r} is in a topic that takes payloads of its schemas only")

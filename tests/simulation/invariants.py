@@ -114,6 +114,8 @@ class Oracle:
         self._replaced: set[Any] = set()
         """The ids of deleted topics whose names belong to others now."""
         self.checked: Counter[str] = Counter()
+        self.letters_of: dict[TopicPartition, TopicPartition] = {}
+        """Partitions of dead letters, and whose these are."""
         self._shadows: dict[int, Shadow] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._states: dict[str, tuple[int, Any]] = {}
@@ -505,7 +507,8 @@ class Oracle:
             transaction = self.sent.get(value, (tp, None))[1]
             if transaction is not None:
                 found[transaction] = None
-            if self.sent.get(value, (None, None))[0] != tp:
+            sent_to = self.sent.get(value, (None, None))[0]
+            if sent_to is None or sent_to not in (tp, self.letters_of.get(tp)):
                 self.violate(f"{client} read {value} in {tp}, where it was never sent")
             elif tp.topic in self.once:
                 self._stands_once(value, position_of(value, batches))

@@ -19,6 +19,7 @@ from fleetlog.brokers.controller import elections, plans
 from fleetlog.brokers.controller.move_commands import RemainingReplicas
 from fleetlog.brokers.controller.writes import StateWrites
 from fleetlog.brokers.coordinators.pending import LEADERSHIP_LOST
+from fleetlog.brokers.coordinators.schema_letters import Said, SchemaLetters
 from fleetlog.brokers.coordinators.shard_host import ShardHost
 from fleetlog.brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from fleetlog.brokers.groups.consumer import group as consumer_group
@@ -417,9 +418,21 @@ def _forgets_epochs_before(original: Any, self: Any, now: Any) -> Any:
 _judged = Door._judged
 
 
-def _takes_what_nobody_judged(self, question, payload, judging, explain):
-    judged = _judged(self, question, payload, judging, explain)
-    return None if judging is not None and judging.verdict is not None and judging.verdict.why else judged
+def _takes_what_nobody_judged(self, question, payload, judging):
+    judged = _judged(self, question, payload, judging)
+    return {} if judging is not None and judging.verdict is not None and judging.verdict.why else judged
+
+
+async def _buries_without_letters(original: Any, self: Any, partition: Any, bad: Any, asked: Any, guard: Any) -> Said:
+    said = await original(self, partition, bad, asked, guard)
+    return Said() if said.error is ErrorCode.NOT_ENOUGH_REPLICAS else said
+
+
+async def _answers_before_it_is_there(self: Any, tp: Any, within: Any, batch: bytes) -> Said:
+    partition, error = self._replicas.leader(tp)
+    if partition is None:
+        return Said(error)
+    return Said(partition.append(bytearray(batch), acks=1, origin=Origin.COORDINATOR).error)
 
 
 def _takes_any_driver(original: Any, shard: Any, sink_id: str, producer: Any) -> Any:
@@ -660,8 +673,10 @@ MUTATIONS = (
         instead(Door.passing, lambda self, batches: len(batches)), instead(Door.check, lambda self, payloads, headers, explain, judging=None: None),
     ), 0, CHECKS),
     Mutation("a process that ended has no objection", (instead(Door._judged, _takes_what_nobody_judged),), 0, CHECKS),
-    Mutation("a batch does not wait for its verdict", (instead(Door._judged, lambda self, question, payload, judging, explain: None),), 0, CHECKS),
+    Mutation("a batch does not wait for its verdict", (instead(Door._judged, lambda self, question, payload, judging: {}),), 0, CHECKS),
     Mutation("what is not known yet is refused for good", (instead(KnownSchemas.lacks, lambda self, want, number: True),), 0, CHECKS),
+    Mutation("what gets no dead letter is left out all the same", (instead(SchemaLetters.bury, _buries_without_letters),), 0, CHECKS),
+    Mutation("a batch is appended while its dead letters are written", (instead(SchemaLetters.take, _answers_before_it_is_there),), 150, CHECKS),
     # ---- ZooKeeper's older copies
     Mutation("brokers follow a ZooKeeper that is older than what they have seen", (
         instead(marks.lower, lambda seen, found: None),

@@ -222,7 +222,7 @@ class World:
         self.registrar = Registrar(self, "registrar") if logins else None
         self.repeating = repeating.writers(self) if later(REPEATS) else []
         self.trims = later(TRIMS)
-        self.checking = checking.clients(self) if later(CHECKS) else None
+        self.checking = checking.Checking(self) if later(CHECKS) else None
         self.spreading = spreading.clients(self) if later(SPREADS) else []
         self.renewing = renewing.clients(self) if later(RENEWS) else []
         self.rebalancing = rebalancing.clients(self) if rebalances else []
@@ -345,9 +345,10 @@ class World:
             return
         if self.fleet.invisible:
             self.oracle.violate(f"waited in vain for their registrations: {self.fleet.invisible}")
+        letters = shown.pop(checking.LETTERS, [])
         self.oracle.check_all(shown)
         if self.checking is not None:
-            checking.check(self, self.checking[0], shown[checking.CHECKED])
+            checking.check(self, self.checking, shown[checking.CHECKED], letters)
         self.oracle.check_shadows()
         self._same_everywhere()
         if self.table is not None:
@@ -366,11 +367,11 @@ class World:
                 clients.append((trimmer, trimmer.trim()))
             partitions.append(repeating.TP)
         if self.checking is not None:
-            for tp, settings in ((checking.SCHEMAS, checking.SCHEMAS_SETTINGS), (checking.CHECKED, checking.SETTINGS)):
+            for tp, settings in self.checking.topics.items():
                 await admin.run(admin.create(tp.topic, 1, 3, settings))
-            registrar, writers = self.checking
-            clients += [(registrar, registrar.register()), *((writer, writer.write()) for writer in writers)]
-            partitions.append(checking.CHECKED)
+            clients.append((self.checking.registrar, self.checking.registrar.register()))
+            clients += [(writer, writer.write()) for writer in self.checking.writers]
+            partitions += [tp for tp in self.checking.topics if tp != checking.SCHEMAS]
         if self.spreading:
             await admin.run(admin.create(spreading.WIDE, len(spreading.PARTITIONS), 3, spreading.SETTINGS))
             clients += self.spreading
