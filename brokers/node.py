@@ -317,9 +317,6 @@ class Node:
             )
             self._audit_writer = writer
         self._follow_schemas(self.services, logs)
-        self.services.schema_letters = SchemaLetters(
-            config.broker_id, metadata, peers, transactions, replicas, clock, self._metrics.dead_letters
-        )
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
@@ -328,7 +325,7 @@ class Node:
         return self.services
 
     def _share(self, services: Services, peers: PeersPort) -> None:
-        """Ready for share groups (KIP-932)."""
+        """Ready for share groups (KIP-932) and for dead letters."""
         broker_id, metadata, replicas = self.config.broker_id, services.metadata, services.replicas
         transactions, runtime, create = services.transactions, services.share_states, services.controller.auto_create
         assert runtime is not None, "it was built"
@@ -338,6 +335,9 @@ class Node:
             broker_id, metadata, peers, transactions, replicas, states, create, services.clock,
             self._metrics.dead_letters,
         )  # fmt: skip
+        services.schema_letters = SchemaLetters(
+            broker_id, metadata, peers, transactions, replicas, services.clock, self._metrics.dead_letters
+        )
         services.share_offsets = offsets
         services.share_partitions = SharePartitions(
             states, services.timers, services.clock, letters, offsets.subscribed, self._metrics.early_deliveries

@@ -13,7 +13,7 @@ from fleetlog.brokers.acls.access import CLUSTER_ACTION_CLUSTER
 from fleetlog.brokers.api.base import Context, Done, Outcome, Paced, in_slices, in_task
 from fleetlog.brokers.api.changes import changes_of_brokers
 from fleetlog.brokers.api.rows import Cost, Recorded, Row
-from fleetlog.brokers.coordinators.schema_letters import Within
+from fleetlog.brokers.coordinators.share_states import Within
 from fleetlog.brokers.model import TopicPartition
 from fleetlog.brokers.replication import ends
 from fleetlog.brokers.replication.accepted import ToldPart, own_accepted
@@ -128,7 +128,7 @@ async def handle_write_letters(request: WriteLettersRequest, context: Context) -
     assert letters is not None, "it was built"
     within = None
     if request.transactional_id is not None:
-        within = Within(request.transactional_id, request.producer_id, request.producer_epoch)
+        within = Within(request.transactional_id, (request.producer_id, request.producer_epoch))
     tp = TopicPartition(request.topic_name, request.partition_index)
     error, message = await letters.take(tp, within, bytes(request.records))
     return Done(kind(version=0, error_code=int(error), error_message=message))

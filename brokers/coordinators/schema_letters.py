@@ -18,6 +18,7 @@ from fleetlog._native.batch import HEADER_SIZE, Record, decode_records, encode_b
 from fleetlog._native.compact import leave_out
 from fleetlog.brokers.coordinators.dead_letters import HEADERS, REASON, letter_bytes, refusal_of
 from fleetlog.brokers.coordinators.shard_host import TRANSACTIONAL
+from fleetlog.brokers.coordinators.share_states import Within
 from fleetlog.brokers.coordinators.transactions.verification import admit
 from fleetlog.brokers.log import Origin
 from fleetlog.brokers.log.door import BadRecords
@@ -25,7 +26,7 @@ from fleetlog.brokers.log.producers.entries import MAX_SEQUENCE, add_sequence
 from fleetlog.brokers.model import Clock, TopicPartition
 from fleetlog.brokers.peers.calls import PeersPort, PeerUnavailable
 from fleetlog.txn.verification import Ask, Question, client_error
-from fleetlog.wire import api_keys, messages
+from fleetlog.wire import messages
 from fleetlog.wire.errors import ErrorCode
 from fleetlog.wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
@@ -56,14 +57,6 @@ class Said(NamedTuple):
 
     error: ErrorCode = _NONE
     message: str | None = None
-
-
-class Within(NamedTuple):
-    """The transaction that letters belong to."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
 
 
 def letters_refusal(topic: str, metadata: MetadataCache) -> str | None:
@@ -143,11 +136,11 @@ class SchemaLetters:
         within = None
         if bad.header.is_transactional:
             assert asked is not None, "without a transactional id such a batch is refused"
-            within = Within(asked.transactional_id, bad.header.producer_id, bad.header.producer_epoch)
+            within = Within(asked.transactional_id, (bad.header.producer_id, bad.header.producer_epoch))
             added = await self._add(target, within)
             if added is not _NONE:
                 return Said(client_error(asked, added), added.name)
-            if not partition.log.producers.may_write(within.producer_id, within.producer_epoch, guard):
+            if not partition.log.producers.may_write(*within.producer, guard):
                 return Said(ErrorCode.INVALID_TXN_STATE, "the transaction has ended")
         for batch in _batches(letters, room, within):
             error, message = await self._write(target, within, batch)
@@ -161,7 +154,7 @@ class SchemaLetters:
 
         Producers before transactions version 2 keep theirs: whether it is still the same is asked of the log next.
         """
-        question = Question(*within, (target,), Ask.ADD, abortable=True)
+        question = Question(within.transactional_id, *within.producer, (target,), Ask.ADD, abortable=True)
         return (await self._transactions.verifier.ask(question))[target]
 
     async def _write(self, tp: TopicPartition, within: Within | None, batch: bytes) -> Said:
@@ -170,13 +163,14 @@ class SchemaLetters:
             return Said(ErrorCode.LEADER_NOT_AVAILABLE)
         if state.leader == self._broker_id:
             return await self.take(tp, within, batch)
-        name, producer_id, epoch = within or (None, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        request = messages.WriteLettersRequest(
+        name, (producer_id, epoch) = within or (None, (NO_PRODUCER_ID, NO_PRODUCER_EPOCH))
+        kind = messages.WriteLettersRequest
+        request = kind(
             version=0, topic_name=tp.topic, partition_index=tp.partition, transactional_id=name,
             producer_id=producer_id, producer_epoch=epoch, records=batch,
         )  # fmt: skip
         try:
-            answer = await self._peers.call(state.leader, api_keys.WRITE_LETTERS, 0, request, 2 * CALL_MS)
+            answer = await self._peers.call(state.leader, kind.API_KEY, 0, request, 2 * CALL_MS)
         except PeerUnavailable as problem:
             logger.info("dead letters for broker %d: %s", state.leader, problem)
             return Said(ErrorCode.NETWORK_EXCEPTION)
@@ -194,9 +188,8 @@ class SchemaLetters:
             return Said(ErrorCode.POLICY_VIOLATION, refused)
         guard: object | None = None
         if within is not None:
-            name, *producer = within
             admitted = await admit(
-                self._transactions.verifier.ask, self._clock, name, (producer[0], producer[1]),
+                self._transactions.verifier.ask, self._clock, within.transactional_id, within.producer,
                 {tp: (partition.log.producers, MAX_SEQUENCE)}, add=False,
             )  # fmt: skip
             error, guard = admitted[tp]
@@ -237,8 +230,5 @@ def _batches(letters: Sequence[Record], room: int, within: Within | None) -> Ite
 def _batch(letters: Sequence[Record], within: Within | None) -> bytes:
     if within is None:
         return bytes(encode_batch(letters))
-    return bytes(
-        encode_batch(
-            letters, attributes=TRANSACTIONAL, producer_id=within.producer_id, producer_epoch=within.producer_epoch
-        )
-    )
+    producer_id, epoch = within.producer
+    return bytes(encode_batch(letters, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=epoch))

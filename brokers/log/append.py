@@ -417,8 +417,7 @@ class Appender:
             if isinstance(outcome, Refusal):
                 return self.refused(outcome.error, outcome.message)
         places = [position for position, _, _ in checked.batches]
-        kept: Kept | None = None
-        whole = True
+        kept, whole = None, True
         if payloads is not None:
             sifted = self._sifted(buffer, places, headers, payloads, now_ms, terms)
             if isinstance(sifted, Rejected):

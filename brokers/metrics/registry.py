@@ -234,9 +234,7 @@ class Metrics:
         self.authentications: dict[tuple[str, str, str], int] = {}
         """By listener, mechanism and result: see :meth:`authenticated`."""
         self.dead_letters = self._counters(
-            "fleetlog_dead_letters",
-            "Dead letters that were written, of share groups and of checks of schemas, by reason.",
-            "reason",
+            "fleetlog_dead_letters", "Dead letters of share groups and checks of schemas, by reason.", "reason"
         )
         self.early_deliveries = self._counters("fleetlog_share_early_deliveries", EARLY_DELIVERIES).labels("")
         self.refused = self._counters(

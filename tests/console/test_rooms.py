@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
-FEATURES = ("share.version=2", "fleetlog.schema.version=2", "fleetlog.tiering.version=1")
+FEATURES = ("share.version=2", "fleetlog.tiering.version=1")
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 NOTE = {"name": "note", "type": "string", "default": "<none>"}
 LETTERS = "errors.deadletterqueue"

@@ -15,4 +15,4 @@ def test_what_has_no_schema_does_not_get_in(seed: int) -> None:
     report = World(seed, kinds=(CHECKS, "kill", "isolate", "cut", "power")).run()
     assert report.ok, story(report)
     assert report.checked["schemas taken"] > 0
-    assert report.checked["schemas refused"] > 0
+    assert report.checked["schemas refused"] + report.checked["letters"] > 0
