@@ -117,12 +117,15 @@ def test_what_comes_late_is_not_answered_with_what_changes() -> None:
 
 def test_members_that_join_at_once_do_not_ask_at_once_ever_after() -> None:
     driver, whole = Driver(), SETTINGS.heartbeat_interval_ms
+    assert send(driver, joining("first")).interval_ms == whole
     told = sorted(send(driver, joining(f"m{number}")).interval_ms for number in range(100))
     assert whole / 2 <= told[0] < 0.55 * whole
     assert 0.95 * whole < told[-1] <= whole
     assert max(after - before for before, after in itertools.pairwise(told)) < 0.1 * whole
     member = driver.shard.consumers["g"].members["m7"]
     assert send(driver, Beat("g", "m7", member.at.epoch)).interval_ms == whole
+    driver.advance(whole)
+    assert send(driver, joining("late")).interval_ms == whole, "the others have given up by then what it gets"
 
 
 def test_a_heartbeat_without_news_writes_nothing() -> None:

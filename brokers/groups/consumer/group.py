@@ -171,6 +171,8 @@ class ConsumerGroup:
     hashed_version: int | None = None
     """The version of the picture that ``hash`` is known to be right for."""
     assigned_ms: int | None = None
+    joined_ms: int | None = None
+    """When a member last joined."""
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -508,8 +510,11 @@ def consumer_heartbeat(
     tell = beat.full or beat.epoch != old.epoch or fresh or new.assigned.keys() != old.assigned.keys()
     assignment = tuple(sorted(new.assigned)) if tell else None
     interval_ms = settings.heartbeat_interval_ms
-    if beat.epoch == JOINS:  # members that join at once would ask at once ever after
-        interval_ms -= zlib.crc32(beat.member_id.encode()) % (interval_ms // 2 + 1)
+    if beat.epoch == JOINS:
+        before_ms, group.joined_ms = group.joined_ms, turn.now.mono_ms
+        if before_ms is not None and turn.now.mono_ms - before_ms < interval_ms:
+            # members that join at once would ask at once ever after; one alone waits as long as others may give up
+            interval_ms -= zlib.crc32(beat.member_id.encode()) % (interval_ms // 2 + 1)
     return turn.result(BeatAnswer(ErrorCode.NONE, None, beat.member_id, new.epoch, interval_ms, assignment))
 
 
