@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from fleetlog._native.batch import Record, encode_batch, scan
 from fleetlog.brokers.api import fetch_answers, produce
+from fleetlog.brokers.api.base import ClientConnection, Context
 from fleetlog.brokers.api.letter_topics import check_schema_letters
+from fleetlog.brokers.api.replicas import handle_write_letters
 from fleetlog.brokers.controller.requests import Refused, check_configs
 from fleetlog.brokers.coordinators.schema_letters import SchemaLetters
 from fleetlog.brokers.log.door import LETTERS_MAX, SchemaText, Table, Want, packed
@@ -18,6 +21,7 @@ from fleetlog.brokers.model import BrokerId
 from fleetlog.txn.verification import Ask, Question
 from fleetlog.wire.compression import ZSTD, compress
 from fleetlog.wire.errors import ErrorCode
+from fleetlog.wire.messages import WriteLettersRequest
 from fleetlog.wire.types import TopicPartition
 from tests.support.logs import content, open_log, records
 from tests.support.producing import TRANSACTIONAL, answer, request
@@ -308,6 +312,24 @@ def test_a_topic_that_drops_repeats_has_no_letters(case: Case) -> None:
     overrides = {"fleetlog.schema.invalid": "dlq:dlq.checked", "fleetlog.dedup": "source"}
     with pytest.raises(Refused, match=r"not possible with fleetlog\.dedup"):
         check_configs(overrides, case.stage.config.topic_defaults())
+
+
+def test_letters_of_other_leaders_are_taken_from_brokers_alone(case: Case) -> None:
+    """WriteLetters, as a leader sends it to the leader of the letters' partition."""
+    rows = encode_batch([Record(0, case.stage.clock.wall_ms(), None, UNKNOWN, ())])
+
+    def told(listener: str, topic: str) -> tuple[int, str | None]:
+        context = Context(case.stage.services, ClientConnection(1, listener, "127.0.0.1"), 12022, 0, 1, "broker")
+        request = WriteLettersRequest(version=0, topic_name=topic, partition_index=0, records=rows)
+        outcome = asyncio.run(handle_write_letters(request, context).coroutine)
+        return outcome.response.error_code, outcome.response.error_message
+
+    assert told("CLIENTS", "dlq.checked") == (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, None)
+    assert told("PLAINTEXT", "dlq.nowhere") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+    assert told("PLAINTEXT", "checked") == (ErrorCode.POLICY_VIOLATION, ("its name does not begin with dlq."
+                                            " (errors.deadletterqueue.topic.name.prefix)"))  # fmt: skip
+    assert told("PLAINTEXT", "dlq.checked") == (OK, None)
+    assert [one.value for one in case.letters()] == [UNKNOWN]
 
 
 def test_without_its_setting_the_batch_is_refused_as_ever(case: Case) -> None:

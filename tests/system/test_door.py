@@ -44,15 +44,23 @@ def register(
     schema: str = ORDER,
     kind: str = "AVRO",
 ) -> None:
-    """As a registry writes it."""
+    """As a registry writes it; it makes the topic, too."""
     from confluent_kafka import Producer
 
+    if cluster.state("_schemas") is None:
+        cluster.create("_schemas", cleanup_policy="compact")
     key = {"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1}
     value = {"subject": subject, "version": version, "id": number, "schema": schema, "deleted": False}
     value |= {} if kind == "AVRO" else {"schemaType": kind}
     producer = Producer({"bootstrap.servers": cluster.alive})
     producer.produce("_schemas", None if gone else json.dumps(value), json.dumps(key))
     assert producer.flush(PATIENCE_S) == 0
+
+
+def in_sync(cluster: Cluster, *topics: str) -> None:
+    """Wait until all brokers are back, and each topic's first partition is on all of them."""
+    for topic in topics:
+        eventually(lambda topic=topic: len(cluster.state(topic).isrs), f"{topic} is in sync", good=PARTITIONS.__eq__)
 
 
 class Sender:
@@ -162,7 +170,7 @@ def test_payloads_are_checked_beside_the_leader_whoever_that_is(cluster: Cluster
     assert sender.errors == dict.fromkeys(bad, INVALID_RECORD)
     assert read(cluster, "json", 0) == good
     leader.start()
-    eventually(lambda: len(cluster.running) == PARTITIONS, "it is back")
+    in_sync(cluster, "_schemas")
 
 
 # ---- dead letters of what is not taken
@@ -220,8 +228,7 @@ def test_what_is_not_taken_becomes_dead_letters(cluster: Cluster) -> None:
             sender.send(good[0] + b"again")
             sender.finish()
             leader.start()
-            for topic in ("buried", "dlq.buried"):
-                eventually(lambda topic=topic: len(cluster.state(topic).isrs), f"{topic} is in sync", good=(3).__eq__)
+            in_sync(cluster, "_schemas", "buried", "dlq.buried")
     sender.finish()
     assert not sender.errors
     taken = read(cluster, "buried", 0)
@@ -319,7 +326,7 @@ def test_a_leader_of_the_schemas_that_is_killed_stops_nothing(cluster: Cluster) 
     sender.finish()
     assert not sender.errors
     leader.start()
-    eventually(lambda: len(cluster.running) == PARTITIONS, "it is back")
+    in_sync(cluster, "_schemas")
 
 
 def test_what_is_deleted_for_good_is_taken_no_longer(cluster: Cluster) -> None:
